@@ -1,0 +1,277 @@
+"""The one exception tree of tdserve. Imports nothing, so that every floor may raise from it.
+
+::
+
+    TDServeError                      never raised itself
+    ├── RequestError                  the caller asked wrongly; nothing changed
+    │   ├── InvalidSpecError          INVALID_ARGUMENT     store, reason
+    │   ├── InvalidRequestError       INVALID_ARGUMENT     argument, reason
+    │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual
+    │   ├── StoreNotFoundError        NOT_FOUND            name
+    │   ├── KeyNotFoundError          NOT_FOUND            store, key           also a KeyError
+    │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
+    │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
+    │   ├── WrongStateError           FAILED_PRECONDITION  state, event
+    │   ├── UnauthenticatedError      UNAUTHENTICATED      address
+    │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
+    ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
+    ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
+    ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
+    │   ├── ConnectError                                   address, reason
+    │   ├── PeerLostError                                  peer, reason
+    │   └── TransferAbortedError      ABORTED              transfer, reason
+    ├── ProtocolError                 INTERNAL             a peer or we broke the protocol book
+    │   ├── LocalProtocolError                             reason: our own bug
+    │   ├── RemoteProtocolError                            expected, received: the peer's bug
+    │   └── ProtocolVersionError      FAILED_PRECONDITION  address, expected, actual
+    ├── CorruptDataError              DATA_LOSS            path, expected, actual
+    ├── RootInUseError                FAILED_PRECONDITION  root, holder
+    └── ClosedError                   UNAVAILABLE          what
+        └── ForkedClientError                              what, pid
+
+Every class is built from keyword fields, renders its own message from them, survives pickling, and crosses the wire by
+``(class name, fields)``: see ``tdserve.control.status``. ``code`` is the gRPC status name. ``retryable`` says whether
+the same call may succeed later without being changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Union
+
+Field = Union[str, int, float, bool, None]
+"""What an error's field may hold, so that every error crosses the wire without pickle."""
+
+
+class TDServeError(Exception):
+    """Base of every exception that tdserve raises on purpose; never raised itself.
+
+    Attributes:
+        code: gRPC status name of this class.
+        retryable: Whether repeating the same call may succeed.
+        fields: The offending values, by name; also readable as attributes.
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+    template: ClassVar[str] = "{reason}"
+    defaults: ClassVar[dict[str, Field]] = {"reason": ""}
+
+    def __init__(self, **fields: Field) -> None:
+        unknown = fields.keys() - self.defaults.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
+        self.fields: dict[str, Field] = {**self.defaults, **fields}
+        super().__init__(self.template.format(**self.fields))
+
+    def __getattr__(self, name: str) -> Any:
+        fields: dict[str, Field] = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.fields))
+
+
+def _rebuild(cls: type[TDServeError], fields: dict[str, Field]) -> TDServeError:
+    return cls(**fields)
+
+
+class RequestError(TDServeError):
+    """The caller asked for something that cannot be; nothing was changed anywhere."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class InvalidSpecError(RequestError, ValueError):
+    """The structure contradicts itself or cannot be stored. Nothing was created."""
+
+    template = "invalid structure for store {store!r}: {reason}"
+    defaults = {"store": "", "reason": ""}
+
+
+class InvalidRequestError(RequestError, ValueError):
+    """An argument has a value that no call accepts. Nothing was changed."""
+
+    template = "invalid {argument}: {reason}"
+    defaults = {"argument": "", "reason": ""}
+
+
+class SpecMismatchError(RequestError, ValueError):
+    """A tensordict does not fit the store. Checked before the first byte: nothing was written."""
+
+    template = "store {store!r}, key {key!r}: expected {expected}, got {actual}"
+    defaults = {"store": "", "key": "", "expected": "", "actual": ""}
+
+
+class StoreNotFoundError(RequestError, LookupError):
+    """No store has this name (any more)."""
+
+    code = "NOT_FOUND"
+    template = "there is no store {name!r}; client.stores() lists what there is"
+    defaults = {"name": ""}
+
+
+class KeyNotFoundError(RequestError, KeyError):
+    """The store has no such key."""
+
+    code = "NOT_FOUND"
+    template = "store {store!r} has no key {key!r}; client.keys({store!r}) lists its keys"
+    defaults = {"store": "", "key": ""}
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return self.template.format(**self.fields)
+
+
+class StoreExistsError(RequestError):
+    """A store of this name exists, and the call did not say ``exists_ok=True``, or it differs from what was asked."""
+
+    code = "ALREADY_EXISTS"
+    template = "store {name!r} exists already: {reason}"
+    defaults = {"name": "", "reason": "pass exists_ok=True, delete it, or choose another name"}
+
+
+class SelectionError(RequestError, IndexError):
+    """An index selects what is not there. Nothing was read or written."""
+
+    code = "OUT_OF_RANGE"
+    template = "index {selection} does not fit: {reason}"
+    defaults = {"selection": "", "reason": ""}
+
+
+class WrongStateError(RequestError):
+    """The object is in a state that does not allow this; its state is unchanged."""
+
+    code = "FAILED_PRECONDITION"
+    template = "{event} is not possible while {state}"
+    defaults = {"state": "", "event": ""}
+
+
+class UnauthenticatedError(RequestError):
+    """The server asked for a token and got none, or a wrong one."""
+
+    code = "UNAUTHENTICATED"
+    template = "the server at {address} refused the token; pass token= (its --token-file holds it)"
+    defaults = {"address": ""}
+
+
+class NotSupportedError(RequestError, NotImplementedError):
+    """The thing exists, tdserve cannot do it (yet). Nothing was changed."""
+
+    code = "UNIMPLEMENTED"
+    template = "{feature} is not supported: {reason}"
+    defaults = {"feature": "", "reason": ""}
+
+
+class CapacityError(TDServeError):
+    """There is no room: on disk, in a buffer, or under a limit. Nothing was changed."""
+
+    code = "RESOURCE_EXHAUSTED"
+    retryable = True
+    template = "no room for {what}: asked {asked}, free {free}"
+    defaults = {"what": "", "asked": 0, "free": 0}
+
+
+class DeadlineExceededError(TDServeError, TimeoutError):
+    """The time of a call ran out. Reads changed nothing; a write may or may not have been stored, a retry stores it once."""
+
+    code = "DEADLINE_EXCEEDED"
+    retryable = True
+    template = "{what} did not happen within {timeout_s} s"
+    defaults = {"what": "", "timeout_s": 0.0}
+
+
+class TransportError(TDServeError):
+    """Bytes did not arrive. The session is closed; the next call opens a fresh one."""
+
+    code = "UNAVAILABLE"
+    retryable = True
+
+
+class ConnectError(TransportError, ConnectionError):
+    """No session could be opened. Nothing was sent."""
+
+    template = "no connection to {address}: {reason}"
+    defaults = {"address": "", "reason": ""}
+
+
+class PeerLostError(TransportError, ConnectionError):
+    """The other end went away during a call. A destination that was being filled is undefined."""
+
+    template = "lost {peer}: {reason}"
+    defaults = {"peer": "", "reason": ""}
+
+
+class TransferAbortedError(TransportError):
+    """A transfer was given up by one of its ends. A destination that was being filled is undefined."""
+
+    code = "ABORTED"
+    template = "transfer {transfer} was aborted: {reason}"
+    defaults = {"transfer": 0, "reason": ""}
+
+
+class ProtocolError(TDServeError):
+    """A message broke the protocol book (``proto/README.md``)."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process would have broken the protocol: a bug of tdserve."""
+
+    template = "bug in this process: {reason}"
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other end broke the protocol: a bug there, or not a tdserve peer."""
+
+    template = "the peer broke the protocol: expected {expected}, received {received}"
+    defaults = {"expected": "", "received": ""}
+
+
+class ProtocolVersionError(ProtocolError):
+    """Client and server speak different versions of the protocol."""
+
+    code = "FAILED_PRECONDITION"
+    template = "the server at {address} speaks protocol version {actual}, this client {expected}; install matching versions"
+    defaults = {"address": "", "expected": 0, "actual": 0}
+
+
+class CorruptDataError(TDServeError):
+    """Stored bytes are damaged; they are reported and never served."""
+
+    code = "DATA_LOSS"
+    template = "damaged data in {path}: expected {expected}, found {actual}"
+    defaults = {"path": "", "expected": "", "actual": ""}
+
+
+class RootInUseError(TDServeError):
+    """Another server owns this root folder."""
+
+    code = "FAILED_PRECONDITION"
+    template = "root {root} is in use by {holder}; stop it, or choose another root"
+    defaults = {"root": "", "holder": ""}
+
+
+class ClosedError(TDServeError):
+    """The object was closed before this call."""
+
+    code = "UNAVAILABLE"
+    template = "{what} is closed"
+    defaults = {"what": ""}
+
+
+class ForkedClientError(ClosedError):
+    """A client made before ``fork()`` was used in the child, where its threads and sockets do not live."""
+
+    template = "{what} was opened in process {pid} and this is its fork: call tdserve.connect() again in the child"
+    defaults = {"what": "", "pid": 0}
+
+
+def error_classes() -> dict[str, type[TDServeError]]:
+    """Every class of the tree by name, for the trip over the wire."""
+    found: dict[str, type[TDServeError]] = {}
+    todo = [TDServeError]
+    while todo:
+        cls = todo.pop()
+        found[cls.__name__] = cls
+        todo.extend(cls.__subclasses__())
+    return found
