@@ -1,0 +1,69 @@
+"""What one transfer moves: the spec of the selected content, and the columns that the service adds behind it.
+
+Pure; client, control and data worker compute the same from the same spec, so that nothing but bytes has to travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from tdserve.layout import Layout, Trailing
+from tdserve.selection import Selection
+from tdserve.spec.tree import Path, Spec
+
+INDEX_KEY = "index"
+GENERATION_KEY = "generation"
+
+RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
+"""Keys that the service adds to a sampled batch; a replay's rows may not have them at the root."""
+
+MISSING_GENERATION = -1
+"""In a sample's generation column: this row was overwritten while it was copied; its content is undefined."""
+
+
+class ReadStatus(IntEnum):
+    """First number of the status column that ends every read."""
+
+    WHOLE = 0
+    TORN = 1  # rows kept moving while they were copied: read again
+    FAILED = 2  # the content is undefined, a Failure follows on the session
+
+
+STATUS = Trailing("status", "int64", (8,))
+"""[ReadStatus, content version, 0...]: 64 bytes behind the content of every read."""
+
+
+def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:
+    """The structure of ``td[selection].select(*keys)`` for a tensordict of this spec; names of dimensions are lost.
+
+    Raises:
+        KeyNotFoundError: A key names nothing.
+        SelectionError: The index does not fit.
+    """
+    if keys:
+        spec = spec.select(keys, store=store)
+    if not selection.items:
+        return spec
+    batch_size = selection.canonical(spec.batch_size, store=store).result_batch_size(spec.batch_size)
+    return spec.with_batch(len(spec.batch_size), batch_size)
+
+
+def write_layout(spec: Spec) -> Layout:
+    """Content of a write: the leaves."""
+    return Layout.of(spec)
+
+
+def read_layout(spec: Spec) -> Layout:
+    """Content of a read: the leaves, then the status."""
+    return Layout.of(spec, (STATUS,))
+
+
+def rows_layout(spec: Spec, num_rows: int) -> Layout:
+    """Content of ``num_rows`` rows: the leaves, the rows' numbers and generations, then the status."""
+    rows = spec.with_rows(num_rows)
+    layout: Layout | None = rows.memo.get("rows_layout")
+    if layout is None:
+        columns = (Trailing(INDEX_KEY, "int64", (num_rows,)), Trailing(GENERATION_KEY, "int64", (num_rows,)), STATUS)
+        layout = rows.memo["rows_layout"] = Layout.of(rows, columns)
+    return layout

@@ -1,0 +1,157 @@
+"""Byte positions: where every tensor leaf of a spec lies in one flat buffer, and how that buffer is cut into messages.
+
+Both ends of a transfer compute the same layout from the same spec, so that no header travels with the bytes. Pure: no
+torch, no I/O. The rules are written down in ``proto/README.md`` §2.3 and §5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.tree import Path, Spec
+
+ALIGNMENT_BYTES = 64
+"""Every leaf starts at a multiple of this: one cache line, and enough for every dtype (complex128 needs 16)."""
+
+LARGE_LEAF_BYTES = 256 * 1024
+"""A leaf from this size on travels in messages of its own, so that both ends may use its memory directly."""
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""No message is longer: gloo reaches its full speed from 2 MiB on, and staging buffers stay near the cache."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One leaf's place in the flat buffer. ``offset`` and ``nbytes`` in bytes."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one index of the first dimension; the whole leaf when it has no dimension."""
+        return self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes ``[start, stop)`` of slot number ``slot``, lying ``offset`` bytes into their message."""
+
+    slot: int
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """Bytes ``[offset, offset + nbytes)`` of the flat buffer, sent as one; padding between parts is undefined."""
+
+    offset: int
+    nbytes: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Trailing:
+    """A column that a transfer adds behind the leaves (such as row numbers); it always travels in the last message."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All slots in order, and the length of the flat buffer that holds them.
+
+    Attributes:
+        slots: The leaves in the spec's canonical order, then the trailing columns (their path is ``(name,)``).
+        num_leaves: How many of the slots are leaves of the spec.
+        nbytes: Length of the flat buffer, a multiple of 64.
+    """
+
+    slots: tuple[Slot, ...]
+    num_leaves: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, spec: Spec, trailing: tuple[Trailing, ...] = ()) -> Layout:
+        """The layout of a spec; kept with the spec, since the same few structures move again and again."""
+        key = ("layout", trailing)
+        layout = spec.memo.get(key)
+        if layout is None:
+            layout = spec.memo[key] = _layout_of(spec, trailing)
+        return layout
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """The cut: large leaves alone in pieces of at most 4 MiB, runs of small ones together; covers every leaf once."""
+        messages: list[Message] = []
+        run: list[Part] = []
+        for number, slot in enumerate(self.slots):
+            is_trailing = number >= self.num_leaves
+            if slot.nbytes >= LARGE_LEAF_BYTES and not is_trailing:
+                _close_run(messages, run, self.slots)
+                messages.extend(_cut_large(number, slot))
+                continue
+            if run and _end(slot) - self.slots[run[0].slot].offset > MAX_MESSAGE_BYTES and not is_trailing:
+                _close_run(messages, run, self.slots)
+            if slot.nbytes:
+                start = self.slots[run[0].slot].offset if run else slot.offset
+                run.append(Part(number, 0, slot.nbytes, slot.offset - start))
+        _close_run(messages, run, self.slots)
+        return tuple(messages)
+
+    @cached_property
+    def message_nbytes(self) -> tuple[int, ...]:
+        """The length of each message, in order."""
+        return tuple(message.nbytes for message in self.messages)
+
+
+def _end(slot: Slot) -> int:
+    return slot.offset + slot.nbytes
+
+
+def align(nbytes: int) -> int:
+    """Rounds up to the alignment."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _layout_of(spec: Spec, trailing: tuple[Trailing, ...]) -> Layout:
+    slots: list[Slot] = []
+    offset = 0
+    columns: list[tuple[Path, str, Sequence[int]]] = [(path, leaf.dtype, leaf.shape) for path, leaf in spec.tensors]
+    columns += [((column.name,), column.dtype, column.shape) for column in trailing]
+    for path, dtype, shape in columns:
+        nbytes = ITEMSIZE[dtype] * prod(shape)
+        slots.append(Slot(path, dtype, tuple(shape), offset, nbytes))
+        offset = align(offset + nbytes)
+    return Layout(tuple(slots), len(spec.tensors), offset)
+
+
+def _close_run(messages: list[Message], run: list[Part], slots: tuple[Slot, ...]) -> None:
+    if run:
+        first, last = slots[run[0].slot], slots[run[-1].slot]
+        messages.append(Message(first.offset, _end(last) - first.offset, tuple(run)))
+    run.clear()
+
+
+def _cut_large(number: int, slot: Slot) -> list[Message]:
+    """Cuts one large leaf into pieces of about equal length, between rows where a row fits into a message."""
+    num_pieces = -(-slot.nbytes // MAX_MESSAGE_BYTES)
+    unit = slot.row_nbytes if slot.row_nbytes <= MAX_MESSAGE_BYTES else ALIGNMENT_BYTES
+    num_units = -(-slot.nbytes // unit)
+    units_per_piece = min(-(-num_units // num_pieces), max(1, MAX_MESSAGE_BYTES // unit))
+    step = units_per_piece * unit
+    return [
+        Message(slot.offset + start, min(step, slot.nbytes - start), (Part(number, start, min(start + step, slot.nbytes), 0),))
+        for start in range(0, slot.nbytes, step)
+    ]

@@ -1,0 +1,54 @@
+"""The protobuf form of a tree of nodes, and the fingerprint that both ends compute from it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from tdserve.spec.dtypes import WIRE
+from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.v1 import spec_pb2
+
+
+def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
+    """Fills ``message``, which must be empty, with ``node`` and everything below it.
+
+    Args:
+        node: The tree.
+        message: Where to.
+        is_sorted: True writes entries sorted by key (the fingerprint's order), False as they are (the wire's order).
+    """
+    message.batch_size.extend(node.batch_size)
+    if node.names is not None:
+        message.has_names = True
+        for name in node.names:
+            message.names.add(name=name)
+    if node.device is not None:
+        message.device = node.device
+    if node.tensorclass is not None:
+        message.tensorclass = node.tensorclass
+    # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
+    for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
+        if isinstance(entry, TensorLeaf):
+            leaf = message.entries.add(key=key).tensor
+            leaf.dtype = WIRE[entry.dtype]  # type: ignore[assignment]  # the stub wants the enum's wrapper, an int is one
+            leaf.shape.extend(entry.shape)
+        elif isinstance(entry, ValueLeaf):
+            value = message.entries.add(key=key).value
+            value.batch_size.extend(entry.batch_size)
+            value.per_row = entry.per_row
+        else:
+            child = message.entries.add(key=key).node
+            child.SetInParent()  # an empty message in a oneof would not be sent
+            write_node(entry, child, is_sorted=is_sorted)
+
+
+def fingerprint(root: Node) -> bytes:
+    """SHA-256 (32 bytes) of a tree, the same for every order of its entries."""
+    message = spec_pb2.Spec()
+    message.root.SetInParent()
+    write_node(root, message.root, is_sorted=True)
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+
+
+def _key(item: tuple[str, object]) -> str:
+    return item[0]

@@ -1,0 +1,133 @@
+"""Specs to and from protobuf. What comes in was written by a peer or a disk, so every field of it is checked."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from tdserve.errors import InvalidSpecError
+from tdserve.spec.canonical import write_node
+from tdserve.spec.dtypes import ITEMSIZE, NAMES
+from tdserve.spec.nodes import MAX_DEPTH, MAX_DIMS, MAX_NBYTES, DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.tree import Spec
+from tdserve.v1 import spec_pb2
+
+_DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(:\d{1,4})?")
+
+_MAX_CLASS_NAME = 1000
+"""Characters of "module.QualName"; only a bound, so that a peer cannot make us keep megabytes."""
+
+
+def encode(spec: Spec) -> spec_pb2.Spec:
+    """The message of a spec; entries in their own order.
+
+    Raises:
+        InvalidSpecError: A key is not valid unicode, so that protobuf cannot carry it. Nothing was changed.
+    """
+    message = spec_pb2.Spec()
+    message.root.SetInParent()
+    try:
+        write_node(spec.root, message.root, is_sorted=False)
+    except UnicodeEncodeError as error:
+        raise InvalidSpecError(reason=f"a key is not valid unicode: {error.object[:80]!r}") from None
+    return message
+
+
+def decode(message: spec_pb2.Spec) -> Spec:
+    """The spec of a message, equal to the encoded one (names, devices, tensorclasses and entry order included).
+
+    Raises:
+        InvalidSpecError: The message contradicts itself or is absurd; names the key. Nothing was changed.
+    """
+    if not message.HasField("root"):
+        raise InvalidSpecError(reason="the root is missing")
+    root = _node(message.root, (), ())
+    spec = Spec(root)
+    if spec.nbytes > MAX_NBYTES:
+        raise InvalidSpecError(reason=f"all leaves together have {spec.nbytes} bytes, more than {MAX_NBYTES}")
+    return spec
+
+
+def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
+    if len(path) >= MAX_DEPTH:
+        raise InvalidSpecError(reason=f"tensordicts are nested deeper than {MAX_DEPTH} levels at {_show(path)}")
+    batch_size = _shape(message.batch_size, path, parent, itemsize=1)
+    entries: dict[str, Entry] = {}
+    for entry in message.entries:
+        key = entry.key
+        if key in entries:
+            raise InvalidSpecError(reason=f"key {_show((*path, key))} appears twice")
+        entries[key] = _entry(entry, (*path, key), batch_size)
+    return Node(
+        batch_size=batch_size,
+        names=_names(message, path, len(batch_size)),
+        device=_device(message, path),
+        tensorclass=_tensorclass(message, path),
+        entries=tuple(entries.items()),
+    )
+
+
+def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> Entry:
+    kind = message.WhichOneof("kind")
+    if kind == "tensor":
+        dtype = NAMES.get(message.tensor.dtype)
+        if dtype is None:
+            raise InvalidSpecError(reason=f"key {_show(path)} has the unknown dtype number {message.tensor.dtype}")
+        return TensorLeaf(dtype, _shape(message.tensor.shape, path, batch_size, itemsize=ITEMSIZE[dtype]))
+    if kind == "value":
+        value = message.value
+        return ValueLeaf(_shape(value.batch_size, path, batch_size, itemsize=1), bool(value.per_row))
+    if kind == "node":
+        return _node(message.node, path, batch_size)
+    raise InvalidSpecError(reason=f"key {_show(path)} holds nothing that this version knows")
+
+
+def _shape(sizes: object, path: Path, parent: tuple[int, ...], *, itemsize: int) -> tuple[int, ...]:
+    shape: tuple[int, ...] = tuple(sizes)  # type: ignore[arg-type]  # a repeated field
+    if len(shape) > MAX_DIMS:
+        raise InvalidSpecError(reason=f"{_show(path)} has {len(shape)} dimensions, at most {MAX_DIMS} are possible")
+    if any(size < 0 for size in shape):
+        raise InvalidSpecError(reason=f"{_show(path)} has a negative size: {shape}")
+    if shape[: len(parent)] != parent:
+        raise InvalidSpecError(reason=f"{_show(path)} has shape {shape}, which does not start with batch size {parent}")
+    # zeros count as one: strides and batched shapes must not overflow either
+    if itemsize * math.prod(size or 1 for size in shape) > MAX_NBYTES:
+        raise InvalidSpecError(reason=f"{_show(path)} of shape {shape} has more than {MAX_NBYTES} bytes")
+    return shape
+
+
+def _names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None:
+    if not message.has_names:
+        if message.names:
+            raise InvalidSpecError(reason=f"{_show(path)} says it has no names, and has them")
+        return None
+    names = tuple(item.name if item.HasField("name") else None for item in message.names)
+    if len(names) != num_dims:
+        raise InvalidSpecError(reason=f"{_show(path)} has {len(names)} names for {num_dims} batch dimensions")
+    named = [name for name in names if name is not None]
+    if len(set(named)) != len(named):
+        raise InvalidSpecError(reason=f"{_show(path)} has the same name for two dimensions: {names}")
+    return names
+
+
+def _device(message: spec_pb2.Node, path: Path) -> str | None:
+    if not message.HasField("device"):
+        return None
+    if not _DEVICE.fullmatch(message.device):
+        raise InvalidSpecError(reason=f"{_show(path)} has the device {message.device[:80]!r}, which names none")
+    return message.device
+
+
+def _tensorclass(message: spec_pb2.Node, path: Path) -> str | None:
+    if not message.HasField("tensorclass"):
+        return None
+    if "." not in message.tensorclass or len(message.tensorclass) > _MAX_CLASS_NAME:
+        raise InvalidSpecError(
+            reason=f"{_show(path)} has the tensorclass {message.tensorclass[:80]!r}, not a class name"
+        )
+    return message.tensorclass
+
+
+def _show(path: Path) -> str:
+    text = repr(path) if path else "the root"
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,38 @@
+"""torch's dtypes by name, both ways; the names are those of ``dtypes.ITEMSIZE``."""
+
+from __future__ import annotations
+
+import torch
+
+from tdserve.errors import NotSupportedError
+from tdserve.spec.dtypes import ITEMSIZE
+
+TO_TORCH: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
+"""Name to dtype; an older torch may lack some of them."""
+
+FROM_TORCH: dict[torch.dtype, str] = {dtype: name for name, dtype in TO_TORCH.items()}
+"""Dtype to name."""
+
+
+def to_torch(name: str) -> torch.dtype:
+    """The dtype of a name.
+
+    Raises:
+        NotSupportedError: This torch has no such dtype. Nothing was changed.
+    """
+    dtype = TO_TORCH.get(name)
+    if dtype is None:
+        raise NotSupportedError(feature=f"dtype {name}", reason=f"torch {torch.__version__} does not have it")
+    return dtype
+
+
+def from_torch(dtype: torch.dtype) -> str:
+    """The name of a dtype.
+
+    Raises:
+        NotSupportedError: tdserve does not carry it (quantized and sub-byte types). Nothing was changed.
+    """
+    name = FROM_TORCH.get(dtype)
+    if name is None:
+        raise NotSupportedError(feature=f"dtype {dtype}", reason=f"tensors may have {', '.join(TO_TORCH)}")
+    return name

@@ -1,0 +1,283 @@
+"""A whole structure as a value: its parts by key, its changes of batch size, its fingerprint. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tdserve.errors import InvalidSpecError, KeyNotFoundError, SpecMismatchError
+from tdserve.spec.canonical import fingerprint
+from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+
+__all__ = ["DimNames", "Entry", "Node", "Path", "Spec", "TensorLeaf", "ValueLeaf", "check_matches", "quote", "show"]
+
+_MAX_KEPT_ROW_COUNTS = 256
+"""Specs kept by ``with_rows``: callers use a handful of batch sizes, an adversary must not fill the memory."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A structure. Equal specs have equal trees, entry order included; equal fingerprints ignore that order."""
+
+    root: Node
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Spec, (self.root,))  # what is cached stays behind
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """Batch size of the root."""
+        return self.root.batch_size
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """SHA-256, 32 bytes; the same for every order of entries."""
+        return fingerprint(self.root)
+
+    @cached_property
+    def tensors(self) -> tuple[tuple[Path, TensorLeaf], ...]:
+        """Every tensor leaf in canonical order: sorted by path."""
+        return tuple(sorted((path, leaf) for path, leaf in _walk(self.root, ()) if isinstance(leaf, TensorLeaf)))
+
+    @cached_property
+    def values(self) -> tuple[tuple[Path, ValueLeaf], ...]:
+        """Every non-tensor leaf in canonical order: sorted by path."""
+        return tuple(sorted((path, leaf) for path, leaf in _walk(self.root, ()) if isinstance(leaf, ValueLeaf)))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all tensor leaves, packed."""
+        return sum(leaf.nbytes for _, leaf in self.tensors)
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What others compute once per spec (layouts, build recipes), by a key of theirs; dies with the spec."""
+        return {}
+
+    def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
+        """The keys as ``TensorDict.keys`` lists them.
+
+        So: a key of the root as str, a nested one as tuple; the keys of a node before its own; non-tensor entries are
+        no leaves (tensordict's default ``is_leaf`` says so); sorted keys are compared joined by dots.
+        """
+        found = [
+            path[0] if len(path) == 1 else path
+            for path, entry in _walk(self.root, (), is_nested=include_nested)
+            if not leaves_only or isinstance(entry, TensorLeaf)
+        ]
+        return sorted(found, key=_joined) if sort else found
+
+    def find(self, path: Path, *, store: str = "") -> Entry:
+        """What lies at ``path``; the root for the empty path.
+
+        Raises:
+            KeyNotFoundError: There is nothing. ``store`` is only for its message.
+        """
+        entry: Entry = self.root
+        for key in path:
+            child = dict(entry.entries).get(key) if isinstance(entry, Node) else None
+            if child is None:
+                raise KeyNotFoundError(store=store, key=show(path))
+            entry = child
+        return entry
+
+    def select(self, paths: Sequence[Path], *, store: str = "") -> Spec:
+        """This spec with only the given entries, whole if they are nodes, and the nodes above them.
+
+        Raises:
+            KeyNotFoundError: A path names nothing. ``store`` is only for its message.
+        """
+        for path in paths:
+            self.find(path, store=store)
+        return Spec(_select(self.root, paths))
+
+    def with_batch(self, num_dims: int, batch_size: tuple[int, ...], names: DimNames | None = None) -> Spec:
+        """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf.
+
+        Args:
+            num_dims: How many dimensions of the root's batch size go.
+            batch_size: What comes in their place.
+            names: Of the new dimensions. None keeps the old names when as many dimensions come as go; otherwise the new
+                dimensions have none.
+
+        Raises:
+            InvalidSpecError: There are fewer batch dimensions, or the names do not fit.
+        """
+        if not 0 <= num_dims <= len(self.batch_size):
+            raise InvalidSpecError(reason=f"batch size {self.batch_size} has no {num_dims} dimensions to replace")
+        if names is not None and len(names) != len(batch_size):
+            raise InvalidSpecError(reason=f"{len(names)} names for batch dimensions {batch_size}")
+        return Spec(_rebatch(self.root, num_dims, tuple(batch_size), names))
+
+    def prepend(self, batch_size: tuple[int, ...]) -> Spec:
+        """This spec with more batch dimensions in front, unnamed."""
+        return self.with_batch(0, batch_size)
+
+    def with_rows(self, num_rows: int) -> Spec:
+        """This spec with another size of its first batch dimension; the same object for the same number.
+
+        Raises:
+            InvalidSpecError: There is no batch dimension.
+        """
+        kept = self._by_rows
+        spec = kept.get(num_rows)
+        if spec is None:
+            spec = self if self.batch_size[:1] == (num_rows,) else self.with_batch(1, (num_rows,))
+            if len(kept) >= _MAX_KEPT_ROW_COUNTS:
+                kept.clear()
+            kept[num_rows] = spec
+        return spec
+
+    def with_device(self, device: str | None) -> Spec:
+        """This spec with every node on ``device``, as ``TensorDict.to`` leaves it, or on none. Kept for next time."""
+        spec: Spec | None = self.memo.get(("device", device))
+        if spec is None:
+            spec = self.memo[("device", device)] = Spec(_redevice(self.root, device))
+        return spec
+
+    def with_values_per_row(self) -> Spec:
+        """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""
+        if not self.values:
+            return self
+        spec: Spec | None = self.memo.get("values per row")
+        if spec is None:
+            spec = self.memo["values per row"] = Spec(_per_row(self.root))
+        return spec
+
+    @cached_property
+    def _by_rows(self) -> dict[int, Spec]:
+        return {}
+
+
+def show(path: Path) -> str:
+    """A path as error messages show it: a key of the root bare, a nested one as its tuple."""
+    return path[0] if len(path) == 1 else repr(path)
+
+
+def quote(path: Path) -> str:
+    """A path inside of a sentence: quoted as Python would."""
+    return repr(path[0]) if len(path) == 1 else repr(path)
+
+
+def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
+    """Raises unless ``actual`` holds exactly what ``expected`` asks for.
+
+    What does not count: entry order, device, names of dimensions, and whether a non-tensor leaf holds one value for all
+    rows or one for each, which changes with every stacking and indexing.
+
+    Raises:
+        SpecMismatchError: Names the first key that differs, with both sides.
+    """
+    if expected is not actual:
+        _check_node(expected.root, actual.root, (), store)
+
+
+def _check_node(expected: Node, actual: Node, path: Path, store: str) -> None:
+    if expected.batch_size != actual.batch_size:
+        raise _mismatch(store, path, f"batch size {list(expected.batch_size)}", f"{list(actual.batch_size)}")
+    if expected.tensorclass != actual.tensorclass:
+        raise _mismatch(store, path, expected.tensorclass or "TensorDict", actual.tensorclass or "TensorDict")
+    if expected.entries == actual.entries:
+        return
+    theirs = dict(actual.entries)
+    for key, entry in expected.entries:
+        other = theirs.pop(key, None)
+        if other is None:
+            raise _mismatch(store, (*path, key), _describe(entry), "no such key")
+        if isinstance(entry, Node) and isinstance(other, Node):
+            _check_node(entry, other, (*path, key), store)
+        elif type(entry) is not type(other) or not _fits(entry, other):
+            raise _mismatch(store, (*path, key), _describe(entry), _describe(other))
+    for key, other in theirs.items():
+        raise _mismatch(store, (*path, key), "no such key", _describe(other))
+
+
+def _fits(expected: Entry, actual: Entry) -> bool:
+    if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
+        return expected.batch_size == actual.batch_size
+    return expected == actual
+
+
+def _mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatchError:
+    return SpecMismatchError(store=store, key=show(path) if path else "", expected=expected, actual=actual)
+
+
+def _describe(entry: Entry) -> str:
+    if isinstance(entry, TensorLeaf):
+        return f"{entry.dtype}{list(entry.shape)}"
+    if isinstance(entry, ValueLeaf):
+        return f"non-tensor{list(entry.batch_size)}"
+    return f"{entry.tensorclass or 'TensorDict'}{list(entry.batch_size)}"
+
+
+def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[Path, Entry]]:
+    for key, entry in node.entries:
+        if is_nested and isinstance(entry, Node):
+            yield from _walk(entry, (*path, key))
+        yield (*path, key), entry
+
+
+def _joined(key: str | Path) -> str:
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def _select(node: Node, paths: Sequence[Path]) -> Node:
+    below: dict[str, list[Path]] = {}
+    for path in paths:
+        if not path:
+            return node
+        below.setdefault(path[0], []).append(path[1:])
+    entries = tuple(
+        (key, _select(entry, below[key]) if isinstance(entry, Node) else entry)
+        for key, entry in node.entries
+        if key in below
+    )
+    return node._replace(entries=entries)
+
+
+def _rebatch(node: Node, num_dims: int, batch_size: tuple[int, ...], names: DimNames | None) -> Node:
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            entries.append((key, TensorLeaf(entry.dtype, batch_size + entry.shape[num_dims:])))
+        elif isinstance(entry, ValueLeaf):
+            entries.append((key, ValueLeaf(batch_size + entry.batch_size[num_dims:], entry.per_row)))
+        else:
+            entries.append((key, _rebatch(entry, num_dims, batch_size, names)))
+    return node._replace(
+        batch_size=batch_size + node.batch_size[num_dims:],
+        names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
+        entries=tuple(entries),
+    )
+
+
+def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, names: DimNames | None) -> DimNames | None:
+    everything = old if old is not None else (None,) * num_old
+    if names is None:
+        names = everything[:num_dims] if num_new == num_dims else (None,) * num_new
+    renamed = names + everything[num_dims:]
+    return renamed if any(name is not None for name in renamed) else None
+
+
+def _redevice(node: Node, device: str | None) -> Node:
+    entries = tuple(
+        (key, _redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries
+    )
+    return node._replace(device=device, entries=entries)
+
+
+def _per_row(node: Node) -> Node:
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            entries.append((key, _per_row(entry)))
+        elif isinstance(entry, ValueLeaf):
+            entries.append((key, ValueLeaf(entry.batch_size, per_row=bool(entry.batch_size))))
+        else:
+            entries.append((key, entry))
+    return node._replace(entries=tuple(entries))

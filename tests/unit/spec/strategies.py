@@ -1,0 +1,188 @@
+"""Any tensordict that tdserve carries, and what "equal in type, structure and value" means."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
+
+from tdserve.spec.torch_types import TO_TORCH
+
+RESERVED = ("_total_bytes", "cls", "leaves", "size", "shape", "device", "_type", "non_tensors", "cls_metadata", "data")
+ODD = ("", ".", "..", "a/b", "a.b", " ", "a b", "ä", "😀", "\x00", "__metadata__", "batch_size", "_tensordict")
+
+
+class Inner(TensorClass):
+    """A tensorclass inside of another."""
+
+    z: torch.Tensor
+    tag: str | None = None
+
+
+class Outer(TensorClass):
+    """A tensorclass with tensors, a value, a nested tensorclass and a nested tensordict; each may be missing."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    note: str | None = None
+    inner: Inner | None = None
+    rest: TensorDict | None = None
+
+
+text = st.text(max_size=6)
+keys = st.sampled_from(RESERVED + ODD) | st.text(st.characters(codec="utf-8"), max_size=6)
+any_text = st.text(st.characters(), max_size=6)  # surrogates too
+
+arrays = hnp.arrays(
+    dtype=st.one_of(
+        hnp.boolean_dtypes(),
+        hnp.integer_dtypes(endianness="?"),
+        hnp.unsigned_integer_dtypes(),
+        hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+        hnp.complex_number_dtypes(sizes=(64, 128)),
+        hnp.unicode_string_dtypes(max_len=4),
+        hnp.byte_string_dtypes(max_len=4),
+        hnp.datetime64_dtypes(),
+        hnp.timedelta64_dtypes(),
+    ),
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+)
+scalars = arrays.filter(lambda array: array.size > 0).map(lambda array: array.reshape(-1)[0])
+hashable = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=-(2**300), max_value=2**300),
+    st.floats(),
+    any_text,
+    st.binary(max_size=6),
+    any_text.map(np.str_),
+    st.binary(max_size=6).map(np.bytes_),
+)
+names_of_entries = hashable | st.tuples(hashable, hashable)
+values = st.recursive(
+    hashable | arrays | scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(names_of_entries, inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, batch_size: tuple[int, ...]) -> torch.Tensor:
+    """A leaf of any dtype with random bits (NaNs of every kind among them)."""
+    dtype = TO_TORCH[draw(st.sampled_from(sorted(TO_TORCH)))]
+    shape = batch_size + tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+    num = math.prod(shape)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).to(torch.bool)
+    bits = torch.randint(0, 256, (num * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+    return bits.view(dtype).reshape(shape) if num else torch.empty(shape, dtype=dtype)
+
+
+@st.composite
+def non_tensors(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
+    """One value for all rows, or one for each."""
+    if not batch_size or 0 in batch_size or draw(st.booleans()):
+        return NonTensorData(data=draw(values), batch_size=batch_size)
+    return NonTensorStack(*[_row(draw, batch_size[1:]) for _ in range(batch_size[0])])
+
+
+def _row(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
+    if not batch_size:
+        return NonTensorData(data=draw(values))
+    return NonTensorStack(*[_row(draw, batch_size[1:]) for _ in range(batch_size[0])])
+
+
+@st.composite
+def tensordicts(draw: st.DrawFn, depth: int = 2) -> Any:
+    """A TensorDict or Outer with nested ones below it, each with batch dimensions, names and a device of its own."""
+    batch_size = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+    names = draw(st.none() | st.just([*"ab"[: len(batch_size)]]))
+    return draw(_nested(batch_size, names, draw(st.sampled_from([None, "cpu"])), depth))
+
+
+@st.composite
+def _nested(draw: st.DrawFn, batch_size: tuple[int, ...], names: Any, device: str | None, depth: int) -> Any:
+    if draw(st.integers(0, 3)) == 0:
+        return draw(_outer(batch_size, names, device, depth))
+    td = TensorDict({}, batch_size=batch_size, names=names, device=device)
+    for key in draw(st.lists(keys, max_size=4, unique=True)):
+        kind = draw(st.sampled_from("ttvn" if depth else "ttv"))
+        if kind == "n":
+            more = tuple(draw(st.lists(st.integers(0, 2), max_size=1)))
+            below = None if names is None else [*names, *[f"c{depth}" for _ in more]]
+            td.set(
+                key, draw(_nested(batch_size + more, below, device or draw(st.sampled_from([None, "cpu"])), depth - 1))
+            )
+        else:
+            td.set(key, draw(tensors(batch_size) if kind == "t" else non_tensors(batch_size)))
+    return td
+
+
+@st.composite
+def _outer(draw: st.DrawFn, batch_size: tuple[int, ...], names: Any, device: str | None, depth: int) -> Any:
+    td: Any = TensorDict({"x": draw(tensors(batch_size))}, batch_size=batch_size, names=names, device=device)
+    if draw(st.booleans()):
+        td.set("note", NonTensorData(data=draw(text), batch_size=batch_size))
+    if draw(st.booleans()):
+        inner = TensorDict({"z": draw(tensors(batch_size))}, batch_size=batch_size, names=names, device=device)
+        td.set("inner", Inner.from_tensordict(inner))
+    if depth and draw(st.booleans()):
+        td.set("rest", draw(_nested(batch_size, names, device, depth - 1)))
+    return Outer.from_tensordict(td)
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Equal in type and content, down to the bits of floats and the order of dict keys."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    if isinstance(left, dict):
+        return same_value(list(left.items()), list(right.items()))
+    if type(left) is float:
+        return struct.pack("<d", left) == struct.pack("<d", right)
+    if isinstance(left, np.ndarray) or (isinstance(left, np.generic) and not isinstance(left, (str, bytes))):
+        return (left.dtype.str, left.shape, left.tobytes()) == (right.dtype.str, right.shape, right.tobytes())
+    if isinstance(left, (str, bytes)):  # NumPy's own comparison ignores trailing zeros
+        return left[:] == right[:] and len(left) == len(right)
+    return bool(left == right)
+
+
+def difference(left: Any, right: Any, where: str = "root") -> str | None:
+    """The first difference between two tensordicts, None when there is none."""
+    if type(left) is not type(right):
+        return f"{where}: {type(left)} against {type(right)}"
+    if isinstance(left, torch.Tensor):
+        is_equal = left.dtype == right.dtype and left.shape == right.shape and _bits(left).equal(_bits(right))
+        return None if is_equal else f"{where}: {left} against {right}"
+    outside = [(list(side.batch_size), list(side.names), side.device) for side in (left, right)]
+    if outside[0] != outside[1]:
+        return f"{where}: {outside}"
+    if isinstance(left, (NonTensorData, NonTensorStack)):
+        both = (left.data, right.data) if isinstance(left, NonTensorData) else (left.tolist(), right.tolist())
+        return None if same_value(*both) else f"{where}: {both}"
+    if list(left.keys()) != list(right.keys()):
+        return f"{where}: {list(left.keys())} against {list(right.keys())}"
+    found = (difference(_entry(left, key), _entry(right, key), f"{where}.{key!r}") for key in list(left.keys()))
+    return next((text for text in found if text), None)
+
+
+def _entry(td: Any, key: str) -> Any:
+    return (td if isinstance(td, TensorDict) else td._tensordict).get(key)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tdserve.errors import InvalidSpecError
+from tdserve.spec.codec import decode, encode
+from tdserve.spec.nodes import MAX_DEPTH
+from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
+from tdserve.v1 import spec_pb2
+
+INNER = Node((2, 0), None, None, None, ())
+SPEC = Spec(
+    Node(
+        (2,),
+        ("t",),
+        "cuda:0",
+        "module.Outer.Class",
+        (("z", TensorLeaf("complex32", (2, 3))), ("", INNER), ("n", INNER), ("v", ValueLeaf((2, 1), True))),
+    )
+)
+
+
+def test_spec_when_sent_then_comes_back_equal_with_its_order() -> None:
+    message = spec_pb2.Spec.FromString(encode(SPEC).SerializeToString())
+    assert decode(message) == SPEC
+    assert decode(message).fingerprint == SPEC.fingerprint
+
+
+def test_spec_when_empty_then_comes_back_equal() -> None:
+    spec = Spec(Node((), None, None, None, (("n", Node((), None, None, None, ())), ("v", ValueLeaf((), False)))))
+    assert decode(spec_pb2.Spec.FromString(encode(spec).SerializeToString())) == spec
+
+
+def test_encode_when_key_is_no_unicode_then_raises() -> None:
+    with pytest.raises(InvalidSpecError, match="ud800"):
+        encode(Spec(Node((), None, None, None, (("\ud800", TensorLeaf("bool", ())),))))
+
+
+Change = Callable[[spec_pb2.Node], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda root: root.batch_size.append(-1), "negative"),
+        (lambda root: root.entries[0].tensor.shape.append(-3), "negative"),
+        (lambda root: root.entries[0].tensor.shape.__setitem__(0, 5), "does not start with batch size"),
+        (lambda root: root.entries[0].tensor.ClearField("shape"), "does not start with batch size"),
+        (lambda root: root.entries[1].node.batch_size.__setitem__(0, 5), "does not start with batch size"),
+        (lambda root: root.entries[3].value.ClearField("batch_size"), "does not start with batch size"),
+        (lambda root: root.entries.add(key="z").tensor.shape.append(2), "'z'.* appears twice"),
+        (lambda root: root.entries.add(key="new"), "holds nothing"),
+        (lambda root: setattr(root.entries[0].tensor, "dtype", 0), "unknown dtype number 0"),
+        (lambda root: setattr(root.entries[0].tensor, "dtype", 999), "unknown dtype number 999"),
+        (lambda root: root.names.add(name="u"), "2 names for 1"),
+        (lambda root: setattr(root, "has_names", False), "no names, and has them"),
+        (lambda root: setattr(root, "device", "cuda:0; rm"), "device"),
+        (lambda root: setattr(root, "device", ""), "device"),
+        (lambda root: setattr(root, "tensorclass", "nothing"), "not a class name"),
+        (lambda root: setattr(root, "tensorclass", "m." + "C" * 2000), "not a class name"),
+        (lambda root: root.entries[0].tensor.shape.append(2**62), "bytes"),
+        (lambda root: root.entries[0].tensor.shape.extend([0, 2**62]), "bytes"),
+        (lambda root: root.entries[1].node.batch_size.extend([2**40, 2**40]), "bytes"),
+        (lambda root: root.entries[0].tensor.shape.extend([1] * 64), "dimensions"),
+    ],
+)
+def test_decode_when_message_contradicts_itself_then_says_how(change: Change, reason: str) -> None:
+    message = encode(SPEC)
+    change(message.root)
+    with pytest.raises(InvalidSpecError, match=reason):
+        decode(message)
+
+
+def test_decode_when_two_dimensions_have_one_name_then_raises() -> None:
+    message = encode(Spec(Node((2, 3), ("a", "a"), None, None, ())))
+    with pytest.raises(InvalidSpecError, match="same name"):
+        decode(message)
+
+
+def test_decode_when_leaves_together_are_absurd_then_raises() -> None:
+    leaf = TensorLeaf("uint8", (2**61,))
+    message = encode(Spec(Node((), None, None, None, tuple((key, leaf) for key in "abc"))))
+    with pytest.raises(InvalidSpecError, match="all leaves together"):
+        decode(message)
+
+
+def test_decode_when_root_is_missing_then_raises() -> None:
+    with pytest.raises(InvalidSpecError, match="root"):
+        decode(spec_pb2.Spec())
+
+
+@pytest.mark.parametrize(("depth", "is_accepted"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])
+def test_decode_when_deeply_nested_then_ends_at_the_limit(depth: int, is_accepted: bool) -> None:
+    node = Node((), None, None, None, ())
+    for _ in range(depth - 1):
+        node = Node((), None, None, None, (("n", node),))
+    message = spec_pb2.Spec.FromString(encode(Spec(node)).SerializeToString())
+    if is_accepted:
+        assert decode(message) == Spec(node)
+    else:
+        with pytest.raises(InvalidSpecError, match="nested deeper"):
+            decode(message)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_decode_when_bytes_are_hostile_then_raises_only_its_own_error(data: st.DataObject) -> None:
+    wire = bytearray(encode(SPEC).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
+    message = spec_pb2.Spec()
+    try:
+        message.ParseFromString(bytes(wire))
+    except Exception:  # noqa: BLE001 - protobuf's own refusal is not ours to test
+        return
+    try:
+        spec = decode(message)
+    except InvalidSpecError:
+        return
+    assert decode(encode(spec)) == spec
