@@ -1,0 +1,201 @@
+"""Settings, their defaults with reasons, and the only reader of the environment; it reads when asked, not at import."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from tdserve.errors import InvalidRequestError
+
+TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
+TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
+
+PROTOCOL_VERSION = 1
+"""Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
+
+DEFAULT_PORT = 7707
+
+DEFAULT_INLINE_BYTES = 32768
+"""Up to this size a payload in the gRPC message beats a second message over the data transport (design 2.3)."""
+
+_PREFIX = "TDSERVE_"
+_TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server is told at its start. Immutable: a change means a restart.
+
+    Attributes:
+        root: Folder that the server owns; made when it is not there.
+        host: Address to listen on. Loopback by default: nothing is reachable from outside unless asked for.
+        port: TCP port, 0 picks a free one.
+        num_workers: Data workers. 1 suits two cores; a worker keeps about one core busy while it moves bytes.
+        token_file: File whose content clients must send as bearer token; ``None`` asks for none.
+        insecure: Listen on other than loopback without a token, by explicit wish.
+        advertise: ``host`` or ``host:port`` that clients are told when it differs from the one listened on (NAT,
+            containers).
+        interface: Address of the interface for content; ``None`` takes the one that the client reached.
+        grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.
+        transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
+            garbage collection or swap storm, and is no default of minutes.
+        inline_bytes: Largest payload that rides inside a message.
+    """
+
+    root: str
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    num_workers: int = 1
+    token_file: str | None = None
+    insecure: bool = False
+    advertise: str | None = None
+    interface: str | None = None
+    grace_s: float = 10.0
+    transfer_timeout_s: float = 30.0
+    inline_bytes: int = DEFAULT_INLINE_BYTES
+
+    def validate(self) -> ServerConfig:
+        """Returns itself if a server may start with it.
+
+        Raises:
+            InvalidRequestError: Names the first setting that cannot be, or says that the host is open to others without
+                a token. Nothing was created or opened.
+        """
+        if not isinstance(self.root, str) or not self.root or "\0" in self.root:
+            raise InvalidRequestError(argument="root", reason=f"{self.root!r} names no folder")
+        if not self.host:
+            raise InvalidRequestError(argument="host", reason="is empty; 0.0.0.0 listens on every interface")
+        _check_int("port", self.port, low=0, high=65535)
+        _check_int("num_workers", self.num_workers, low=1, high=1024)
+        _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
+        _check_seconds("grace_s", self.grace_s)
+        _check_seconds("transfer_timeout_s", self.transfer_timeout_s)
+        if self.transfer_timeout_s == 0:
+            raise InvalidRequestError(argument="transfer_timeout_s", reason="0 s would abort every transfer")
+        if not self.is_loopback and self.token_file is None and not self.insecure:
+            remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
+            raise InvalidRequestError(argument="host", reason=f"{self.host!r} is reachable by others: {remedy}")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False  # another host name: what it resolves to is not ours to promise
+
+    def child_environment(self) -> dict[str, str]:
+        """The environment of a server process that ``from_env`` turns into these settings: this process's own, and them."""
+        said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
+        return {**os.environ, **ours}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
+        """Settings from ``TDSERVE_ROOT``, ``TDSERVE_PORT``, ...: one variable per field, upper case.
+
+        Args:
+            environ: The variables; ``None`` reads the process's own.
+            **given: Fields that were said explicitly, and win; ``None`` counts as not said.
+
+        Raises:
+            InvalidRequestError: A variable holds no such value, or nothing says the root. Not yet validated otherwise.
+        """
+        values: dict[str, Any] = {}
+        for entry in fields(cls):
+            value = given.pop(entry.name, None)
+            if value is None:
+                value = _from_variable(entry.name, _SERVER_PARSERS[entry.name], environ)
+            if value is not None:
+                values[entry.name] = value
+        if given:
+            raise InvalidRequestError(argument=sorted(given)[0], reason="is no setting of a server")
+        if "root" not in values:
+            raise InvalidRequestError(argument="root", reason="is not given, and TDSERVE_ROOT is not set")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Where a command-line client finds its server.
+
+    Attributes:
+        address: ``host:port``.
+        token: Bearer token, kept out of ``repr`` so that no log shows it; ``None`` sends none.
+        transport: How content travels.
+    """
+
+    address: str = f"127.0.0.1:{DEFAULT_PORT}"
+    token: str | None = field(default=None, repr=False)
+    transport: TransportName = "auto"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
+        """Settings from ``TDSERVE_ADDRESS``, ``TDSERVE_TOKEN`` and ``TDSERVE_TRANSPORT``.
+
+        Raises:
+            InvalidRequestError: The transport is none of ours.
+        """
+        values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def check_transport(name: str) -> TransportName:
+    """Returns ``name`` if it is the name of a transport.
+
+    Raises:
+        InvalidRequestError: With the names there are.
+    """
+    for known in TRANSPORTS:
+        if name == known:
+            return known
+    raise InvalidRequestError(argument="transport", reason=f"{name!r} is none of {', '.join(TRANSPORTS)}")
+
+
+def _check_int(name: str, value: int, *, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidRequestError(argument=name, reason=f"{value!r} is not a number of seconds, 0 or more")
+
+
+def _from_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
+    variable = _PREFIX + name.upper()
+    text = (os.environ if environ is None else environ).get(variable)
+    if text is None or text == "":  # an empty variable is how compose files say "not set"
+        return None
+    try:
+        return parse(text)
+    except (ValueError, KeyError) as fault:
+        raise InvalidRequestError(argument=variable, reason=f"{text!r} does not parse as {name}") from fault
+
+
+def _parse_bool(text: str) -> bool:
+    return _TRUE[text.lower()]
+
+
+_SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
+    "root": str,
+    "host": str,
+    "port": int,
+    "num_workers": int,
+    "token_file": str,
+    "insecure": _parse_bool,
+    "advertise": str,
+    "interface": str,
+    "grace_s": float,
+    "transfer_timeout_s": float,
+    "inline_bytes": int,
+}
+
+_CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {"address": str, "token": str, "transport": check_transport}

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from tdserve import config
+from tdserve.config import ClientConfig, ServerConfig
+from tdserve.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_validate_when_loopback_then_needs_no_token(host: str) -> None:
+    cfg = ServerConfig("data", host=host)
+    assert cfg.validate() is cfg
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.evil.org"])
+def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: str) -> None:
+    with pytest.raises(InvalidRequestError, match="insecure") as caught:
+        ServerConfig("data", host=host).validate()
+    assert caught.value.argument == "host"
+    ServerConfig("data", host=host, token_file="token").validate()
+    ServerConfig("data", host=host, insecure=True).validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("root", ""),
+        ("root", "a\0b"),
+        ("host", ""),
+        ("port", -1),
+        ("port", 65536),
+        ("port", True),
+        ("num_workers", 0),
+        ("inline_bytes", -1),
+        ("inline_bytes", 1 << 30),
+        ("grace_s", -1.0),
+        ("grace_s", math.nan),
+        ("transfer_timeout_s", 0.0),
+        ("transfer_timeout_s", math.inf),
+    ],
+)
+def test_validate_when_one_setting_cannot_be_then_names_it(name: str, value: Any) -> None:
+    cfg = dataclasses.replace(ServerConfig("data"), **{name: value})
+    with pytest.raises(InvalidRequestError) as caught:
+        cfg.validate()
+    assert caught.value.argument == name
+
+
+def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
+    expected: dict[str, Any] = {
+        "root": "/srv",
+        "host": "0.0.0.0",
+        "port": 1234,
+        "num_workers": 3,
+        "token_file": "/run/token",
+        "insecure": True,
+        "advertise": "here:99",
+        "interface": "10.0.0.7",
+        "grace_s": 1.5,
+        "transfer_timeout_s": 2.5,
+        "inline_bytes": 10,
+    }
+    environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
+    assert dataclasses.asdict(ServerConfig.from_env(environ)) == expected
+
+
+def test_from_env_when_a_field_is_given_then_it_wins_and_none_does_not() -> None:
+    environ = {"TDSERVE_ROOT": "/env", "TDSERVE_PORT": "1", "TDSERVE_HOST": ""}
+    cfg = ServerConfig.from_env(environ, root="/said", port=None)
+    assert (cfg.root, cfg.port, cfg.host) == ("/said", 1, "127.0.0.1")
+
+
+def test_from_env_when_port_zero_is_given_then_it_wins() -> None:
+    assert ServerConfig.from_env({"TDSERVE_PORT": "1"}, root="r", port=0).port == 0
+
+
+@pytest.mark.parametrize(("variable", "text"), [("PORT", "many"), ("INSECURE", "maybe"), ("GRACE_S", "x")])
+def test_from_env_when_a_value_does_not_parse_then_names_the_variable(variable: str, text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ServerConfig.from_env({f"TDSERVE_{variable}": text}, root="r")
+    assert caught.value.argument == f"TDSERVE_{variable}"
+
+
+def test_from_env_when_nothing_says_the_root_then_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="TDSERVE_ROOT"):
+        ServerConfig.from_env({})
+
+
+def test_from_env_when_a_setting_is_unknown_then_refused() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ServerConfig.from_env({}, root="r", prot=1)
+    assert caught.value.argument == "prot"
+
+
+def test_from_env_when_no_mapping_is_given_then_reads_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TDSERVE_ROOT", "/from/process")
+    assert ServerConfig.from_env().root == "/from/process"
+
+
+def test_client_from_env_when_set_then_used_and_token_stays_out_of_repr() -> None:
+    cfg = ClientConfig.from_env({"TDSERVE_ADDRESS": "a:1", "TDSERVE_TOKEN": "s3cret", "TDSERVE_TRANSPORT": "gloo"})
+    assert (cfg.address, cfg.token, cfg.transport) == ("a:1", "s3cret", "gloo")
+    assert "s3cret" not in repr(cfg)
+
+
+def test_client_from_env_when_unset_then_the_default_server() -> None:
+    assert ClientConfig.from_env({}) == ClientConfig("127.0.0.1:7707", None, "auto")
+
+
+def test_client_from_env_when_transport_is_unknown_then_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="carrier-pigeon"):
+        ClientConfig.from_env({"TDSERVE_TRANSPORT": "carrier-pigeon"})
+
+
+def test_parsers_when_compared_with_fields_then_none_is_missing() -> None:
+    assert list(config._SERVER_PARSERS) == [entry.name for entry in dataclasses.fields(ServerConfig)]
+    assert list(config._CLIENT_PARSERS) == [entry.name for entry in dataclasses.fields(ClientConfig)]
