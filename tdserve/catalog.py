@@ -1,0 +1,214 @@
+"""Which stores there are: their records, in memory and sorted by name. Writing them down is the caller's."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+
+StoreKind = Literal["tensordict", "replay", "weights"]
+
+MAX_PAGE_SIZE = 10_000
+"""Names of one page at most: with names of 200 bytes half of the 4 MiB that a gRPC message may have by default."""
+
+
+@dataclass(frozen=True)
+class StoreRecord:
+    """What the catalog knows of one store. What changes with every write is kept elsewhere.
+
+    Attributes:
+        name: Its key.
+        kind: How it is used.
+        uid: Of this incarnation; one that was deleted and created again has another.
+        fingerprint: Of the spec: tensordict as stored, replay of one row, weights empty before the first version.
+        num_rows: Rows of the mapping: first batch dimension or 1, capacity of a replay, 0 for weights.
+        capacity: Rows of a replay table, else 0.
+        nbytes: Of all tensors.
+        created_s: Seconds since the epoch.
+        settings: Of a replay table, canonical JSON, else "".
+        extra: Leaves that lie in ``extra/``, dotted.
+        loading: Created, but its first content is still under way: nobody else sees it, its name is taken.
+        version: Content version of a tensordict, raised by every write of the whole.
+    """
+
+    name: str
+    kind: StoreKind
+    uid: str
+    fingerprint: bytes = b""
+    num_rows: int = 0
+    capacity: int = 0
+    nbytes: int = 0
+    created_s: float = 0.0
+    settings: str = ""
+    extra: tuple[str, ...] = ()
+    loading: bool = False
+    version: int = 0
+
+    def to_bytes(self) -> bytes:
+        """The record for the disk: JSON, equal for equal records."""
+        values = {**dataclasses.asdict(self), "fingerprint": base64.b64encode(self.fingerprint).decode("ascii")}
+        # ASCII throughout: keys of leaves may be unicode that UTF-8 refuses
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StoreRecord:
+        """The record that :meth:`to_bytes` wrote.
+
+        Raises:
+            CorruptDataError: The bytes are no record.
+        """
+        try:
+            values = json.loads(data)
+            fingerprint = base64.b64decode(values["fingerprint"], validate=True)
+            record = cls(**{**values, "fingerprint": fingerprint, "extra": tuple(values["extra"])})
+        except (ValueError, TypeError, KeyError, RecursionError) as fault:
+            raise CorruptDataError(path="catalog", expected="a store record", actual=repr(data[:100])) from fault
+        for field in dataclasses.fields(cls):
+            value = getattr(record, field.name)
+            if not _fits(field.name, value):
+                raise CorruptDataError(path="catalog", expected=f"a record's {field.name}", actual=repr(value)[:100])
+        return record
+
+
+class Catalog:
+    """The records of all stores, by name.
+
+    Args:
+        records: Those that were written down.
+
+    Raises:
+        StoreExistsError: Two records have one name.
+    """
+
+    def __init__(self, records: Iterable[StoreRecord] = ()) -> None:
+        self._records: dict[str, StoreRecord] = {}
+        for record in records:
+            if record.name in self._records:
+                raise StoreExistsError(name=record.name, reason="two records have this name")
+            self._records[record.name] = record
+        self._visible = sorted(name for name, record in self._records.items() if not record.loading)
+
+    def __len__(self) -> int:
+        return len(self._visible)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._records and not self._records[str(name)].loading
+
+    def __iter__(self) -> Iterator[StoreRecord]:
+        """All records, loading ones too, in no order."""
+        return iter(tuple(self._records.values()))
+
+    def __repr__(self) -> str:
+        return f"<Catalog {len(self._visible)} stores, {len(self._records) - len(self._visible)} loading>"
+
+    def add(self, record: StoreRecord) -> None:
+        """Takes a store in.
+
+        Raises:
+            StoreExistsError: The name is taken, maybe by a store that is still loading. Nothing was changed.
+        """
+        present = self._records.get(record.name)
+        if present is not None:
+            raise StoreExistsError(name=record.name, **({"reason": "it is being created"} if present.loading else {}))
+        self._records[record.name] = record
+        if not record.loading:
+            insort(self._visible, record.name)
+
+    def replace(self, record: StoreRecord) -> None:
+        """Changes the record of a store; one that ends ``loading`` becomes visible.
+
+        Raises:
+            StoreNotFoundError: There is no such store, or it is another incarnation. Nothing was changed.
+        """
+        before = self._records.get(record.name)
+        if before is None or before.uid != record.uid:
+            raise StoreNotFoundError(name=record.name)
+        self._records[record.name] = record
+        if before.loading and not record.loading:
+            insort(self._visible, record.name)
+        elif record.loading and not before.loading:
+            del self._visible[bisect_left(self._visible, record.name)]
+
+    def remove(self, name: str) -> StoreRecord:
+        """Takes a store out, loading ones too, and returns its record.
+
+        Raises:
+            StoreNotFoundError: There is none. Nothing was changed.
+        """
+        record = self._records.pop(name, None)
+        if record is None:
+            raise StoreNotFoundError(name=name)
+        if not record.loading:
+            del self._visible[bisect_left(self._visible, name)]
+        return record
+
+    def get(self, name: str, *, with_loading: bool = False) -> StoreRecord:
+        """The record of a store.
+
+        Raises:
+            StoreNotFoundError: There is none, or it is loading and ``with_loading`` is not said.
+        """
+        record = self._records.get(name)
+        if record is None or (record.loading and not with_loading):
+            raise StoreNotFoundError(name=name)
+        return record
+
+    def page(self, prefix: str = "", *, after: str = "", size: int = 0) -> tuple[list[str], str]:
+        """A page of names, sorted by code point.
+
+        Args:
+            prefix: Names begin with it.
+            after: The last name of the page before; it need not exist any more. ``""`` begins.
+            size: Names at most; 0 is the most there may be, 10,000.
+
+        Returns:
+            Names, and the ``after`` of the next page; ``""`` when this was the last.
+
+        Raises:
+            InvalidRequestError: ``size`` is negative.
+        """
+        if size < 0:
+            raise InvalidRequestError(argument="page size", reason=f"{size} is negative")
+        size = min(size or MAX_PAGE_SIZE, MAX_PAGE_SIZE)
+        begin = bisect_left(self._visible, prefix)
+        end = _end_of_prefix(self._visible, prefix, begin)
+        if after:
+            begin = max(begin, bisect_right(self._visible, after))
+        names = self._visible[begin : min(begin + size, end)]
+        return names, names[-1] if names and begin + size < end else ""
+
+
+def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
+    """Why an existing store is not the one that was asked for with ``exists_ok``; ``None`` when it is."""
+    if existing.kind != asked.kind:
+        return f"it is a {existing.kind} store, asked is {asked.kind}"
+    if existing.kind != "weights" and existing.fingerprint != asked.fingerprint:
+        return "its structure differs"
+    if existing.capacity != asked.capacity:
+        return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
+    if existing.settings != asked.settings:
+        return f"its settings are {existing.settings}, asked are {asked.settings}"
+    return None
+
+
+def _end_of_prefix(names: list[str], prefix: str, begin: int) -> int:
+    """Where the names that begin with a prefix end: they stand together, so halving finds it."""
+    return bisect_left(names, True, lo=begin, key=lambda name: not name.startswith(prefix))
+
+
+def _fits(field: str, value: Any) -> bool:
+    if field == "kind":
+        return value in get_args(StoreKind)
+    if field == "extra":
+        return all(isinstance(part, str) for part in value)
+    if field in ("num_rows", "capacity", "nbytes", "version"):
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if field == "created_s":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, {"loading": bool, "fingerprint": bytes}.get(field, str))

@@ -1,0 +1,244 @@
+"""Which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of generations.
+
+A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
+silent, or a *hole*: given up half written, invisible, first in line for the next writer. Only the reservations kept
+here tell these three apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.replay.live_rows import Rows
+
+_NONE: Rows = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Reservation:
+    """Rows that one writer, and nobody else, may fill.
+
+    Attributes:
+        num: Counts reservations of this ring since its start or restart.
+        rows: Where row i of the content goes. Odd since the reservation, until the commit.
+        evicted: Those of ``rows`` that were live, and are no more.
+    """
+
+    num: int
+    rows: Rows
+    evicted: Rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Ring:
+    """Rows in a circle: the oldest are overwritten first, in the order in which they were reserved.
+
+    Holes are filled before the cursor goes on. A row that fills a hole lies among older ones and goes with them, so it
+    lives a little shorter than a full round.
+
+    Args:
+        capacity: Number of rows, at least 1.
+        generations: One int64 per row, written in place; the mapped file that readers look at.
+    """
+
+    def __init__(self, capacity: int, generations: Rows) -> None:
+        if capacity < 1:
+            raise InvalidRequestError(argument="capacity", reason=f"{capacity} is not at least 1")
+        if generations.shape != (capacity,) or generations.dtype != np.int64:
+            found = f"{generations.dtype} {list(generations.shape)}"
+            raise InvalidRequestError(argument="generations", reason=f"int64 [{capacity}] is needed, not {found}")
+        self.capacity = capacity
+        self.cursor = 0
+        self.inserts = 0
+        self._generations: Rows = np.asarray(generations)  # of a memmap its plain array: indexing is twice as fast
+        self._open: dict[int, Reservation] = {}
+        self._quarantined: dict[int, Reservation] = {}
+        self._holes: Rows = _NONE
+        self._num_live = 0
+        self._num_reserved = 0
+        self._next_num = 1
+
+    @classmethod
+    def restore(
+        cls,
+        capacity: int,
+        generations: Rows,
+        state: Mapping[str, int],
+        *,
+        now_reserved: Sequence[Rows] = (),
+    ) -> Ring:
+        """A ring as it was, from the generations and the state that were stored.
+
+        Args:
+            capacity: As at creation.
+            generations: The stored ones. Even ones above 0 are live, odd ones become holes.
+            state: From :meth:`state`; it may be some commits old.
+            now_reserved: Rows of writers not yet proved gone, one array per writer; what is odd of each is quarantined,
+                in this order in :attr:`quarantined`.
+
+        Raises:
+            CorruptDataError: A generation is negative, or the state contradicts the capacity.
+        """
+        ring = cls(capacity, generations)
+        ring.cursor, ring.inserts = state.get("cursor", 0), state.get("inserts", 0)
+        if not 0 <= ring.cursor < capacity or ring.inserts < 0:
+            raise CorruptDataError(
+                path="state of a ring", expected=f"a cursor below {capacity}", actual=str(dict(state))
+            )
+        if int(generations.min()) < 0:
+            raise CorruptDataError(path="generations", expected="no negative one", actual=str(int(generations.min())))
+        is_odd = (generations & 1).astype(np.bool_)
+        ring._num_live = int(np.count_nonzero(generations)) - int(np.count_nonzero(is_odd))
+        for rows in now_reserved:
+            kept = rows[is_odd[rows]]
+            is_odd[kept] = False
+            reservation = ring._register(kept, _NONE)
+            ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
+        ring._holes = np.flatnonzero(is_odd).astype(np.int64, copy=False)
+        return ring
+
+    def __len__(self) -> int:
+        return self._num_live
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ring {self._num_live} of {self.capacity} live, {self._num_reserved} reserved, "
+            f"{len(self._holes)} holes, cursor {self.cursor}>"
+        )
+
+    @property
+    def num_reserved(self) -> int:
+        """Rows that writers fill right now, or are held back from silent ones."""
+        return self._num_reserved
+
+    @property
+    def num_holes(self) -> int:
+        """Rows that were given up, and that the next writer gets."""
+        return len(self._holes)
+
+    @property
+    def quarantined(self) -> tuple[Reservation, ...]:
+        """Reservations of writers that are silent and not proved gone, oldest first."""
+        return tuple(self._quarantined.values())
+
+    def live_rows(self) -> Rows:
+        """Row numbers that may be read, sorted."""
+        generations = self._generations
+        return np.flatnonzero((generations > 0) & (generations & 1 == 0)).astype(np.int64, copy=False)
+
+    def state(self) -> dict[str, int]:
+        """What the generations do not tell and a restart needs."""
+        return {"cursor": self.cursor, "inserts": self.inserts}
+
+    def reserve(self, num_rows: int) -> Reservation | None:
+        """Takes rows for one writer and makes them invisible, before it may touch a byte of them.
+
+        Returns:
+            The rows, or ``None`` when so many are reserved by others that the caller must wait for them. Nothing was
+            changed then.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is below 1.
+            CapacityError: ``num_rows`` is above the capacity: waiting would not help.
+        """
+        if num_rows < 1:
+            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
+        if num_rows > self.capacity:
+            raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
+        if num_rows > self.capacity - self._num_reserved:
+            return None
+        holes, self._holes = self._holes[:num_rows], self._holes[num_rows:]
+        rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else _NONE
+        before = self._generations[rows]
+        evicted = rows[before > 0]
+        self._generations[rows] = before + 1
+        self._num_live -= len(evicted)
+        return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
+
+    def commit(self, reservation: Reservation) -> Rows:
+        """Makes the rows live, all of them at once to anyone who asks this object.
+
+        Returns:
+            Their new generations.
+
+        Raises:
+            WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
+        """
+        self._close(reservation, "commit")
+        committed: Rows = self._generations[reservation.rows] + 1
+        self._generations[reservation.rows] = committed
+        self._num_live += len(reservation)
+        self.inserts += len(reservation)
+        return committed
+
+    def abort(self, reservation: Reservation) -> None:
+        """Gives the rows up, for a writer that is proved gone or never began. They become holes.
+
+        Raises:
+            WrongStateError: The reservation is not open. Nothing was changed.
+        """
+        self._close(reservation, "abort")
+        self._holes = np.concatenate((self._holes, reservation.rows))
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """Holds the rows of a silent writer back from everyone, itself included: it may still write, not commit.
+
+        Raises:
+            WrongStateError: The reservation is not open. Nothing was changed.
+        """
+        self._close(reservation, "quarantine")
+        self._quarantined[reservation.num] = reservation
+        self._num_reserved += len(reservation)
+
+    def release(self, reservation: Reservation) -> None:
+        """Ends a quarantine: the writer is proved gone. Its rows become holes.
+
+        Raises:
+            WrongStateError: The reservation is not quarantined. Nothing was changed.
+        """
+        if self._quarantined.get(reservation.num) is not reservation:
+            raise WrongStateError(state="not quarantined", event=f"release of reservation {reservation.num}")
+        del self._quarantined[reservation.num]
+        self._num_reserved -= len(reservation)
+        self._holes = np.concatenate((self._holes, reservation.rows))
+
+    def _register(self, rows: Rows, evicted: Rows) -> Reservation:
+        reservation = Reservation(self._next_num, rows, evicted)
+        self._next_num += 1
+        self._open[reservation.num] = reservation
+        self._num_reserved += len(rows)
+        return reservation
+
+    def _close(self, reservation: Reservation, event: str) -> None:
+        if self._open.get(reservation.num) is not reservation:
+            state = "quarantined" if reservation.num in self._quarantined else "closed"
+            raise WrongStateError(state=state, event=f"{event} of reservation {reservation.num}")
+        del self._open[reservation.num]
+        self._num_reserved -= len(reservation)
+
+    def _advance(self, num_rows: int) -> Rows:
+        """The next rows from the cursor that nobody holds; the caller took all holes and knows there are enough."""
+        start = self.cursor
+        end = start + num_rows
+        if end <= self.capacity and not (self._generations[start:end] & 1).any():
+            self.cursor = end % self.capacity
+            return np.arange(start, end)
+        found: list[Rows] = []
+        missing = num_rows
+        step = num_rows
+        while missing:
+            # Doubling steps: a long stretch of reserved rows costs a few passes, not one per row.
+            end = min(start + step, self.capacity)
+            free = np.flatnonzero(self._generations[start:end] & 1 == 0)[:missing] + start
+            found.append(free)
+            missing -= len(free)
+            start = (int(free[-1]) + 1 if not missing else end) % self.capacity
+            step = max(step * 2, 1024)
+        self.cursor = start
+        return np.concatenate(found)

@@ -1,0 +1,269 @@
+"""Which versions of published weights exist, who reads them, and which file may be written again. Touches no file.
+
+A version's life: begun -> committed (kept, readable) -> retired (beyond the last K) -> pooled once nobody reads it ->
+recycled as the file of a later version, or dropped. Version numbers only grow and are never used twice.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateError
+
+DEFAULT_KEEP = 2
+"""The newest, and the one before it for readers that are still at it when the newest appears."""
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """One committed version.
+
+    Attributes:
+        version: From 1 upwards.
+        nbytes: Of its tensors.
+        created_s: When it became visible, seconds since the epoch.
+        metadata: The publisher's, opaque.
+        fingerprint: Of its structure; a file is recycled only for an equal one.
+    """
+
+    version: int
+    nbytes: int
+    created_s: float
+    metadata: bytes
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Publishing:
+    """A version that is being written.
+
+    Attributes:
+        version: Its number; no other version will have it, even if this one is aborted.
+        recycles: Retired version whose file becomes this one's, or ``None`` for a fresh file.
+        fingerprint: Of its structure.
+        drops: Versions whose files the caller deletes: pooled ones of another structure.
+    """
+
+    version: int
+    recycles: int | None
+    fingerprint: bytes
+    drops: tuple[int, ...]
+
+
+class Versions:
+    """Decides for one weights store.
+
+    With no reader at hand, every publish from number ``keep + 2`` on recycles a file. Methods that return *drops*
+    name versions whose files, if there are any, the caller deletes.
+
+    Args:
+        keep: Committed versions that stay readable, at least 1.
+    """
+
+    def __init__(self, keep: int = DEFAULT_KEEP) -> None:
+        self._keep = _checked_keep(keep)
+        self._last_begun = 0
+        self._open: dict[int, Publishing] = {}
+        self._kept: dict[int, VersionRecord] = {}  # ascending by version
+        self._held: dict[int, bytes] = {}  # retired, still read: fingerprint
+        self._pool: dict[int, bytes] = {}  # retired, free: fingerprint, longest retired first
+        self._num_readers: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Versions {list(self._kept)} kept, {list(self._held)} held by readers, {list(self._pool)} to recycle>"
+
+    @property
+    def keep(self) -> int:
+        """Committed versions that stay readable."""
+        return self._keep
+
+    @property
+    def newest(self) -> VersionRecord | None:
+        """The version with the highest number that is committed, ``None`` before the first."""
+        return self._kept[next(reversed(self._kept))] if self._kept else None
+
+    @property
+    def kept(self) -> tuple[VersionRecord, ...]:
+        """Readable versions, ascending."""
+        return tuple(self._kept.values())
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """Every version that has a file now or may get one; after a crash the caller deletes all others."""
+        begun = [number for each in self._open.values() for number in (each.version, each.recycles) if number]
+        return tuple(sorted({*self._kept, *self._held, *self._pool, *begun}))
+
+    def num_readers(self, version: int) -> int:
+        """Readers that acquired the version and did not release it."""
+        return self._num_readers.get(version, 0)
+
+    def begin(self, *, fingerprint: bytes) -> Publishing:
+        """Begins a version. Its number is taken from now on: write the state down before the file."""
+        self._last_begun += 1
+        recycles = next((version for version, has in self._pool.items() if has == fingerprint), None)
+        if recycles is not None:
+            del self._pool[recycles]
+        # A changed structure seldom changes back: what cannot be recycled now only fills the disk.
+        drops = tuple(version for version, has in self._pool.items() if has != fingerprint)
+        for version in drops:
+            del self._pool[version]
+        publishing = Publishing(self._last_begun, recycles, fingerprint, drops)
+        self._open[publishing.version] = publishing
+        return publishing
+
+    def commit(self, publishing: Publishing, now_s: float, *, nbytes: int, metadata: bytes = b"") -> tuple[int, ...]:
+        """Makes a version readable and retires those beyond the last K.
+
+        Of two that are written at once the one begun later is the newer, whichever is committed first.
+
+        Returns:
+            Drops.
+
+        Raises:
+            WrongStateError: It was committed or aborted before. Nothing was changed.
+        """
+        self._close(publishing, "commit")
+        version = publishing.version
+        self._kept[version] = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint)
+        self._kept = dict(sorted(self._kept.items()))
+        return self._retire()
+
+    def abort(self, publishing: Publishing) -> tuple[int, ...]:
+        """Gives a version up; its number stays used.
+
+        Returns:
+            Drops: the version itself, and the one it recycled, whose file may or may not have been renamed yet.
+
+        Raises:
+            WrongStateError: It was committed or aborted before. Nothing was changed.
+        """
+        self._close(publishing, "abort")
+        return tuple(number for number in (publishing.version, publishing.recycles) if number is not None)
+
+    def set_keep(self, keep: int) -> tuple[int, ...]:
+        """Changes how many versions stay readable.
+
+        Returns:
+            Drops.
+
+        Raises:
+            InvalidRequestError: ``keep`` is below 1. Nothing was changed.
+        """
+        self._keep = _checked_keep(keep)
+        return self._retire()
+
+    def get(self, version: int) -> VersionRecord:
+        """A readable version.
+
+        Raises:
+            InvalidRequestError: It is not kept (any more), or was never committed.
+        """
+        record = self._kept.get(version)
+        if record is None:
+            kept = ", ".join(map(str, self._kept)) or "none"
+            raise InvalidRequestError(argument="version", reason=f"{version} is not kept; kept now: {kept}")
+        return record
+
+    def acquire(self, version: int) -> VersionRecord:
+        """As :meth:`get`, and keeps its file as it is until :meth:`release`."""
+        record = self.get(version)
+        self._num_readers[version] = self._num_readers.get(version, 0) + 1
+        return record
+
+    def release(self, version: int) -> tuple[int, ...]:
+        """Ends what one :meth:`acquire` began.
+
+        Returns:
+            Drops.
+
+        Raises:
+            WrongStateError: Nobody reads this version. Nothing was changed.
+        """
+        if not self._num_readers.get(version):
+            raise WrongStateError(state="read by nobody", event=f"release of version {version}")
+        self._num_readers[version] -= 1
+        if self._num_readers[version]:
+            return ()
+        del self._num_readers[version]
+        if version not in self._held:
+            return ()
+        self._pool[version] = self._held.pop(version)
+        return self._trim()
+
+    def state(self) -> dict[str, Any]:
+        """All that a restart needs, as JSON knows it."""
+        free = {**self._held, **self._pool}
+        return {
+            "keep": self._keep,
+            "last_begun": self._last_begun,
+            "kept": [
+                [record.version, record.nbytes, record.created_s, _text(record.metadata), _text(record.fingerprint)]
+                for record in self._kept.values()
+            ],
+            "free": [[version, _text(fingerprint)] for version, fingerprint in free.items()],
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Versions:
+        """Versions as they were. Readers are gone with the server; what was begun and not committed never was.
+
+        After a crash between a renaming and the writing of the state a file to recycle may be missing: then a fresh
+        one takes its place. Files of no version in :attr:`files` are left over and can go.
+
+        Raises:
+            CorruptDataError: The state is none of :meth:`state`.
+        """
+        try:
+            versions = cls(state["keep"])
+            versions._last_begun = int(state["last_begun"])
+            for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
+                record = VersionRecord(number, nbytes, created_s, _bytes(metadata), _bytes(fingerprint))
+                versions._kept[number] = record
+            versions._pool = {number: _bytes(fingerprint) for number, fingerprint in state["free"]}
+        except (KeyError, TypeError, ValueError) as fault:
+            raise CorruptDataError(
+                path="state of versions", expected="a state", actual=str(dict(state))[:200]
+            ) from fault
+        if max((0, *versions._kept, *versions._pool)) > versions._last_begun or versions._kept.keys() & versions._pool:
+            raise CorruptDataError(
+                path="state of versions", expected="numbers used once", actual=str(dict(state))[:200]
+            )
+        return versions
+
+    def _close(self, publishing: Publishing, event: str) -> None:
+        if self._open.get(publishing.version) is not publishing:
+            raise WrongStateError(state="closed", event=f"{event} of version {publishing.version}")
+        del self._open[publishing.version]
+
+    def _retire(self) -> tuple[int, ...]:
+        while len(self._kept) > self._keep:
+            version = next(iter(self._kept))
+            fingerprint = self._kept.pop(version).fingerprint
+            (self._held if version in self._num_readers else self._pool)[version] = fingerprint
+        return self._trim()
+
+    def _trim(self) -> tuple[int, ...]:
+        """More free files than versions that could need one at once are a waste of disk."""
+        drops = []
+        while len(self._pool) > self._keep + 1:
+            version = next(iter(self._pool))
+            del self._pool[version]
+            drops.append(version)
+        return tuple(drops)
+
+
+def _checked_keep(keep: int) -> int:
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise InvalidRequestError(argument="keep", reason=f"{keep!r} is not an integer of at least 1")
+    return keep
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

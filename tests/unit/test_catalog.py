@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdserve.catalog import Catalog, StoreRecord, matches
+from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+
+
+def _record(name: str = "frames", **changed: Any) -> StoreRecord:
+    return dataclasses.replace(StoreRecord(name, "tensordict", f"uid-{name}", b"\0\xff", 3), **changed)
+
+
+_records = st.builds(
+    StoreRecord,
+    name=st.text(),
+    kind=st.sampled_from(["tensordict", "replay", "weights"]),
+    uid=st.text(),
+    fingerprint=st.binary(),
+    num_rows=st.integers(0, 2**63),
+    capacity=st.integers(0, 2**63),
+    nbytes=st.integers(0, 2**63),
+    created_s=st.floats(0, 1e12),
+    settings=st.text(),
+    extra=st.lists(st.text(alphabet=st.characters(exclude_categories=[]))).map(tuple),
+    loading=st.booleans(),
+    version=st.integers(0, 2**63),
+)
+
+
+@given(_records)
+def test_record_when_written_and_read_then_equal(record: StoreRecord) -> None:
+    assert StoreRecord.from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "queue"},
+        {"fingerprint": "%%"},
+        {"fingerprint": None},
+        {"num_rows": -1},
+        {"num_rows": 1.5},
+        {"capacity": True},
+        {"extra": [1]},
+        {"extra": None},
+        {"loading": 1},
+        {"name": 3},
+        {"created_s": "now"},
+        {"colour": "red"},
+    ],
+)
+def test_record_when_a_field_is_damaged_then_corrupt(change: dict[str, Any]) -> None:
+    data = json.dumps({**json.loads(_record().to_bytes()), **change}).encode()
+    with pytest.raises(CorruptDataError):
+        StoreRecord.from_bytes(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"{}", b"[" * 10_000])
+def test_record_when_the_bytes_are_no_record_then_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        StoreRecord.from_bytes(data)
+
+
+def test_add_when_the_name_is_taken_then_refused_and_the_first_stays() -> None:
+    catalog = Catalog([_record(version=1)])
+    with pytest.raises(StoreExistsError) as caught:
+        catalog.add(_record(version=2))
+    assert caught.value.name == "frames"
+    assert catalog.get("frames").version == 1
+
+
+def test_catalog_when_two_records_have_one_name_then_refused() -> None:
+    with pytest.raises(StoreExistsError):
+        Catalog([_record(), _record()])
+
+
+def test_loading_when_created_then_invisible_but_the_name_is_taken() -> None:
+    catalog = Catalog()
+    catalog.add(_record(loading=True))
+    assert "frames" not in catalog
+    assert (len(catalog), catalog.page()) == (0, ([], ""))
+    with pytest.raises(StoreNotFoundError):
+        catalog.get("frames")
+    assert catalog.get("frames", with_loading=True).loading
+    with pytest.raises(StoreExistsError, match="being created"):
+        catalog.add(_record())
+
+
+def test_replace_when_loading_ends_then_visible() -> None:
+    catalog = Catalog([_record("a"), _record("b", loading=True), _record("c")])
+    catalog.replace(_record("b"))
+    assert catalog.page()[0] == ["a", "b", "c"]
+    catalog.replace(_record("b", loading=True))
+    assert catalog.page()[0] == ["a", "c"]
+    catalog.remove("b")
+    assert catalog.page()[0] == ["a", "c"]
+
+
+@pytest.mark.parametrize("record", [_record("other"), _record(uid="another incarnation")])
+def test_replace_when_it_is_another_store_then_not_found(record: StoreRecord) -> None:
+    with pytest.raises(StoreNotFoundError):
+        Catalog([_record()]).replace(record)
+
+
+def test_remove_when_present_then_gone_and_again_not_found() -> None:
+    catalog = Catalog([_record("a"), _record("b")])
+    assert catalog.remove("a").name == "a"
+    assert "a" not in catalog
+    assert [record.name for record in catalog] == ["b"]
+    with pytest.raises(StoreNotFoundError) as caught:
+        catalog.remove("a")
+    assert caught.value.name == "a"
+
+
+@given(st.sets(st.text(max_size=4)), st.text(max_size=2), st.integers(1, 4))
+def test_page_when_followed_to_the_end_then_every_name_with_the_prefix_once(
+    names: set[str], prefix: str, size: int
+) -> None:
+    catalog = Catalog(map(_record, names - {""}))
+    found, after = catalog.page(prefix, size=size)
+    while after:
+        more, after = catalog.page(prefix, after=after, size=size)
+        assert 0 < len(more) <= size
+        found += more
+    assert found == sorted(name for name in names - {""} if name.startswith(prefix))
+
+
+def test_page_when_the_last_name_was_deleted_meanwhile_then_goes_on_behind_it() -> None:
+    catalog = Catalog(map(_record, "abcd"))
+    _, after = catalog.page(size=2)
+    catalog.remove("b")
+    assert catalog.page(after=after) == (["c", "d"], "")
+
+
+def test_page_when_after_comes_before_the_prefix_then_begins_at_the_prefix() -> None:
+    assert Catalog(map(_record, ["a", "b1", "b2", "c"])).page("b", after="a") == (["b1", "b2"], "")
+    assert Catalog(map(_record, ["a", "b1", "b2", "c"])).page("b", after="c") == ([], "")
+
+
+def test_page_when_size_is_negative_then_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        Catalog().page(size=-1)
+
+
+def test_page_when_there_are_10_000_stores_then_a_page_takes_milliseconds() -> None:
+    catalog = Catalog()
+    for number in range(10_000):
+        catalog.add(_record(f"store-{number * 7919 % 10_000:05}"))
+    start_s = time.perf_counter()
+    names, after = catalog.page("store-")
+    assert time.perf_counter() - start_s < 0.05
+    assert (len(names), after) == (10_000, "")
+
+
+def test_matches_when_only_the_incarnation_differs_then_none() -> None:
+    asked = _record(uid="x", created_s=9.0, version=4, extra=("a",), nbytes=7)
+    assert matches(_record(), asked) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"kind": "replay"}, "replay"),
+        ({"fingerprint": b"other"}, "structure"),
+        ({"capacity": 5}, "capacity is 0, asked is 5"),
+        ({"settings": "{}"}, "settings"),
+    ],
+)
+def test_matches_when_it_is_another_store_then_says_what_differs(change: dict[str, Any], word: str) -> None:
+    reason = matches(_record(), _record(**change))
+    assert reason is not None
+    assert word in reason
+
+
+def test_matches_when_weights_change_their_structure_then_still_the_same_store() -> None:
+    assert matches(_record(kind="weights"), _record(kind="weights", fingerprint=b"")) is None
