@@ -1,0 +1,21 @@
+"""Files and mappings: the only room that owns ``mmap``, ``lmdb`` and file names. No ``OSError`` and no ``lmdb.Error``
+leaves it.
+
+What lies where (``<root>`` is the folder given to ``tdserve serve``)::
+
+    <root>/tdserve.json  tdserve.lock  nonce             root.py         who owns the root; proof of one machine
+    <root>/catalog/                                      catalog_db.py   LMDB, written by the control process only
+    <root>/sessions/<id>                                 root.py         a lock file per local session
+    <root>/stores/<name>/rows/                           format.py       a plain tensordict memmap folder
+    <root>/stores/<name>/extra/                          format.py       the tensor leaves that this format cannot carry
+    <root>/stores/<name>/generation.memmap               generations.py  one int64 per row, written by control only
+    <root>/stores/<name>/objects/                        objects.py      LMDB of non-tensor values by (row, key)
+    <root>/stores/<name>/versions/*.safetensors          versions.py     one file per published version
+    (a folder of the worker's choice)/*.staging          staging.py      bytes that arrived whole and are not yet
+    copied in
+
+``mapping``, ``staging`` and ``versions`` make torch tensors of mapped files; the other modules need no torch, so the
+control process may import them.
+
+Importing this package does nothing: each module is imported by its own name.
+"""

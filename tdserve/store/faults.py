@@ -1,0 +1,104 @@
+"""The one table that turns operating-system and LMDB faults into errors of tdserve, next to the foreign call."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+
+from tdserve.errors import (
+    CapacityError,
+    CorruptDataError,
+    InvalidRequestError,
+    LocalProtocolError,
+    NotSupportedError,
+    TDServeError,
+)
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EFBIG}
+"""EFBIG is a file beyond the file system's or the process' limit; ENOMEM from mmap is ``vm.max_map_count`` reached."""
+
+_NEARLY_FULL_BYTES = 1 << 20
+"""Free space below which an input/output error of a write is taken for a full disk."""
+
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+_LMDB_FULL = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError, lmdb.ReadersFullError, lmdb.MemoryError)
+_LMDB_MISUSED = (lmdb.BadValsizeError, lmdb.BadTxnError, lmdb.InvalidParameterError, lmdb.DbsFullError)
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this process may still write to the file system of ``path`` (or its nearest ancestor)."""
+    for folder in (path, *path.parents):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the next ancestor answers
+            found = os.statvfs(folder)
+            return found.f_bavail * found.f_frsize
+    return 0
+
+
+def as_tdserve_error(fault: OSError, path: Path, *, asked: int = 0) -> TDServeError:
+    """The error that names ``fault``: no room, not allowed, or damaged.
+
+    Args:
+        fault: What the operating system said.
+        path: The file or folder that was being used.
+        asked: Bytes that were to be reserved or written; 0 when the call asked for none.
+    """
+    reason = fault.strerror or str(fault)
+    if fault.errno in _NO_ROOM:
+        return CapacityError(what=f"{path} ({reason})", asked=asked, free=free_bytes(path))
+    if fault.errno in _NOT_ALLOWED:
+        return InvalidRequestError(argument=f"path {path}", reason=reason)
+    return CorruptDataError(path=str(path), expected="a usable file or folder", actual=reason)
+
+
+@contextlib.contextmanager
+def os_faults(path: Path, *, asked: int = 0) -> Iterator[None]:
+    """Turns every ``OSError`` of the block into an error of tdserve that names ``path``."""
+    try:
+        yield
+    except OSError as fault:
+        raise as_tdserve_error(fault, path, asked=asked) from fault
+
+
+@contextlib.contextmanager
+def lmdb_faults(folder: Path, *, max_bytes: int, asked: int = 0) -> Iterator[None]:
+    """Turns every ``lmdb.Error`` of the block into an error of tdserve that names ``folder``.
+
+    Args:
+        folder: Folder of the environment.
+        max_bytes: Size of its map, for the message when that is full.
+        asked: Bytes that the block wants to add.
+    """
+    try:
+        yield
+    except _LMDB_FULL as fault:
+        free = min(free_bytes(folder), max_bytes)
+        raise CapacityError(
+            what=f"{folder} ({fault}; its map has {max_bytes} bytes)", asked=asked, free=free
+        ) from fault
+    except lmdb.ReadonlyError as fault:
+        raise NotSupportedError(feature=f"writing to {folder} from this process", reason=str(fault)) from fault
+    except _LMDB_MISUSED as fault:
+        raise LocalProtocolError(reason=f"{folder}: {fault}") from fault
+    except lmdb.Error as fault:
+        raise _other_lmdb_fault(fault, folder, asked=asked) from fault
+    except OSError as fault:
+        raise as_tdserve_error(fault, folder, asked=asked) from fault
+
+
+def _other_lmdb_fault(fault: lmdb.Error, folder: Path, *, asked: int) -> TDServeError:
+    # lmdb raises its base class with the text of strerror() for every errno it has no class of its own for
+    text = str(fault)
+    for code in sorted(_NO_ROOM | _NOT_ALLOWED):
+        if text.endswith(os.strerror(code)):
+            return as_tdserve_error(OSError(code, os.strerror(code)), folder, asked=asked)
+    free = free_bytes(folder)
+    if text.endswith(os.strerror(errno.EIO)) and free < max(asked, _NEARLY_FULL_BYTES):
+        # a value of many pages fills the disk in the middle of one write; LMDB calls every short write EIO (measured)
+        return CapacityError(what=f"{folder} ({text})", asked=asked, free=free)
+    return CorruptDataError(path=str(folder), expected="an LMDB environment", actual=text)

@@ -1,0 +1,141 @@
+"""The generation file of a store: a header, and one int64 per row. Control writes the numbers, everybody maps them.
+
+Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag,
+zeros up to 4096, then the generations. What the numbers mean is the business of :mod:`tdserve.replay.ring`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError
+from tdserve.store.faults import os_faults
+from tdserve.store.mapped import Mapping, map_shared
+
+FILE_NAME = "generation.memmap"
+
+HEADER_BYTES = 4096
+"""One page, so that the numbers start page-aligned and a reader's header page is not the writer's busy one."""
+
+_MAGIC = b"TDSGEN\x00\x01"
+_HEADER = struct.Struct("<8s32sq")
+_DELETED_OFFSET = _HEADER.size
+_ITEM_BYTES = 8
+
+
+class Generations:
+    """A mapped generation file. Build it with :meth:`create` or :meth:`open`.
+
+    Attributes:
+        path: The file.
+        uid: Incarnation of the store that the file belongs to.
+    """
+
+    def __init__(self, path: Path, *, uid: str, num_rows: int, mapping: Mapping, writable: bool) -> None:
+        self.path = path
+        self.uid = uid
+        self._header: npt.NDArray[np.uint8] | None = np.ndarray((HEADER_BYTES,), np.uint8, buffer=mapping)
+        self._values: npt.NDArray[np.int64] | None = np.ndarray(
+            (num_rows,), dtype="<i8", buffer=mapping, offset=HEADER_BYTES
+        )
+        self._header.flags.writeable = self._values.flags.writeable = writable
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int) -> Generations:
+        """Makes the file with every generation 0, its space reserved.
+
+        Args:
+            path: File that must not exist yet, in a folder that does.
+            uid: 32 hexadecimal digits (:func:`tdserve.ids.new_uid`).
+            num_rows: Rows of the store; 1 for a store without batch dimensions.
+
+        Raises:
+            CapacityError: The disk is full. No file stays behind.
+            CorruptDataError: There is a file already.
+        """
+        file = Path(path)
+        if len(uid.encode()) != 32 or num_rows < 0:
+            raise LocalProtocolError(reason=f"generation file with uid {uid!r} and {num_rows} rows")
+        nbytes = HEADER_BYTES + num_rows * _ITEM_BYTES
+        with os_faults(file, asked=nbytes):
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                os.posix_fallocate(fd, 0, nbytes)
+                os.pwrite(fd, _HEADER.pack(_MAGIC, uid.encode(), num_rows), 0)
+                mapping = map_shared(fd, nbytes, writable=True, path=file)
+            except BaseException:
+                file.unlink()
+                raise
+            finally:
+                os.close(fd)
+        return cls(file, uid=uid, num_rows=num_rows, mapping=mapping, writable=True)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, uid: str, writable: bool = False) -> Generations:
+        """Maps an existing file.
+
+        Args:
+            path: The file.
+            uid: Incarnation of the store that the caller means.
+            writable: Only the control process writes.
+
+        Raises:
+            CorruptDataError: The file is missing, truncated, or belongs to another store.
+        """
+        file = Path(path)
+        with os_faults(file):
+            fd = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                num_rows = _check_header(fd, file, uid)
+                nbytes = HEADER_BYTES + num_rows * _ITEM_BYTES
+                mapping = map_shared(fd, nbytes, writable=writable, path=file)
+            finally:
+                os.close(fd)
+        return cls(file, uid=uid, num_rows=num_rows, mapping=mapping, writable=writable)
+
+    @property
+    def values(self) -> npt.NDArray[np.int64]:
+        """The numbers, shape ``[num_rows]``: a view of the shared mapping, read-only unless opened writable."""
+        if self._values is None:
+            raise ClosedError(what=f"generation file {self.path}")
+        return self._values
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the store was deleted. True also for who had it mapped before."""
+        return bool(self._mapped_header()[_DELETED_OFFSET])
+
+    def mark_deleted(self) -> None:
+        """Tells everybody who maps this file that the store is gone. Call it before unlinking anything."""
+        self._mapped_header()[_DELETED_OFFSET] = 1
+
+    def close(self) -> None:
+        """Drops the mapping; calling it twice is harmless. Views taken from :attr:`values` stay usable."""
+        self._header = self._values = None
+
+    def _mapped_header(self) -> npt.NDArray[np.uint8]:
+        if self._header is None:
+            raise ClosedError(what=f"generation file {self.path}")
+        return self._header
+
+
+def _check_header(fd: int, path: Path, uid: str) -> int:
+    """Returns the number of rows."""
+    nbytes = os.fstat(fd).st_size
+    header = os.pread(fd, _HEADER.size, 0)
+    if nbytes < HEADER_BYTES or len(header) < _HEADER.size:
+        raise CorruptDataError(path=str(path), expected=f"at least {HEADER_BYTES} bytes", actual=f"{nbytes} bytes")
+    magic, found_uid, num_rows = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        raise CorruptDataError(path=str(path), expected=f"magic {_MAGIC!r}", actual=f"{magic!r}")
+    if found_uid != uid.encode():
+        raise CorruptDataError(path=str(path), expected=f"store {uid}", actual=f"store {found_uid.decode('latin-1')}")
+    if num_rows < 0 or nbytes != HEADER_BYTES + num_rows * _ITEM_BYTES:
+        expected = f"{HEADER_BYTES + num_rows * _ITEM_BYTES} bytes for {num_rows} rows"
+        raise CorruptDataError(path=str(path), expected=expected, actual=f"{nbytes} bytes")
+    return int(num_rows)

@@ -1,0 +1,65 @@
+"""Shared mappings of files that keep no file descriptor open. No torch, no numpy.
+
+Python's ``mmap`` object keeps a duplicate of the descriptor until 3.13, so 10,000 mapped leaves would need 10,000 of
+the 1,024 descriptors that a process usually may have. This calls the C library instead; the pages are unmapped when
+the last object that views them goes, never earlier, so that no view can outlive its pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tdserve.store.faults import as_tdserve_error
+
+Mapping = Any
+"""A ctypes array over the mapped bytes: it offers the buffer protocol to numpy and torch. It looks writable always;
+writing into one that was mapped for reading ends the process, so whoever hands it out marks his view read-only where
+he can."""
+
+
+def map_shared(fd: int, nbytes: int, *, writable: bool, path: Path) -> Mapping:
+    """Maps the first ``nbytes`` of an open file, shared with every other process that maps it.
+
+    Args:
+        fd: May be closed afterwards.
+        nbytes: At least 1 and at most the file's size: the caller checks, for a page behind the end kills with SIGBUS.
+        writable: Whether stores into the mapping are allowed (and reach the file).
+        path: Of the file, for the message.
+
+    Raises:
+        CapacityError: ``vm.max_map_count`` mappings (usually 65,530) exist, or no address space is left.
+        InvalidRequestError: The file was not opened for what is asked.
+    """
+    libc = _libc()
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    address = libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise as_tdserve_error(OSError(code, os.strerror(code)), path, asked=nbytes)
+    mapping = (ctypes.c_char * nbytes).from_address(address)
+    unmap = weakref.finalize(mapping, libc.munmap, address, nbytes)
+    unmap.atexit = False  # at exit other threads may still touch the pages; the kernel unmaps them
+    return mapping
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,  # off_t of every 64-bit Linux
+    )
+    libc.munmap.restype = ctypes.c_int
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc

@@ -1,0 +1,92 @@
+"""Opens the tensor leaves of a store as torch tensors over shared mappings.
+
+``tensordict.load_memmap`` is not used here: it grows truncated files, follows symlinks, and needs the tensorclass.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from math import prod
+from pathlib import Path as FilePath
+
+import torch
+
+from tdserve.errors import CorruptDataError
+from tdserve.spec.torch_types import to_torch
+from tdserve.spec.tree import Path, Spec, TensorLeaf
+from tdserve.store.faults import os_faults
+from tdserve.store.format import Folder, plan
+from tdserve.store.mapped import map_shared
+
+
+def open_leaves(folder: str | os.PathLike[str], spec: Spec, *, writable: bool = True) -> dict[Path, torch.Tensor]:
+    """Maps every tensor leaf of a store; each takes one of the 65,530 mappings that a process may have.
+
+    No file is made, grown or followed through a symlink below ``folder``. Dropping the tensors unmaps the files.
+
+    Args:
+        folder: The store's folder, as given to :func:`tdserve.store.rows.create`.
+        spec: The same structure.
+        writable: False maps for reading: then a store into a tensor ends the process with SIGSEGV.
+
+    Returns:
+        The leaves in canonical order, in their stored shape. Leaves without elements are fresh empty tensors.
+
+    Raises:
+        CorruptDataError: A file is missing, is a symlink, or has another size.
+        CapacityError: The process has too many mappings or files open.
+    """
+    base = FilePath(folder)
+    found: dict[Path, torch.Tensor] = {}
+    planned = plan(spec)
+    with os_faults(base):
+        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for top in filter(None, (planned.rows, planned.extra)):
+                _open(top, base, base_fd, found, writable)
+        finally:
+            os.close(base_fd)
+    return {path: found[path] for path, _ in spec.tensors}
+
+
+def map_bytes(fd: int, nbytes: int, *, writable: bool, path: FilePath) -> torch.Tensor:
+    """The first ``nbytes`` of an open file as a uint8 tensor, as :func:`~tdserve.store.mapped.map_shared` maps them."""
+    return torch.frombuffer(map_shared(fd, nbytes, writable=writable, path=path), dtype=torch.uint8)
+
+
+def leaf_view(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tensor:
+    """The leaf that lies ``offset`` bytes into a uint8 buffer, which must be aligned for its dtype."""
+    dtype = to_torch(leaf.dtype)
+    if not prod(leaf.shape):
+        return torch.empty(leaf.shape, dtype=dtype)
+    return buffer[offset : offset + leaf.nbytes].view(dtype).view(leaf.shape)
+
+
+def _open(folder: Folder, where: FilePath, parent_fd: int, found: dict[Path, torch.Tensor], writable: bool) -> None:
+    where = where / folder.name
+    with os_faults(where):
+        fd = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        for name, path, leaf in folder.files:
+            with os_faults(where / name, asked=leaf.nbytes):
+                found[path] = _open_leaf(fd, name, where, leaf, writable)
+        for child in folder.folders:
+            _open(child, where, fd, found, writable)
+    finally:
+        os.close(fd)
+
+
+def _open_leaf(folder_fd: int, name: str, where: FilePath, leaf: TensorLeaf, writable: bool) -> torch.Tensor:
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, dir_fd=folder_fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != leaf.nbytes:
+            expected, actual = f"a file of {leaf.nbytes} bytes", f"{status.st_size} bytes"
+            raise CorruptDataError(path=str(where / name), expected=expected, actual=actual)
+        if not leaf.nbytes:
+            return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
+        return leaf_view(map_bytes(fd, leaf.nbytes, writable=writable, path=where / name), 0, leaf)
+    finally:
+        os.close(fd)

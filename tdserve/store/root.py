@@ -1,0 +1,176 @@
+"""The root folder: who owns it, where things lie in it, and the proof of being on its machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from tdserve.errors import ClosedError, CorruptDataError, RootInUseError
+from tdserve.ids import check_store_name, new_uid
+from tdserve.store.faults import free_bytes, os_faults
+
+FORMAT_VERSION = 1
+"""Version of the whole folder layout. Another one is refused, never converted in silence."""
+
+_FORMAT_FILE = "tdserve.json"
+_LOCK_FILE = "tdserve.lock"
+_NONCE_FILE = "nonce"
+_NONCE_BYTES = 16
+_SUBFOLDERS = ("catalog", "sessions", "stores")
+
+
+class Root:
+    """An acquired root folder. Build it with :meth:`acquire`, once per server process.
+
+    The exclusive ``flock`` belongs to the open file: it ends with :meth:`release` or with this process, however that
+    ends, unless a forked child still holds the file open. So start other processes by ``spawn`` or ``exec``.
+
+    Attributes:
+        path: The folder, absolute.
+        server_id: 32 hexadecimal digits, the same over all runs of this root.
+        nonce: Fresh with every :meth:`acquire`; a client that can read it in :attr:`nonce_path` sees the same files.
+    """
+
+    def __init__(self, path: Path, *, lock_fd: int, server_id: str, nonce: str, holder: dict[str, str | int]) -> None:
+        self.path = path
+        self.server_id = server_id
+        self.nonce = nonce
+        self._lock_fd = lock_fd
+        self._holder = holder
+
+    @classmethod
+    def acquire(cls, path: str | os.PathLike[str], *, address: str = "", pid: int | None = None) -> Root:
+        """Makes the folders if needed and takes the root for this process.
+
+        Args:
+            path: The root; made with its parents if missing.
+            address: Where the server listens, for the message to others. Often not known yet: see :meth:`set_address`.
+            pid: Process named as the holder; by default this one.
+
+        Raises:
+            RootInUseError: Another server holds it; its process, host and address are named. Nothing was changed.
+            CorruptDataError: The folder has another format version, or lost ``tdserve.json``. Nothing was changed.
+            CapacityError, InvalidRequestError: The folder cannot be made or written.
+        """
+        root = Path(os.path.abspath(path))
+        with os_faults(root):
+            root.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            with os_faults(root):
+                _lock_or_refuse(lock_fd, root)
+                server_id = _check_format(root)
+                for name in _SUBFOLDERS:
+                    (root / name).mkdir(exist_ok=True)
+                nonce = secrets.token_hex(_NONCE_BYTES)
+                _replace(root / _NONCE_FILE, nonce.encode())
+                holder: dict[str, str | int] = {"pid": pid or os.getpid(), "host": socket.gethostname()}
+                acquired = cls(root, lock_fd=lock_fd, server_id=server_id, nonce=nonce, holder=holder)
+                acquired.set_address(address)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return acquired
+
+    def set_address(self, address: str) -> None:
+        """Writes into the lock file where this server listens, for the message of a server that is refused."""
+        text = json.dumps({**self._holder, "address": address}).encode()
+        with os_faults(self.path):
+            os.ftruncate(self._held_fd(), 0)
+            os.pwrite(self._held_fd(), text, 0)
+
+    def release(self) -> None:
+        """Gives the root up. The folders stay; calling it twice is harmless."""
+        if self._lock_fd >= 0:
+            with contextlib.suppress(OSError):  # the holder's name is only for messages; closing is what counts
+                os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object still owns the root."""
+        return self._lock_fd >= 0
+
+    @property
+    def catalog_folder(self) -> Path:
+        """Folder of :class:`~tdserve.store.catalog_db.CatalogDB`."""
+        return self.path / "catalog"
+
+    @property
+    def sessions_folder(self) -> Path:
+        """Folder of the lock files of local sessions."""
+        return self.path / "sessions"
+
+    @property
+    def nonce_path(self) -> Path:
+        """File whose content is :attr:`nonce`."""
+        return self.path / _NONCE_FILE
+
+    def store_folder(self, name: str) -> Path:
+        """Folder of the store ``name``; not made here.
+
+        Raises:
+            InvalidRequestError: No store may have this name.
+        """
+        return self.path / "stores" / check_store_name(name)
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written below the root."""
+        with os_faults(self.path):
+            return free_bytes(self.path)
+
+    def _held_fd(self) -> int:
+        if self._lock_fd < 0:
+            raise ClosedError(what=f"root {self.path}")
+        return self._lock_fd
+
+
+def _lock_or_refuse(lock_fd: int, root: Path) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as fault:
+        raise RootInUseError(root=str(root), holder=_holder_text(os.pread(lock_fd, 4096, 0))) from fault
+
+
+def _holder_text(content: bytes) -> str:
+    try:
+        holder = json.loads(content)
+        return f"process {holder['pid']} on {holder['host']} at {holder['address'] or 'an address not known yet'}"
+    except (ValueError, TypeError, KeyError):
+        return "a process that has not written its name yet"
+
+
+def _check_format(root: Path) -> str:
+    """Returns the server id; writes it when the root is new."""
+    path = root / _FORMAT_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        # a root that lost this file may be of any format: opening it as new would hide the stores it has
+        if (root / "catalog").exists():
+            raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none") from None
+        server_id = new_uid()
+        _replace(path, json.dumps({"format_version": FORMAT_VERSION, "server_id": server_id}).encode())
+        return server_id
+    try:
+        found = json.loads(content)
+        version, server_id = found["format_version"], str(found["server_id"])
+    except (ValueError, TypeError, KeyError) as fault:
+        actual = repr(content[:80])
+        raise CorruptDataError(path=str(path), expected="format_version and server_id", actual=actual) from fault
+    if version != FORMAT_VERSION:
+        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}")
+    return server_id
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # a new file and a rename: whoever reads meanwhile sees the old content or the new one, never half
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(content)
+    os.replace(fresh, path)

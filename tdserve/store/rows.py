@@ -1,0 +1,83 @@
+"""Makes the folders of a store's tensor leaves, with their space reserved. No torch: control does this.
+
+:mod:`tdserve.store.mapping` opens them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path as FilePath
+
+from tdserve.errors import CapacityError
+from tdserve.spec.tree import Path, Spec
+from tdserve.store.faults import free_bytes, os_faults
+from tdserve.store.format import Folder, plan
+
+
+def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:
+    """Makes ``<folder>/rows`` and, where needed, ``<folder>/extra``: every leaf zero, its space reserved.
+
+    On tmpfs reserving takes 0.4 s per GiB, so a server does it off its event loop. 10,000 leaves take about 0.5 s.
+
+    Args:
+        folder: The store's folder; made if missing. It must have neither ``rows`` nor ``extra`` yet.
+        spec: Complete structure of what is stored, its row dimension included.
+
+    Returns:
+        Paths of the leaves in ``extra``: those that ``TensorDict.load_memmap`` will not show.
+
+    Raises:
+        CapacityError: The disk is full. Nothing stays behind.
+        CorruptDataError, InvalidRequestError: The folder cannot be used. Nothing stays behind.
+    """
+    base = FilePath(folder)
+    free = free_bytes(base)
+    if spec.nbytes > free:
+        raise CapacityError(what=f"{base}", asked=spec.nbytes, free=free)
+    planned = plan(spec)
+    made: list[str] = []
+    was_there = base.exists()
+    try:
+        with os_faults(base, asked=spec.nbytes):
+            base.mkdir(parents=True, exist_ok=True)
+            base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for top in filter(None, (planned.rows, planned.extra)):
+                    _make(top, base_fd, made)
+            finally:
+                os.close(base_fd)
+    except BaseException:
+        for name in made:
+            shutil.rmtree(base / name, ignore_errors=True)
+        if not was_there:
+            shutil.rmtree(base, ignore_errors=True)
+        raise
+    return list(planned.extra_paths)
+
+
+def _make(folder: Folder, parent_fd: int, made: list[str] | None = None) -> None:
+    os.mkdir(folder.name, dir_fd=parent_fd)
+    if made is not None:
+        made.append(folder.name)
+    fd = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+    try:
+        for name, _, leaf in folder.files:
+            _make_file(fd, name, nbytes=leaf.nbytes)
+        for name, text in folder.texts:
+            _make_file(fd, name, text=text)
+        for child in folder.folders:
+            _make(child, fd)
+    finally:
+        os.close(fd)
+
+
+def _make_file(folder_fd: int, name: str, *, nbytes: int = 0, text: bytes = b"") -> None:
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder_fd)
+    try:
+        if nbytes:  # a file of zero bytes stays: tensordict reads it as a tensor without elements
+            os.posix_fallocate(fd, 0, nbytes)
+        while text:
+            text = text[os.write(fd, text) :]
+    finally:
+        os.close(fd)

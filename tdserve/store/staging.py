@@ -1,0 +1,88 @@
+"""Staging files: bytes that arrived whole and are not yet where they belong. They outlive their worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from tdserve.errors import CorruptDataError, InvalidRequestError
+from tdserve.store.faults import os_faults
+from tdserve.store.mapping import map_bytes
+
+_SUFFIX = ".staging"
+
+_MIN_NBYTES = 1 << 20
+_MAX_STEP_NBYTES = 64 << 20
+"""Grown at least to the first, then by doubling, from the second on in steps of it: few reservations, little waste."""
+
+
+class Staging:
+    """A staging file, mapped and reused from write to write.
+
+    Attributes:
+        path: The file; what a successor needs to find the bytes again.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, name: str = "0") -> None:
+        """Names the file ``<folder>/<name>.staging``; the folder is made if missing. Nothing is reserved yet.
+
+        Args:
+            folder: Anywhere on the disk whose space the writes may take.
+            name: One per concurrent write: the file holds one write at a time.
+        """
+        if not name or "/" in name:
+            raise InvalidRequestError(argument="staging name", reason=f"{name!r} is no file name")
+        self.path = Path(folder) / (name + _SUFFIX)
+        self._buffer: torch.Tensor | None = None
+        with os_faults(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], nbytes: int, *, name: str = "0") -> Staging:
+        """A staging file with room for ``nbytes``; an existing one keeps its content."""
+        staging = cls(folder, name=name)
+        staging.reserve(nbytes)
+        return staging
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved and mapped."""
+        return 0 if self._buffer is None else self._buffer.numel()
+
+    def reserve(self, nbytes: int) -> torch.Tensor:
+        """The first ``nbytes`` as a uint8 tensor over the shared mapping; the file grows if needed and never shrinks.
+
+        What an earlier call returned stays valid and shows the same bytes.
+
+        Raises:
+            CapacityError: The disk is full. The file is as before.
+        """
+        if self._buffer is None or self._buffer.numel() < nbytes:
+            self._grow(nbytes)
+        if self._buffer is None:
+            raise CorruptDataError(path=str(self.path), expected="a mapped file", actual="none")
+        return self._buffer[:nbytes]
+
+    def remove(self) -> None:
+        """Unlinks the file; tensors taken from it stay usable. Calling it twice is harmless."""
+        self._buffer = None
+        with os_faults(self.path):
+            self.path.unlink(missing_ok=True)
+
+    def _grow(self, nbytes: int) -> None:
+        step = min(max(_MIN_NBYTES, 1 << max(nbytes - 1, 0).bit_length()), _MAX_STEP_NBYTES)
+        wanted = -(-max(nbytes, 1) // step) * step
+        with os_faults(self.path, asked=wanted):
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                found = os.fstat(fd).st_size
+                try:
+                    os.posix_fallocate(fd, 0, max(wanted, found))
+                except OSError:
+                    os.ftruncate(fd, found)  # give back what was reserved before the disk was full
+                    raise
+                self._buffer = map_bytes(fd, max(wanted, found), writable=True, path=self.path)
+            finally:
+                os.close(fd)

@@ -1,0 +1,54 @@
+"""Names of version files in their states, and the changes of name that need no mapping. No torch: control may retire
+and discard.
+
+``<n>.safetensors.part`` is being written, ``<n>.safetensors`` is a version, ``<n>.retired`` waits to be recycled;
+``<n>.values`` holds a version's non-tensor values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from tdserve.store.faults import os_faults
+
+SUFFIX = ".safetensors"
+PART = ".part"
+
+
+def part_name(final: Path) -> Path:
+    """Name while it is written."""
+    return final.with_name(final.name + PART)
+
+
+def retired_name(final: Path) -> Path:
+    """Name while it waits to be recycled."""
+    return final.with_suffix(".retired")
+
+
+def values_name(final: Path) -> Path:
+    """Name of the file with its non-tensor values."""
+    return final.with_suffix(".values")
+
+
+def retire(path: str | os.PathLike[str]) -> None:
+    """Takes a version away from under its name and keeps its file for recycling; nothing happens without a file."""
+    final = Path(path)
+    with os_faults(final):
+        values_name(final).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # it was retired, or given up, before a restart
+            os.replace(final, retired_name(final))
+
+
+def discard(path: str | os.PathLike[str]) -> None:
+    """Removes every file of a version, in whatever state it is. Who has it mapped may go on; its space is freed after
+    them.
+
+    A process that mapped it forgets the mapping with its next :meth:`~tdserve.store.versions.VersionFile.create` or
+    ``open``.
+    """
+    final = Path(path)
+    with os_faults(final):
+        for name in (final, part_name(final), retired_name(final), values_name(final)):
+            name.unlink(missing_ok=True)

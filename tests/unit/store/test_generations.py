@@ -1,0 +1,92 @@
+"""Generation files: shared, checked, marked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError
+from tdserve.store.generations import HEADER_BYTES, Generations
+
+UID = "0123456789abcdef" * 2
+
+
+def test_generations_when_written_then_every_mapping_shows_it(tmp_path: Path) -> None:
+    writer = Generations.create(tmp_path / "g", uid=UID, num_rows=1000)
+    reader = Generations.open(tmp_path / "g", uid=UID)
+    assert reader.values.dtype == np.int64
+    assert not reader.values.any()
+    writer.values[:] = np.arange(1000)
+    assert np.array_equal(reader.values, np.arange(1000))
+    assert (tmp_path / "g").stat().st_size == HEADER_BYTES + 8000
+    assert (tmp_path / "g").stat().st_blocks * 512 >= HEADER_BYTES + 8000
+
+
+def test_generations_when_marked_deleted_then_who_had_them_mapped_sees_it(tmp_path: Path) -> None:
+    writer = Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    reader = Generations.open(tmp_path / "g", uid=UID)
+    assert not reader.is_deleted
+    writer.mark_deleted()
+    os.unlink(tmp_path / "g")
+    assert reader.is_deleted
+    assert not reader.values.any()
+
+
+def test_generations_when_opened_for_reading_then_cannot_be_written(tmp_path: Path) -> None:
+    Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    reader = Generations.open(tmp_path / "g", uid=UID)
+    with pytest.raises(ValueError, match="read-only"):
+        reader.values[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        reader.mark_deleted()
+
+
+def test_generations_when_closed_then_views_stay_and_new_ones_are_refused(tmp_path: Path) -> None:
+    writer = Generations.create(tmp_path / "g", uid=UID, num_rows=3)
+    view = writer.values
+    writer.close()
+    view[1] = 5
+    assert Generations.open(tmp_path / "g", uid=UID).values.tolist() == [0, 5, 0]
+    with pytest.raises(ClosedError):
+        _ = writer.values
+    with pytest.raises(ClosedError):
+        _ = writer.is_deleted
+
+
+@pytest.mark.parametrize("nbytes", [0, 50, HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 17, HEADER_BYTES + 24])
+def test_generations_when_file_has_another_size_then_are_corrupt(tmp_path: Path, nbytes: int) -> None:
+    Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    os.truncate(tmp_path / "g", nbytes)
+    with pytest.raises(CorruptDataError, match="bytes"):
+        Generations.open(tmp_path / "g", uid=UID)
+
+
+def test_generations_when_of_another_store_then_are_corrupt(tmp_path: Path) -> None:
+    Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    with pytest.raises(CorruptDataError, match=UID):
+        Generations.open(tmp_path / "g", uid="f" * 32)
+    (tmp_path / "h").write_bytes(bytes(HEADER_BYTES + 16))
+    with pytest.raises(CorruptDataError, match="magic"):
+        Generations.open(tmp_path / "h", uid=UID)
+    with pytest.raises(CorruptDataError):
+        Generations.open(tmp_path / "none", uid=UID)
+
+
+def test_generations_when_file_exists_then_create_leaves_it(tmp_path: Path) -> None:
+    Generations.create(tmp_path / "g", uid=UID, num_rows=2).values[0] = 9
+    with pytest.raises(CorruptDataError):
+        Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    assert Generations.open(tmp_path / "g", uid=UID).values[0] == 9
+
+
+def test_generations_when_uid_is_malformed_then_is_our_bug(tmp_path: Path) -> None:
+    with pytest.raises(LocalProtocolError):
+        Generations.create(tmp_path / "g", uid="short", num_rows=2)
+
+
+def test_generations_when_store_has_no_rows_then_are_empty(tmp_path: Path) -> None:
+    Generations.create(tmp_path / "g", uid=UID, num_rows=0)
+    assert Generations.open(tmp_path / "g", uid=UID).values.shape == (0,)

@@ -1,0 +1,49 @@
+"""Shared mappings without descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tdserve.errors import InvalidRequestError
+from tdserve.store.mapped import map_shared
+
+
+def _open(path: Path, nbytes: int) -> int:
+    path.write_bytes(bytes(nbytes))
+    return os.open(path, os.O_RDWR)
+
+
+def test_mapping_when_written_then_the_file_has_it_and_no_descriptor_stays(tmp_path: Path) -> None:
+    fd = _open(tmp_path / "f", 5000)
+    before = len(os.listdir("/proc/self/fd"))
+    view = np.frombuffer(map_shared(fd, 5000, writable=True, path=tmp_path), np.uint8)
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)
+    view[4999] = 7
+    assert (tmp_path / "f").read_bytes()[4999] == 7
+
+
+def test_mapping_when_the_last_view_goes_then_is_unmapped(tmp_path: Path) -> None:
+    fd = _open(tmp_path / "known-name", 4096)
+    view = np.frombuffer(map_shared(fd, 4096, writable=True, path=tmp_path), np.uint8)
+    os.close(fd)
+    part = view[5:9]
+    del view
+    gc.collect()
+    assert "known-name" in Path("/proc/self/maps").read_text()
+    del part
+    gc.collect()
+    assert "known-name" not in Path("/proc/self/maps").read_text()
+
+
+def test_mapping_when_descriptor_is_not_writable_then_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(10))
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    with pytest.raises(InvalidRequestError, match=str(tmp_path)):
+        map_shared(fd, 10, writable=True, path=tmp_path)
+    os.close(fd)

@@ -1,0 +1,106 @@
+"""Owning a root folder, seen from this process and from others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.store.root import Root
+
+HOLD = """
+import signal, sys
+from tdserve.store.root import Root
+root = Root.acquire(sys.argv[1], address="10.1.2.3:7707")
+print("held", flush=True)
+signal.pause()
+"""
+
+
+def test_root_when_new_then_has_its_files_and_folders(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path / "a" / "b")
+    assert json.loads((root.path / "tdserve.json").read_text()) == {"format_version": 1, "server_id": root.server_id}
+    assert root.catalog_folder.is_dir()
+    assert root.sessions_folder.is_dir()
+    assert root.store_folder("x").parent.is_dir()
+    assert root.nonce_path.read_text() == root.nonce
+    assert root.free_bytes() > 0
+    root.release()
+
+
+def test_root_when_acquired_again_then_keeps_its_id_and_changes_its_nonce(tmp_path: Path) -> None:
+    first = Root.acquire(tmp_path)
+    first.release()
+    second = Root.acquire(tmp_path)
+    assert second.server_id == first.server_id
+    assert second.nonce != first.nonce
+    second.release()
+
+
+def test_root_when_held_by_another_process_then_is_refused_until_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(RootInUseError) as caught:
+            Root.acquire(tmp_path)
+        holder.send_signal(signal.SIGKILL)
+    assert str(holder.pid) in caught.value.holder
+    assert "10.1.2.3:7707" in caught.value.holder
+    Root.acquire(tmp_path).release()
+
+
+def test_root_when_held_in_this_process_then_the_later_address_is_named(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path)
+    root.set_address("127.0.0.1:5")
+    with pytest.raises(RootInUseError, match=f"process {os.getpid()} .*127.0.0.1:5"):
+        Root.acquire(tmp_path)
+    root.release()
+    root.release()
+    assert not root.is_held
+    with pytest.raises(ClosedError):
+        root.set_address("x")
+
+
+@pytest.mark.parametrize("content", ['{"format_version": 2, "server_id": "x"}', "{", "[]", '{"server_id": "x"}'])
+def test_root_when_format_is_unknown_then_is_refused_and_not_held(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tdserve.json").write_text(content)
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match="format_version"):
+            Root.acquire(tmp_path)
+    assert (tmp_path / "tdserve.json").read_text() == content
+
+
+def test_root_when_its_format_file_is_lost_then_is_refused(tmp_path: Path) -> None:
+    Root.acquire(tmp_path).release()
+    (tmp_path / "tdserve.json").unlink()
+    with pytest.raises(CorruptDataError, match=r"tdserve\.json"):
+        Root.acquire(tmp_path)
+
+
+def test_root_when_path_is_a_file_then_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("")
+    with pytest.raises(CorruptDataError):
+        Root.acquire(tmp_path / "f")
+
+
+def test_lock_file_when_it_is_a_symlink_then_its_target_stays_untouched(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "tdserve.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(CorruptDataError):
+        Root.acquire(tmp_path / "root")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "x" * 201])
+def test_store_folder_when_name_is_unfit_then_is_refused(tmp_path: Path, name: str) -> None:
+    root = Root.acquire(tmp_path)
+    with pytest.raises(InvalidRequestError):
+        root.store_folder(name)
+    root.release()

@@ -1,0 +1,82 @@
+"""Layout and header of version files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdserve.errors import CorruptDataError
+from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.store.version_format import check_header_nbytes, data_start, escape, layout_of, version_layout
+
+LEAVES = st.dictionaries(
+    st.text(max_size=4),
+    st.builds(TensorLeaf, st.sampled_from(sorted(ITEMSIZE)), st.lists(st.integers(0, 5), max_size=3).map(tuple)),
+    max_size=8,
+)
+
+
+def flat(leaves: dict[str, TensorLeaf]) -> Spec:
+    return Spec(Node((), None, None, None, tuple(leaves.items())))
+
+
+@given(LEAVES)
+def test_layout_when_made_then_is_packed_and_every_leaf_aligned(leaves: dict[str, TensorLeaf]) -> None:
+    spec, end = flat(leaves), 0
+    for path, offset, nbytes in version_layout(spec):
+        assert offset == end
+        assert offset % ITEMSIZE[leaves[path[0]].dtype] == 0
+        end += nbytes
+    assert end == spec.nbytes
+    assert {path for path, _, _ in version_layout(spec)} == {path for path, _ in spec.tensors}
+
+
+@given(LEAVES, st.dictionaries(st.text(), st.text()))
+def test_header_when_parsed_then_gives_the_metadata_back(
+    leaves: dict[str, TensorLeaf], metadata: dict[str, str]
+) -> None:
+    layout = layout_of(flat(leaves))
+    header = layout.header(metadata)
+    assert layout.parse(header + b"  ", path="x") == metadata
+    found = json.loads(header)
+    assert found.pop("__metadata__").keys() >= {"tdserve"}
+    assert len(found) == len(leaves)
+
+
+@pytest.mark.parametrize("key", ["tdserve", "tdserve:", "tdserve:tdserve", "a"])
+def test_metadata_when_named_like_ours_then_both_survive(key: str) -> None:
+    layout = layout_of(flat({}))
+    header = layout.header({key: "theirs"})
+    assert layout.parse(header, path="x") == {key: "theirs"}
+    assert json.loads(json.loads(header)["__metadata__"]["tdserve"])["format_version"] == 1
+
+
+@given(st.lists(st.lists(st.text(alphabet="a.\\_", max_size=3), min_size=1, max_size=3).map(tuple), unique=True))
+def test_names_when_escaped_then_stay_different(paths: list[tuple[str, ...]]) -> None:
+    assert len({escape(path) for path in paths}) == len(paths)
+
+
+def test_name_when_it_is_safetensors_own_then_is_another() -> None:
+    assert escape(("__metadata__",)) != "__metadata__"
+
+
+def test_header_when_of_another_spec_then_is_corrupt() -> None:
+    header = layout_of(flat({"a": TensorLeaf("int8", (2,))})).header({})
+    with pytest.raises(CorruptDataError, match="somewhere"):
+        layout_of(flat({"a": TensorLeaf("int8", (3,))})).parse(header, path="somewhere")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4087, 4089, 8184, 2**63])
+def test_header_when_its_length_is_absurd_then_is_corrupt(nbytes: int) -> None:
+    check_header_nbytes(4088, 8191, path="x")
+    with pytest.raises(CorruptDataError):
+        check_header_nbytes(nbytes, 8191, path="x")
+
+
+def test_data_start_when_header_grows_a_little_then_stays() -> None:
+    assert data_start(bytes(100)) == data_start(bytes(600)) == 4096
+    assert data_start(bytes(4000)) == 8192
