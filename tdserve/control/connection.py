@@ -1,0 +1,160 @@
+"""The client's end of gRPC: unary calls and the session stream, with our errors instead of grpc's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tdserve.control.control_pb2_grpc import ControlServiceStub
+from tdserve.control.status import from_rpc_error
+from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError
+from tdserve.v1 import control_pb2
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""Specs of a hundred thousand leaves and pages of names fit; content never rides here beyond the inline limit."""
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanished without a FIN is noticed within 20 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 8_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Two clients of one process must not share a connection: one's fate is not the other's.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+RECONNECT_BACKOFF_S = 0.2
+"""Between two attempts to reach a server that does not answer yet."""
+
+
+class SessionStream:
+    """The bidirectional stream of one session.
+
+    Args:
+        on_message: Called for every message of the server, in order, in the stream's own thread; must not block.
+        on_lost: Called once, in that thread, when the stream has ended, with the reason.
+    """
+
+    def __init__(
+        self,
+        open_call: Callable[[Iterator[control_pb2.ClientMessage]], Any],
+        *,
+        address: str,
+        on_message: Callable[[control_pb2.ServerMessage], None],
+        on_lost: Callable[[TDServeError], None],
+    ) -> None:
+        self._address = address
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._outgoing: SimpleQueue[control_pb2.ClientMessage | None] = SimpleQueue()
+        self._call = open_call(iter(self._outgoing.get, None))
+        self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
+        self._thread.start()
+
+    def send(self, message: control_pb2.ClientMessage) -> None:
+        """Hands a message to the stream; never blocks. Lost when the stream is."""
+        self._outgoing.put(message)
+
+    def close(self) -> None:
+        """Ends the stream and joins its thread (unless called from it). Idempotent."""
+        self._outgoing.put(None)
+        self._call.cancel()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._on_message(message)
+            lost: TDServeError = ConnectError(address=self._address, reason="the server closed the session")
+        except grpc.RpcError as error:
+            lost = from_rpc_error(error, address=self._address, what="the session", timeout_s=0.0)
+        self._outgoing.put(None)
+        self._on_lost(lost)
+
+
+class ControlConnection:
+    """A channel to the control process.
+
+    Args:
+        address: ``host:port``.
+        token: Bearer token, sent with every call.
+    """
+
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        self.address = address
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub: Any = ControlServiceStub(self._channel)
+
+    def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
+        """One unary call; a server that does not listen yet is tried again until the time is over.
+
+        Raises:
+            ConnectError: No connection within ``timeout_s``. Nothing was changed.
+            DeadlineExceededError: No answer within it; whether something was changed is unknown.
+            TDServeError: What the server said.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            remaining_s = deadline - time.monotonic()
+            try:
+                # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
+                return getattr(self._stub, method)(request, timeout=max(remaining_s, 0.0) + 2.0, metadata=self._metadata)
+            except grpc.RpcError as error:
+                ours = from_rpc_error(error, address=self.address, what=method, timeout_s=timeout_s)
+            if not isinstance(ours, ConnectError) or remaining_s < RECONNECT_BACKOFF_S:
+                raise ours
+            time.sleep(RECONNECT_BACKOFF_S)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Waits until the server accepts connections.
+
+        Raises:
+            ConnectError: Not within ``timeout_s``.
+        """
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
+        except grpc.FutureTimeoutError as error:
+            reason = f"nobody answered within {timeout_s:g} s; is a server running there? (tdserve serve ROOT)"
+            raise ConnectError(address=self.address, reason=reason) from error
+
+    def open_session(
+        self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]
+    ) -> SessionStream:
+        """Opens the stream of a session; the caller sends Hello first."""
+        return SessionStream(
+            lambda outgoing: self._stub.Session(outgoing, metadata=self._metadata),
+            address=self.address,
+            on_message=on_message,
+            on_lost=on_lost,
+        )
+
+    def close(self) -> None:
+        """Ends the channel and all its calls."""
+        self._channel.close()
+
+
+def check_health(address: str, *, timeout_s: float) -> bool:
+    """Whether the server at ``address`` says SERVING; asks the standard gRPC health service, which needs no token.
+
+    Raises:
+        ConnectError: Nobody answers.
+        DeadlineExceededError: No answer in time.
+    """
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            ours = from_rpc_error(error, address=address, what="the health check", timeout_s=timeout_s)
+            if isinstance(ours, (ConnectError, DeadlineExceededError)):
+                raise ours from error
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

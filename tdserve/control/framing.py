@@ -1,0 +1,131 @@
+"""Frames on a UNIX socket between the control process and a data worker: a length (uint32, little endian), then a message."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from threading import Lock
+
+from tdserve.errors import PeerLostError, RemoteProtocolError
+from tdserve.v1 import worker_pb2
+
+_LENGTH = struct.Struct("<I")
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+"""Far above any order: rows of a batch, a spec with a hundred thousand leaves, inline content."""
+
+
+class FrameReader:
+    """Cuts a byte stream into frames; feed it what arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the frames that are complete now."""
+        self._buffer += data
+        frames, at = [], 0
+        while len(self._buffer) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, at)
+            if length > MAX_FRAME_BYTES:
+                raise RemoteProtocolError(expected=f"a frame of at most {MAX_FRAME_BYTES} bytes", received=f"{length}")
+            if len(self._buffer) - at - _LENGTH.size < length:
+                break
+            at += _LENGTH.size
+            frames.append(bytes(self._buffer[at : at + length]))
+            at += length
+        del self._buffer[:at]
+        return frames
+
+
+def frame(content: bytes) -> bytes:
+    """One frame."""
+    return _LENGTH.pack(len(content)) + content
+
+
+class WorkerSocket:
+    """The worker's end: blocking, one reader thread, any number of writers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+        self._lock = Lock()
+
+    def orders(self) -> list[worker_pb2.Order]:
+        """Waits for the next orders. An empty list: the control process is gone."""
+        while True:
+            try:
+                data = self._connection.recv(1 << 20)
+            except OSError:
+                return []
+            if not data:
+                return []
+            frames = self._reader.feed(data)
+            if frames:
+                return [worker_pb2.Order.FromString(content) for content in frames]
+
+    def report(self, report: worker_pb2.Report) -> None:
+        """Sends a report; silently lost when the control process is gone, which ends this process anyway."""
+        data = frame(report.SerializeToString())
+        try:
+            with self._lock:  # held over a send to a local socket with a reading peer: frames must not mix
+                self._connection.sendall(data)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Ends the connection; wakes a reader."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._connection.close()
+
+
+class ControlSocket(asyncio.Protocol):
+    """The control process's end, on its event loop.
+
+    Args:
+        on_report: Called for every report, on the loop.
+        on_lost: Called once when the worker's end is gone.
+    """
+
+    def __init__(self, on_report: Callable[[worker_pb2.Report], None], on_lost: Callable[[], None]) -> None:
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+        self._transport: asyncio.WriteTransport | None = None
+
+    @classmethod
+    async def open(
+        cls, connection: socket.socket, on_report: Callable[[worker_pb2.Report], None], on_lost: Callable[[], None]
+    ) -> ControlSocket:
+        """Takes over a connected socket."""
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_connection(lambda: cls(on_report, on_lost), sock=connection)
+        return protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for content in self._reader.feed(data):
+            self._on_report(worker_pb2.Report.FromString(content))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def order(self, order: worker_pb2.Order) -> None:
+        """Sends an order. Raises PeerLostError when the worker is gone."""
+        if self._transport is None:
+            raise PeerLostError(peer="the data worker", reason="its socket is closed")
+        self._transport.write(frame(order.SerializeToString()))
+
+    def close(self) -> None:
+        """Ends the connection; the worker then exits."""
+        if self._transport is not None:
+            self._transport.close()

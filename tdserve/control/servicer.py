@@ -1,0 +1,163 @@
+"""The server's end of gRPC: every method is decode, handler, encode; errors leave as messages, faults are logged."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tdserve.control.connection import CHANNEL_OPTIONS
+from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
+from tdserve.control.status import abort
+from tdserve.errors import LocalProtocolError, TDServeError, UnauthenticatedError
+from tdserve.v1 import control_pb2
+
+SERVICE_NAME: str = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
+
+_log = logging.getLogger("tdserve.control")
+_Answer = TypeVar("_Answer")
+
+
+class SessionLink:
+    """Where the control process sends to one client; messages of several tasks never mix."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+
+    @property
+    def peer(self) -> str:
+        """The client's address as gRPC sees it."""
+        return str(self._context.peer())
+
+    async def send(self, message: control_pb2.ServerMessage) -> None:
+        """Sends one message; does nothing when the stream has ended, which the session learns by its own end."""
+        async with self._lock:
+            try:
+                await self._context.write(message)
+            except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+                return
+
+
+class Handlers(Protocol):
+    """What the control process does for each method; each raises TDServeError for what a client did wrong."""
+
+    async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None: ...
+    async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse: ...
+    async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription: ...
+    async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse: ...
+    async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse: ...
+    async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse: ...
+    async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse: ...
+
+
+class Servicer(ControlServiceServicer):
+    """Adapts handlers to gRPC."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        await _answer(self._handlers.session(SessionLink(context), request_iterator), context)
+
+    async def CreateStore(self, request: control_pb2.CreateStoreRequest, context: Any) -> Any:
+        return await _answer(self._handlers.create_store(request), context)
+
+    async def DescribeStore(self, request: control_pb2.DescribeStoreRequest, context: Any) -> Any:
+        return await _answer(self._handlers.describe_store(request), context)
+
+    async def ListStores(self, request: control_pb2.ListStoresRequest, context: Any) -> Any:
+        return await _answer(self._handlers.list_stores(request), context)
+
+    async def DeleteStore(self, request: control_pb2.DeleteStoreRequest, context: Any) -> Any:
+        return await _answer(self._handlers.delete_store(request), context)
+
+    async def ListKeys(self, request: control_pb2.ListKeysRequest, context: Any) -> Any:
+        return await _answer(self._handlers.list_keys(request), context)
+
+    async def GetStats(self, request: control_pb2.GetStatsRequest, context: Any) -> Any:
+        return await _answer(self._handlers.get_stats(request), context)
+
+
+async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
+    try:
+        return await handler
+    except TDServeError as error:
+        await abort(context, error)
+    except Exception as fault:
+        _log.exception("a handler failed")
+        await abort(context, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
+
+
+class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses every call without the bearer token, but for the health service: an orchestrator has no token."""
+
+    def __init__(self, token: str, address: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._address = address
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        method: str = details.method
+        handler = await continuation(details)
+        if method.startswith("/grpc.health.v1.Health/") or handler is None:
+            return handler
+        given = next((value for key, value in details.invocation_metadata if key == "authorization"), "")
+        given_bytes = given.encode() if isinstance(given, str) else given
+        if hmac.compare_digest(given_bytes, self._expected):
+            return handler
+        return self._refusal(handler)
+
+    def _refusal(self, handler: Any) -> Any:
+        error = UnauthenticatedError(address=self._address)
+
+        async def refuse(request: Any, context: Any) -> None:
+            await abort(context, error)
+
+        make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        return make(refuse, handler.request_deserializer, handler.response_serializer)
+
+
+class ControlServer:
+    """The listening gRPC server: our service, standard health, reflection.
+
+    Args:
+        handlers: What answers.
+        host: Address to listen on.
+        port: 0 takes a free one; ``port`` tells which.
+        token: Bearer token that every call but health must carry; None asks for none.
+    """
+
+    def __init__(self, handlers: Handlers, *, host: str, port: int, token: str | None) -> None:
+        interceptors = [_TokenCheck(token, f"{host}:{port}")] if token else []
+        options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000)]
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
+        self._health: Any = getattr(health, "aio").HealthServicer()
+        add_ControlServiceServicer_to_server(Servicer(handlers), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        bracketed = f"[{host}]" if ":" in host else host
+        self.port = self._server.add_insecure_port(f"{bracketed}:{port}")
+
+    async def start(self) -> None:
+        """Starts to listen; health says NOT_SERVING until ``set_serving``."""
+        await self.set_serving(False)
+        await self._server.start()
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """What the health service answers."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+        await self._health.set(SERVICE_NAME, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, gives running ones ``grace_s`` seconds, then ends them."""
+        await self._server.stop(grace_s)

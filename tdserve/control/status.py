@@ -1,0 +1,100 @@
+"""Errors on the wire: a class name and its fields, in a message or in a gRPC status. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from tdserve.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    Field,
+    PeerLostError,
+    RemoteProtocolError,
+    TDServeError,
+    UnauthenticatedError,
+    error_classes,
+)
+from tdserve.v1 import content_pb2, control_pb2
+
+ERROR_METADATA_KEY = "tdserve-failure-bin"
+"""Trailing metadata in which a unary call's Failure message travels."""
+
+
+def encode_failure(error: TDServeError) -> control_pb2.Failure:
+    """The message of an error; ``decode_failure`` gives an equal error."""
+    failure = control_pb2.Failure(error=type(error).__name__)
+    for name, value in error.fields.items():
+        failure.fields[name].CopyFrom(_encode_field(value))
+    return failure
+
+
+def decode_failure(failure: control_pb2.Failure) -> TDServeError:
+    """The error of a message. A class that this version does not know becomes a RemoteProtocolError."""
+    cls = error_classes().get(failure.error)
+    if cls is None:
+        return RemoteProtocolError(expected="an error of tdserve", received=failure.error[:200])
+    fields = {name: _decode_field(value) for name, value in failure.fields.items()}
+    return cls(**{name: value for name, value in fields.items() if name in cls.defaults})
+
+
+def _encode_field(value: Field) -> content_pb2.Value:
+    if value is None:
+        return content_pb2.Value(none=True)
+    if isinstance(value, bool):
+        return content_pb2.Value(boolean=value)
+    if isinstance(value, int):
+        in_range = -(2**63) <= value < 2**63
+        return content_pb2.Value(small_int=value) if in_range else content_pb2.Value(text=str(value))
+    if isinstance(value, float):
+        return content_pb2.Value(real=value)
+    return content_pb2.Value(text=value.encode(errors="replace").decode())
+
+
+def _decode_field(value: content_pb2.Value) -> Field:
+    kind = value.WhichOneof("kind")
+    if kind in ("boolean", "small_int", "real", "text"):
+        field: Field = getattr(value, kind)
+        return field
+    return None
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TDServeError) -> NoReturn:
+    """Ends a unary call with an error; does not return."""
+    metadata = ((ERROR_METADATA_KEY, encode_failure(error).SerializeToString()),)
+    code = getattr(grpc.StatusCode, error.code)
+    await context.abort(code, str(error)[:1000], metadata)
+    raise AssertionError("context.abort raises")
+
+
+def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: float) -> TDServeError:
+    """Our error for a failed call: the one the server sent, or what the status of gRPC itself means."""
+    metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
+    for key, value in metadata:
+        if key == ERROR_METADATA_KEY:
+            return decode_failure(control_pb2.Failure.FromString(value))
+    code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
+    details = str(getattr(error, "details", str)() or "")[:300]
+    make = _BY_CODE.get(code)
+    if make is not None:
+        return make(address, what, timeout_s, details)
+    return RemoteProtocolError(expected=f"an answer to {what} from {address}", received=f"{code.name}: {details}")
+
+
+_Make = Callable[[str, str, float, str], TDServeError]
+
+_BY_CODE: dict[grpc.StatusCode, _Make] = {
+    grpc.StatusCode.UNAVAILABLE: lambda address, what, timeout_s, details: ConnectError(address=address, reason=details),
+    grpc.StatusCode.DEADLINE_EXCEEDED: lambda address, what, timeout_s, details: DeadlineExceededError(
+        what=f"{what} at {address}", timeout_s=timeout_s
+    ),
+    grpc.StatusCode.UNAUTHENTICATED: lambda address, what, timeout_s, details: UnauthenticatedError(address=address),
+    grpc.StatusCode.CANCELLED: lambda address, what, timeout_s, details: PeerLostError(
+        peer=f"the server at {address}", reason=f"{what} was cancelled"
+    ),
+    grpc.StatusCode.UNIMPLEMENTED: lambda address, what, timeout_s, details: RemoteProtocolError(
+        expected=f"a tdserve server at {address}", received="a server without its service"
+    ),
+}

@@ -1,0 +1,223 @@
+"""What fills messages and what takes them: leaves, rows of mapped leaves, flat buffers.
+
+A *source* gives the bytes of a message, a *sink* takes them. Either may offer its own memory (``direct``), so that the
+bytes are sent from, or received into, their place; otherwise they pass through a staging buffer (``fill``, ``drain``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from tdserve.layout import Layout, Message, Part
+
+
+class Source(Protocol):
+    """Gives the content of messages, in order."""
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        """The message's bytes where they lie, uint8 ``[message.nbytes]``; None if they must be copied together."""
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        """Copies the message's bytes into ``staging``, uint8 ``[message.nbytes]``."""
+
+
+class Sink(Protocol):
+    """Takes the content of messages, in order."""
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        """Where the message's bytes belong, uint8 ``[message.nbytes]``; None if they must be distributed."""
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        """Copies the message's bytes from ``staging`` to where they belong."""
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory as uint8 ``[nbytes]``; shares it."""
+    flat = tensor.reshape(-1) if tensor.dim() != 1 else tensor
+    return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)
+
+
+class FlatEnd:
+    """Source and sink: the flat buffer of a layout itself."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+
+    def direct(self, message: Message) -> torch.Tensor:
+        return self._buffer[message.offset : message.offset + message.nbytes]
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        staging.copy_(self.direct(message))
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        self.direct(message).copy_(staging)
+
+
+class LeafEnd:
+    """Source and sink: one contiguous tensor per slot, used directly where a message lies inside one of them.
+
+    Args:
+        tensors: One per slot of the layout, contiguous, on CPU, of the slot's dtype and shape.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._bytes = [as_bytes(tensor) for tensor in tensors]
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        if len(message.parts) != 1:
+            return None
+        part = message.parts[0]
+        return self._bytes[part.slot][part.start : part.stop]
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        for part in message.parts:
+            staging[part.offset : part.offset + part.stop - part.start] = self._bytes[part.slot][part.start : part.stop]
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        for part in message.parts:
+            self._bytes[part.slot][part.start : part.stop] = staging[part.offset : part.offset + part.stop - part.start]
+
+
+Trailer = Callable[[], Sequence[torch.Tensor]]
+"""Makes the trailing columns once everything before them was copied: the place to check that no row has moved."""
+
+
+class _Trailing:
+    def __init__(self, layout: Layout, trailer: Trailer | None) -> None:
+        self._num_leaves = layout.num_leaves
+        self._trailer = trailer
+        self._columns: list[torch.Tensor] | None = None
+
+    def column(self, slot: int) -> torch.Tensor:
+        if self._columns is None:
+            self._columns = [as_bytes(tensor) for tensor in self._trailer()] if self._trailer else []
+        return self._columns[slot - self._num_leaves]
+
+
+class IndexedEnd:
+    """Source: every leaf under an index expression, made one leaf at a time and let go again.
+
+    Args:
+        layout: Of the result.
+        take: Gives the tensor of a slot, of the slot's shape; a view where the index is basic.
+        trailing: As in ``RowEnd``.
+    """
+
+    def __init__(self, layout: Layout, take: Callable[[int], torch.Tensor], trailing: Trailer | None = None) -> None:
+        self._layout = layout
+        self._take = take
+        self._trailing = _Trailing(layout, trailing)
+        self._slot = -1
+        self._content = torch.empty(0, dtype=torch.uint8)
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        part = message.parts[0]
+        if len(message.parts) != 1 or part.slot >= self._layout.num_leaves:
+            return None
+        return self._leaf(part.slot)[part.start : part.stop]
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        for part in message.parts:
+            is_leaf = part.slot < self._layout.num_leaves
+            content = self._leaf(part.slot)[part.start : part.stop] if is_leaf else self._trailing.column(part.slot)
+            staging[part.offset : part.offset + part.stop - part.start] = content
+
+    def _leaf(self, slot: int) -> torch.Tensor:
+        if slot != self._slot:
+            self._content = as_bytes(self._take(slot).contiguous())
+            self._slot = slot
+        return self._content
+
+
+class RowEnd:
+    """Source and sink: chosen rows of larger leaves, such as a ring's mapped files.
+
+    Args:
+        layout: Of the rows that move: slot ``i`` has shape ``[num_rows, *row]``.
+        leaves: One per leaf of the layout, shape ``[capacity, *row]``, contiguous.
+        rows: int64 ``[num_rows]``: row ``i`` of the content is row ``rows[i]`` of the leaves.
+        trailing: Gives the tensors of the layout's trailing columns; called once, after all leaves were copied.
+    """
+
+    def __init__(
+        self, layout: Layout, leaves: Sequence[torch.Tensor], rows: torch.Tensor, trailing: Trailer | None = None
+    ) -> None:
+        self._layout = layout
+        self._leaves = leaves
+        self._rows = rows
+        self._trailing = _Trailing(layout, trailing)
+        self._first = int(rows[0]) if len(rows) else 0
+        self._is_run = len(rows) > 0 and bool((rows[1:] - rows[:-1] == 1).all())
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        if not self._is_run or len(message.parts) != 1:
+            return None
+        part = message.parts[0]
+        if part.slot >= self._layout.num_leaves:
+            return None
+        start = self._first * self._layout.slots[part.slot].row_nbytes
+        return as_bytes(self._leaves[part.slot])[start + part.start : start + part.stop]
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        for part in message.parts:
+            target = staging[part.offset : part.offset + part.stop - part.start]
+            if part.slot >= self._layout.num_leaves:
+                target.copy_(self._trailing.column(part.slot))
+            else:
+                self._gather(part, target)
+
+    def _gather(self, part: Part, target: torch.Tensor) -> None:
+        leaf, rows = self._leaves[part.slot], self._rows
+        row_nbytes = self._layout.slots[part.slot].row_nbytes
+        first, offset = divmod(part.start, row_nbytes)
+        last, rest = divmod(part.stop, row_nbytes)
+        if offset or rest:  # a message boundary inside a row: rows longer than a message
+            by_rows = as_bytes(leaf).view(len(leaf), row_nbytes)
+            target.copy_(_byte_range(by_rows, rows, part))
+            return
+        shaped = target.view(leaf.dtype).view(last - first, *leaf.shape[1:])
+        torch.index_select(leaf, 0, rows[first:last], out=shaped)
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        for part in message.parts:
+            self._scatter(part, staging[part.offset : part.offset + part.stop - part.start])
+
+    def _scatter(self, part: Part, content: torch.Tensor) -> None:
+        leaf, rows = self._leaves[part.slot], self._rows
+        row_nbytes = self._layout.slots[part.slot].row_nbytes
+        first, offset = divmod(part.start, row_nbytes)
+        last, rest = divmod(part.stop, row_nbytes)
+        if offset or rest:
+            by_rows = as_bytes(leaf).view(len(leaf), row_nbytes)
+            _write_byte_range(by_rows, rows, part, content)
+        elif self._is_run:
+            start = self._first * row_nbytes
+            as_bytes(leaf)[start + part.start : start + part.stop] = content
+        else:
+            as_bytes(leaf).view(len(leaf), row_nbytes)[rows[first:last]] = content.view(last - first, row_nbytes)
+
+
+def _spans(row_nbytes: int, part: Part) -> list[tuple[int, int, int]]:
+    """Cuts a byte range into (position of the row, first byte, end byte) per row that it touches."""
+    spans, at = [], part.start
+    while at < part.stop:
+        position, first = divmod(at, row_nbytes)
+        end = min(row_nbytes, first + part.stop - at)
+        spans.append((position, first, end))
+        at += end - first
+    return spans
+
+
+def _byte_range(by_rows: torch.Tensor, rows: torch.Tensor, part: Part) -> torch.Tensor:
+    spans = _spans(by_rows.shape[1], part)
+    return torch.cat([by_rows[rows[position], first:end] for position, first, end in spans])
+
+
+def _write_byte_range(by_rows: torch.Tensor, rows: torch.Tensor, part: Part, content: torch.Tensor) -> None:
+    at = 0
+    for position, first, end in _spans(by_rows.shape[1], part):
+        by_rows[rows[position], first:end] = content[at : at + end - first]
+        at += end - first

@@ -1,0 +1,157 @@
+"""The gloo channel: a two-rank process group that no registry of torch.distributed knows.
+
+Facts this file rests on, measured with torch 2.13 on Linux:
+
+* ``ProcessGroupGloo`` built directly on a ``Store`` leaves the user's default group, ``MASTER_ADDR`` and so on alone.
+* A Python subclass of ``Store`` serves as rendezvous, if a reference to it is kept.
+* A receive that times out closes the pair on both sides, for good; a dead peer is noticed at once.
+* A message longer than the posted receive ends the receiving process (SIGABRT): lengths are agreed beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from threading import Condition, Lock
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+
+WORKER_RANK = 0
+CLIENT_RANK = 1
+
+CONNECT_TIMEOUT_S = 20.0
+"""Both ends are alive when they start to connect: this only bounds a network that swallows packets."""
+
+
+class KVStore(dist.Store):  # type: ignore[name-defined,misc]
+    """The rendezvous of one pair of ranks: what one end sets is handed to ``publish``, and the other end ``feed``s it.
+
+    It replaces ``TCPStore``, which listens on all interfaces whatever it is told: the addresses travel over the
+    authenticated session instead. Threads: ``feed`` may be called from any thread.
+    """
+
+    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
+        super().__init__()
+        self._publish = publish
+        self._entries: dict[str, bytes] = {}
+        self._changed = Condition()
+        self._is_closed = False
+
+    def feed(self, key: str, value: bytes) -> None:
+        """Takes an entry that the other end has set."""
+        with self._changed:
+            self._entries[key] = value
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wakes whoever waits for an entry; it gets a ConnectError."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Called by gloo with this rank's address."""
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self.feed(key, content)
+        self._publish(key, content)
+
+    def get(self, key: str) -> bytes:
+        """Called by gloo for the other rank's address; waits for it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._entries or self._is_closed, CONNECT_TIMEOUT_S):
+                raise ConnectError(address=key, reason=f"the peer's gloo address did not come within {CONNECT_TIMEOUT_S} s")
+            if key not in self._entries:
+                raise ConnectError(address=key, reason="the session was closed during the rendezvous")
+            return self._entries[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Called by gloo before ``get``."""
+        for key in keys:
+            self.get(key)
+
+
+@lru_cache(maxsize=16)
+def _device(host: str) -> Any:
+    """One gloo device (one thread, one event loop) per address and process: a hundred groups share it."""
+    return dist.ProcessGroupGloo.create_device(hostname=host)
+
+
+class _GlooWork:
+    def __init__(self, channel: GlooChannel, work: Any, buffer: torch.Tensor) -> None:
+        self._channel = channel
+        self._work = work
+        self._buffer = buffer  # gloo keeps a bare pointer
+
+    def wait(self, timeout_s: float) -> None:
+        started = time.monotonic()
+        try:
+            self._work.wait(timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError as error:
+            self._channel.close()
+            if time.monotonic() - started >= timeout_s:
+                raise DeadlineExceededError(what="a gloo transfer", timeout_s=timeout_s) from error
+            raise PeerLostError(peer=self._channel.peer, reason=str(error).partition("\n")[0][:300]) from error
+
+
+class GlooChannel:
+    """One end of a two-rank gloo group.
+
+    Args:
+        kv_store: Rendezvous; kept alive by the channel.
+        rank: ``WORKER_RANK`` or ``CLIENT_RANK``.
+        host: Address of the interface to listen on and connect from.
+        peer: Name of the other end, for errors.
+
+    Raises:
+        ConnectError: The pair did not form. Nothing was sent.
+    """
+
+    transport = "gloo"
+
+    def __init__(self, kv_store: KVStore, rank: int, *, host: str, peer: str) -> None:
+        self.peer = peer
+        self._kv_store = kv_store
+        self._other = 1 - rank
+        self._lock = Lock()
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        try:
+            options._devices = [_device(host)]
+            options._timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
+            options._threads = 1
+            self._group: Any = dist.ProcessGroupGloo(kv_store, rank, 2, options)
+        except (RuntimeError, ConnectError) as error:
+            raise ConnectError(address=host, reason=f"gloo: {str(error).partition(chr(10))[0][:300]}") from error
+
+    def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
+        group = self._open_group()
+        try:
+            return _GlooWork(self, group.send([buffer], self._other, tag), buffer)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
+
+    def recv(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
+        group = self._open_group()
+        try:
+            return _GlooWork(self, group.recv([buffer], self._other, tag), buffer)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
+
+    def close(self) -> None:
+        """Drops the group: its sockets close once no transfer uses them any more."""
+        with self._lock:
+            self._group = None
+        self._kv_store.close()
+
+    def _open_group(self) -> Any:
+        group = self._group
+        if group is None:
+            raise PeerLostError(peer=self.peer, reason="the channel is closed")
+        return group

@@ -1,0 +1,129 @@
+"""Moving a whole layout over a channel: several messages under way, staging buffers reused, one deadline for all."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from tdserve.errors import DeadlineExceededError
+from tdserve.layout import Message
+from tdserve.transport.channel import Channel, Work
+from tdserve.transport.ends import Sink, Source
+from tdserve.transport.pool import BufferPool
+
+MESSAGES_UNDER_WAY = 3
+"""While one message is on the wire, the next is being copied together and one more is posted: more gains nothing."""
+
+
+class _Clock:
+    """The rest of one transfer's time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    def remaining_s(self) -> float:
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineExceededError(what="a transfer", timeout_s=self._timeout_s)
+        return remaining
+
+
+def start_send(channel: Channel, tag: int, messages: Sequence[Message], source: Source, pool: BufferPool) -> list[Work]:
+    """Posts every message at once and returns; for content that is small, or that lies in place anyway."""
+    works = []
+    for message in messages:
+        buffer = source.direct(message)
+        if buffer is None:
+            buffer = pool.take(message.nbytes)
+            source.fill(message, buffer)
+        works.append(channel.send(buffer, tag))
+    return works
+
+
+def wait_all(works: Sequence[Work], timeout_s: float) -> None:
+    """Waits for works posted by ``start_send``."""
+    clock = _Clock(timeout_s)
+    for work in works:
+        work.wait(clock.remaining_s())
+
+
+def send_messages(
+    channel: Channel, tag: int, messages: Sequence[Message], source: Source, *, pool: BufferPool, timeout_s: float
+) -> None:
+    """Sends every message of a layout, in order.
+
+    The last message is made after all memory that was sent in place has left: what it says of the others (that their
+    rows did not move) is then true of the bytes that were sent.
+
+    Raises:
+        DeadlineExceededError, PeerLostError: The channel is closed; what the peer has got is unknown.
+    """
+    clock = _Clock(timeout_s)
+    under_way: deque[Work] = deque()
+    num_direct = 0
+    for number, message in enumerate(messages, 1):
+        while len(under_way) >= MESSAGES_UNDER_WAY or (under_way and num_direct and number == len(messages)):
+            under_way.popleft().wait(clock.remaining_s())
+        buffer = source.direct(message)
+        if buffer is None:
+            buffer = pool.take(message.nbytes)
+            source.fill(message, buffer)
+        else:
+            num_direct += 1
+        under_way.append(channel.send(buffer, tag))
+    while under_way:
+        under_way.popleft().wait(clock.remaining_s())
+
+
+def recv_messages(
+    channel: Channel, tag: int, messages: Sequence[Message], sink: Sink, *, pool: BufferPool, timeout_s: float
+) -> None:
+    """Receives every message of a layout, in order, into the sink.
+
+    Raises:
+        DeadlineExceededError, PeerLostError: The channel is closed; the sink holds some of the messages.
+    """
+    clock = _Clock(timeout_s)
+    under_way: deque[tuple[Work, Message, torch.Tensor | None]] = deque()
+
+    def finish_oldest() -> None:
+        work, message, staging = under_way.popleft()
+        work.wait(clock.remaining_s())
+        if staging is not None:
+            sink.drain(message, staging)
+
+    for message in messages:
+        if len(under_way) >= MESSAGES_UNDER_WAY:
+            finish_oldest()
+        place = sink.direct(message)
+        staging = pool.take(message.nbytes) if place is None else None
+        buffer = place if staging is None else staging
+        assert buffer is not None
+        under_way.append((channel.recv(buffer, tag), message, staging))
+    while under_way:
+        finish_oldest()
+
+
+def pack(messages: Sequence[Message], source: Source) -> bytes:
+    """The messages one after the other, for content that rides inside a control message."""
+    buffer = torch.empty(sum(message.nbytes for message in messages), dtype=torch.uint8)
+    at = 0
+    for message in messages:
+        source.fill(message, buffer[at : at + message.nbytes])
+        at += message.nbytes
+    return buffer.numpy().tobytes()
+
+
+def unpack(content: bytes | bytearray | memoryview, messages: Sequence[Message], sink: Sink) -> None:
+    """The reverse of ``pack``; the caller has checked the length."""
+    if not messages:
+        return
+    buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    at = 0
+    for message in messages:
+        sink.drain(message, buffer[at : at + message.nbytes])
+        at += message.nbytes
