@@ -1,0 +1,85 @@
+"""The data worker's process: ``python -m tdserve.worker.main FD WORKER TRANSFER_TIMEOUT_S``, started by the control process.
+
+FD is an inherited UNIX socket. When its other end goes, this process ends: a worker never outlives its control process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+import torch
+
+from tdserve.control.framing import WorkerSocket
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import worker_pb2
+from tdserve.worker.opened import OpenStores
+from tdserve.worker.operations import perform
+from tdserve.worker.session import Surroundings, WorkerSession
+
+class Worker:
+    """Reads orders and hands them to the threads of their sessions."""
+
+    def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float) -> None:
+        self._connection = connection
+        self._surroundings = Surroundings(
+            stores=OpenStores(),
+            pool=BufferPool(),
+            report=connection.report,
+            transfer_timeout_s=transfer_timeout_s,
+        )
+        self._sessions: dict[int, WorkerSession] = {}
+
+    def run(self) -> None:
+        """Works until the control process is gone."""
+        ready = worker_pb2.Report()
+        ready.done.SetInParent()
+        self._connection.report(ready)
+        while orders := self._connection.orders():
+            for order in orders:
+                self._dispatch(order)
+        for session in self._sessions.values():
+            session.close()
+
+    def _dispatch(self, order: worker_pb2.Order) -> None:
+        if order.HasField("close_session"):
+            session = self._sessions.pop(order.session, None)
+            if session is not None:
+                session.close()
+            return
+        if order.HasField("drop_store"):
+            self._surroundings.stores.drop(order.drop_store.uid)
+            return
+        self._learn_spec(order)
+        session = self._sessions.get(order.session)
+        if session is None:
+            session = self._sessions[order.session] = WorkerSession(order.session, self._surroundings, perform)
+        session.put(order)
+
+    def _learn_spec(self, order: worker_pb2.Order) -> None:
+        """Before the order is queued: other sessions may name the same spec and be quicker."""
+        body = getattr(order, order.WhichOneof("body"))
+        ref = getattr(body, "store", None) or getattr(body, "version", None)
+        if ref is not None and ref.HasField("spec"):
+            self._surroundings.stores.learn(ref.fingerprint, ref.spec)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of the process."""
+    fd, number, transfer_timeout_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
+    torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
+    connection = WorkerSocket(socket.socket(fileno=fd))
+    Worker(connection, number=number, transfer_timeout_s=transfer_timeout_s).run()
+    # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""Stores and versions that this worker has mapped, by the identity of their incarnation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from threading import Lock
+
+import torch
+
+from tdserve.errors import LocalProtocolError
+from tdserve.spec import codec
+from tdserve.spec.tree import Path, Spec
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import Generations
+from tdserve.store.mapping import open_leaves
+from tdserve.store.objects import Objects
+from tdserve.v1 import spec_pb2, worker_pb2
+
+OBJECTS_FOLDER = "objects"
+
+@dataclass
+class OpenStore:
+    """One mapped store.
+
+    Attributes:
+        uid: Incarnation: a deleted and recreated store has another.
+        spec: As stored, rows included.
+        leaves: The mapped tensors by path.
+        ordered: The same in the spec's canonical order.
+        generations: One number per row, then one for the store as a whole; read only.
+    """
+
+    uid: str
+    folder: FilePath
+    spec: Spec
+    leaves: dict[Path, torch.Tensor]
+    ordered: list[torch.Tensor]
+    generations: Generations
+    _objects: Objects | None = None
+
+    def objects(self, *, writable: bool) -> Objects | None:
+        """The non-tensor values; None when none was ever written (and the caller only reads)."""
+        if self._objects is None:
+            folder = self.folder / OBJECTS_FOLDER
+            if not writable and not Objects.exists(folder):
+                return None
+            self._objects = Objects(folder, writable=writable)
+        return self._objects
+
+    def close(self) -> None:
+        """Drops the mappings; tensors still in use keep theirs."""
+        self.generations.close()
+        if self._objects is not None:
+            self._objects.close()
+
+
+class OpenStores:
+    """The cache. Threads: safe; a store is opened once, by the first that needs it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stores: dict[str, OpenStore] = {}
+        self._specs: dict[bytes, Spec] = {}
+
+    def learn(self, fingerprint: bytes, message: spec_pb2.Spec) -> None:
+        """Remembers a structure that control has sent along; called before the order itself is queued."""
+        if fingerprint not in self._specs:
+            self._specs[fingerprint] = codec.decode(message)
+
+    def spec(self, fingerprint: bytes) -> Spec:
+        """The structure with this fingerprint."""
+        spec = self._specs.get(fingerprint)
+        if spec is None:
+            raise LocalProtocolError(reason="control names a spec that this worker was never told")
+        return spec
+
+    def get(self, ref: worker_pb2.StoreRef) -> OpenStore:
+        """The store of a reference, mapped.
+
+        Raises:
+            CorruptDataError: Its files are missing or damaged.
+        """
+        store = self._stores.get(ref.uid)
+        if store is not None:
+            return store
+        spec = self.spec(ref.fingerprint)
+        with self._lock:
+            store = self._stores.get(ref.uid)
+            if store is None:
+                store = self._stores[ref.uid] = self._open(ref, spec)
+            return store
+
+    def drop(self, uid: str) -> None:
+        """Forgets a store that was deleted."""
+        with self._lock:
+            store = self._stores.pop(uid, None)
+        if store is not None:
+            store.close()
+
+    def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> OpenStore:
+        folder = FilePath(ref.folder)
+        generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
+        leaves = open_leaves(folder, spec, writable=True)
+        ordered = [leaves[path] for path, _ in spec.tensors]
+        return OpenStore(ref.uid, folder, spec, leaves, ordered, generations)

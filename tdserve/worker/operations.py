@@ -1,0 +1,196 @@
+"""What a data worker does for each order: gather and send, receive and scatter, make folders. One function per order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.errors import DeadlineExceededError, RemoteProtocolError
+from tdserve.layout import Layout
+from tdserve.selection import Selection, from_message
+from tdserve.selection_torch import to_torch_index
+from tdserve.spec.tree import Path
+from tdserve.store.staging import Staging
+from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd
+from tdserve.transport.stream import unpack
+from tdserve.v1 import content_pb2, worker_pb2
+from tdserve.worker.opened import OpenStore
+from tdserve.worker.session import WorkerSession
+from tdserve.worker.transfers import answer, check_inline, take
+from tdserve.worker.values import put_values, read_values
+from tdserve.worker.versions import receive_version, send_version
+
+SETTLE_POLL_S = 0.0005
+"""Between two looks at a generation that says "being written": an apply takes about this long for a few megabytes."""
+
+
+def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Sends chosen rows with their numbers and generations; rows that moved meanwhile are marked."""
+    wanted = order.send_rows
+    store = session.surroundings.stores.get(wanted.store)
+    rows = np.frombuffer(wanted.rows, "<i8")
+    expected = np.frombuffer(wanted.generations, "<i8")
+    layout = rows_layout(store.spec, len(rows))
+    values = read_values(store, [path for path, _ in store.spec.values], rows)
+
+    def trail() -> list[torch.Tensor]:
+        found = np.where(store.generations.values[rows] == expected, expected, MISSING_GENERATION)
+        return [torch.from_numpy(rows.copy()), torch.from_numpy(found), _status(ReadStatus.WHOLE, 0)]
+
+    source = RowEnd(layout, store.ordered, torch.from_numpy(rows.copy()), trail)
+    if values and not wanted.inline:
+        session.prepared(order, values)
+    return answer(session, order, layout, source, values=values, inline=wanted.inline)
+
+
+def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Receives rows straight into their places, which control has reserved for this transfer alone."""
+    wanted = order.receive_rows
+    store = session.surroundings.stores.get(wanted.store)
+    rows = np.frombuffer(wanted.rows, "<i8")
+    layout = write_layout(store.spec.with_rows(len(rows)))
+    sink = RowEnd(layout, store.ordered, torch.from_numpy(rows.copy()))
+    return take(session, order, wanted.content, layout, sink)
+
+
+def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Sends what an index expression selects, as of one moment, or says that it could not."""
+    wanted = order.send_selection
+    store = session.surroundings.stores.get(wanted.store)
+    selection = from_message(wanted.selection)
+    keys = [tuple(key.parts) for key in wanted.keys]
+    spec = selected_spec(store.spec, selection, keys)
+    layout = read_layout(spec)
+    watched = _watched(store, selection)
+    before = _settled(store, watched, session.surroundings.transfer_timeout_s)
+    version = int(store.generations.values[-1]) // 2
+    index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
+    values = read_values(store, [path for path, _ in spec.values], _elements(store, selection))
+
+    def leaf_of(slot: int) -> torch.Tensor:
+        leaf = store.leaves[layout.slots[slot].path]
+        return leaf[index] if index else leaf
+
+    def trail() -> list[torch.Tensor]:
+        is_whole = np.array_equal(store.generations.values[watched], before)
+        return [_status(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
+
+    is_inline = sum(layout.message_nbytes) <= wanted.inline_bytes
+    if not is_inline:
+        session.prepared(order, values)
+    return answer(session, order, layout, IndexedEnd(layout, leaf_of, trail), values=values, inline=is_inline)
+
+
+def receive_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Receives content into a staging file, or straight into a store that nobody sees yet."""
+    wanted = order.receive_selection
+    store = session.surroundings.stores.get(wanted.store)
+    layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
+    if not wanted.staging:
+        return take(session, order, wanted.content, layout, LeafEnd(store.ordered))
+    return take(session, order, wanted.content, layout, FlatEnd(_staging(wanted.staging, layout)))
+
+
+def apply_staged(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Copies whole content to its place; control has marked the rows. Repeating it does no harm."""
+    wanted = order.apply_staged
+    store = session.surroundings.stores.get(wanted.store)
+    keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
+    layout = _selection_layout(store, wanted.selection, keys)
+    if wanted.content.HasField("inline"):
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        check_inline(wanted.content, layout)
+        unpack(wanted.content.inline, layout.messages, FlatEnd(buffer))
+    else:
+        buffer = _staging(wanted.staging, layout)
+    selection = from_message(wanted.selection)
+    index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
+    for slot in layout.slots:
+        leaf = store.leaves[slot.path]
+        content = buffer[slot.offset : slot.offset + slot.nbytes].view(leaf.dtype).view(slot.shape)
+        if index:
+            leaf[index] = content
+        else:
+            leaf.copy_(content)
+    return worker_pb2.Worked()
+
+
+def discard(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Receives what a client has sent for a request that was refused, and forgets it."""
+    for nbytes in order.discard.message_nbytes:
+        buffer = session.surroundings.pool.take(nbytes)
+        session.channel.recv(buffer, order.tag).wait(session.surroundings.transfer_timeout_s)
+    return worker_pb2.Worked(nbytes_moved=sum(order.discard.message_nbytes))
+
+
+def store_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Stores non-tensor values; the one worker that writes them is asked."""
+    put_values(session.surroundings.stores.get(order.put_values.store), order.put_values)
+    return worker_pb2.Worked()
+
+
+OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Worked]] = {
+    "send_rows": send_rows,
+    "receive_rows": receive_rows,
+    "send_selection": send_selection,
+    "receive_selection": receive_selection,
+    "apply_staged": apply_staged,
+    "send_version": send_version,
+    "receive_version": receive_version,
+    "discard": discard,
+    "put_values": store_values,
+}
+
+
+def perform(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Carries out any order."""
+    kind = order.WhichOneof("body")
+    operation = OPERATIONS.get(kind or "")
+    if operation is None:
+        raise RemoteProtocolError(expected="a known order", received=str(kind))
+    return operation(session, order)
+
+
+def _staging(path: str, layout: Layout) -> torch.Tensor:
+    folder, _, name = path.rpartition("/")
+    return Staging(folder, name=name).reserve(layout.nbytes)
+
+
+def _selection_layout(store: OpenStore, selection: content_pb2.Selection, keys: list[Path]) -> Layout:
+    return write_layout(selected_spec(store.spec, from_message(selection), keys))
+
+
+def _watched(store: OpenStore, selection: Selection) -> slice | np.ndarray:
+    """Which generations tell of a change: the store's own for everything, else those of the rows."""
+    if selection.is_everything:
+        return slice(-1, None)
+    return selection.rows(store.spec.batch_size)
+
+
+def _settled(store: OpenStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
+    """The generations once none of them is odd, that is, once no write is being applied."""
+    end = time.monotonic() + timeout_s
+    while True:
+        before = store.generations.values[watched].copy()
+        if not (before & 1).any():
+            return before
+        if time.monotonic() > end:
+            raise DeadlineExceededError(what="the end of a write to the rows that are read", timeout_s=timeout_s)
+        time.sleep(SETTLE_POLL_S)
+
+
+def _elements(store: OpenStore, selection: Selection) -> np.ndarray | None:
+    """Positions in the flattened batch that a selection takes, for the values; ``None`` for all."""
+    if not store.spec.values or selection.is_everything:
+        return None
+    return selection.elements(store.spec.batch_size)
+
+
+def _status(status: ReadStatus, version: int) -> torch.Tensor:
+    return torch.tensor([status, version, 0, 0, 0, 0, 0, 0], dtype=torch.int64)
+
+

@@ -1,0 +1,156 @@
+"""One session of a data worker: a thread that performs the session's orders in turn, over the session's own channel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Event, Thread
+
+from tdserve.control.status import encode_failure
+from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError, TransportError
+from tdserve.transport.channel import Channel
+from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import worker_pb2
+from tdserve.worker.opened import OpenStores
+
+_log = logging.getLogger("tdserve.worker")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all sessions of a worker share.
+
+    Attributes:
+        stores: Mapped stores.
+        pool: Staging buffers.
+        report: Sends a report to control; thread-safe.
+        transfer_timeout_s: Seconds after which a transfer is given up, and its channel closed.
+    """
+
+    stores: OpenStores
+    pool: BufferPool
+    report: Callable[[worker_pb2.Report], None]
+    transfer_timeout_s: float
+
+
+class WorkerSession:
+    """The thread of one session. Session 0 has no client: it does what concerns stores as a whole.
+
+    Args:
+        number: The session, as control names it.
+        surroundings: Shared with the other sessions.
+        perform: Carries out one order; what it raises becomes the order's Failure.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        surroundings: Surroundings,
+        perform: Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Worked],
+    ) -> None:
+        self.number = number
+        self.surroundings = surroundings
+        self._perform = perform
+        self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
+        self._kv_store: KVStore | None = None
+        self._channel: Channel | None = None
+        self._opened = Event()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name=f"tdserve-session-{number}", daemon=True)
+        self._thread.start()
+
+    def put(self, order: worker_pb2.Order) -> None:
+        """Queues an order; called by the thread that reads the socket."""
+        if order.HasField("open_session"):
+            self._start_opening(order)
+            return
+        if order.HasField("rendezvous"):
+            if self._kv_store is not None:
+                self._kv_store.feed(order.rendezvous.key, order.rendezvous.value)
+            return
+        self._orders.put(order)
+
+    def close(self) -> None:
+        """Ends the session: its channel goes, orders in its queue fail, the thread ends after the current one."""
+        self._is_closed = True
+        self._close_channel()
+        self._orders.put(None)
+
+    @property
+    def channel(self) -> Channel:
+        """The channel; waits while it is being connected.
+
+        Raises:
+            PeerLostError: There is none: not connected in time, lost, or closed.
+        """
+        if self._channel is None and not self._is_closed:
+            self._opened.wait(CONNECT_TIMEOUT_S)
+        channel = self._channel
+        if channel is None:
+            raise PeerLostError(peer=f"the client of session {self.number}", reason="its channel is not open")
+        return channel
+
+    def prepared(self, order: worker_pb2.Order, values: bytes) -> None:
+        """Tells control that a read's values are these, and that its tensors come next."""
+        report = worker_pb2.Report(order=order.order, session=self.number)
+        report.prepared.values = values
+        order.is_accepted = True  # from here on the client waits for bytes: a failure must close the channel
+        self.surroundings.report(report)
+
+    def _publish(self, key: str, value: bytes) -> None:
+        report = worker_pb2.Report(session=self.number)
+        report.rendezvous.key, report.rendezvous.value = key, value
+        self.surroundings.report(report)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            report = worker_pb2.Report(order=order.order, session=self.number)
+            try:
+                report.done.CopyFrom(self._perform(self, order))
+            except TDServeError as error:
+                report.failure.CopyFrom(encode_failure(error))
+                self.surroundings.report(report)
+                if order.is_accepted or isinstance(error, (TransportError, DeadlineExceededError)):
+                    self._lose(error)
+                continue
+            except Exception as fault:
+                _log.exception("order %s failed", order.WhichOneof("body"))
+                ours = LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
+                report.failure.CopyFrom(encode_failure(ours))
+            self.surroundings.report(report)
+
+    def _start_opening(self, order: worker_pb2.Order) -> None:
+        """In a thread of its own: orders that came before it, and do not need the channel, go on."""
+        self._kv_store = KVStore(self._publish)
+        Thread(target=self._open, args=(order, self._kv_store), name="tdserve-open-channel", daemon=True).start()
+
+    def _open(self, order: worker_pb2.Order, kv_store: KVStore) -> None:
+        report = worker_pb2.Report(order=order.order, session=self.number)
+        peer = f"the client of session {self.number}"
+        try:
+            self._channel = GlooChannel(kv_store, WORKER_RANK, host=order.open_session.host, peer=peer)
+            report.done.SetInParent()
+        except TDServeError as error:
+            report.failure.CopyFrom(encode_failure(error))
+        self._opened.set()
+        if self._is_closed:
+            self._close_channel()
+        self.surroundings.report(report)
+
+    def _lose(self, error: TDServeError) -> None:
+        """A channel that failed once is closed for good; control ends the session and the client opens another."""
+        self._is_closed = True
+        self._close_channel()
+        report = worker_pb2.Report(session=self.number)
+        report.session_lost.reason = str(error)[:500]
+        self.surroundings.report(report)
+
+    def _close_channel(self) -> None:
+        if self._kv_store is not None:
+            self._kv_store.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()

@@ -1,0 +1,49 @@
+"""Published versions: received straight into their file's mapping, sent straight from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tdserve.content import ReadStatus, read_layout, write_layout
+from tdserve.store.versions import VersionFile
+from tdserve.transport.ends import IndexedEnd, LeafEnd
+from tdserve.v1 import worker_pb2
+from tdserve.worker.session import WorkerSession
+from tdserve.worker.transfers import answer, take
+
+
+def receive_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Fills a version's file and seals it; nobody sees it before control says so.
+
+    Raises:
+        CapacityError: The disk is full; nothing stays behind.
+    """
+    wanted = order.receive_version
+    spec = session.surroundings.stores.spec(wanted.version.fingerprint)
+    file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
+    layout = write_layout(spec)
+    worked = take(session, order, wanted.content, layout, LeafEnd([file.leaves[slot.path] for slot in layout.slots]))
+    if wanted.content.values:
+        file.write_values(wanted.content.values)
+    file.seal()
+    return worked
+
+
+def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Sends a version's leaves from where they lie; control keeps the file from being recycled meanwhile."""
+    wanted = order.send_version
+    spec = session.surroundings.stores.spec(wanted.version.fingerprint)
+    layout = read_layout(spec)
+    with VersionFile.open(wanted.version.path, spec) as file:
+        leaves = [file.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
+        values = file.read_values() or b"" if spec.values else b""
+        if values and not wanted.inline:
+            session.prepared(order, values)
+        source = IndexedEnd(layout, leaves.__getitem__, _whole)
+        return answer(session, order, layout, source, values=values, inline=wanted.inline)
+
+
+def _whole() -> Sequence[torch.Tensor]:
+    return [torch.tensor([ReadStatus.WHOLE, 0, 0, 0, 0, 0, 0, 0], dtype=torch.int64)]
