@@ -1,0 +1,49 @@
+"""Answers of committed requests, kept so that a retry after a lost answer changes nothing twice; on disk too."""
+
+from __future__ import annotations
+
+from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.transfer import RequestLog
+
+MAX_ANSWERS_PER_CLIENT = 256
+"""A client has at most 64 writes under way; older answers are never asked for again."""
+
+_REQUEST_BYTES = 8
+
+
+class Answers:
+    """The log of committed requests, by client and request number.
+
+    Args:
+        db: Where it is kept; what it holds is read back at once.
+    """
+
+    def __init__(self, db: CatalogDB) -> None:
+        self._db = db
+        entries = (
+            (key[:-_REQUEST_BYTES], int.from_bytes(key[-_REQUEST_BYTES:], "big"), answer)
+            for key, answer in db.scan("requests")
+        )
+        self._log = RequestLog.restore(entries, MAX_ANSWERS_PER_CLIENT)
+
+    def seen(self, client_id: bytes, request: int) -> bytes | None:
+        """The answer that this request already got; None for a new one."""
+        return self._log.seen(client_id, request)
+
+    def record(self, txn: Transaction, client_id: bytes, request: int, answer: bytes) -> None:
+        """Remembers an answer as part of the transaction that commits what it answers."""
+        txn.put("requests", _key(client_id, request), answer)
+        for dropped in self._log.record(client_id, request, answer):
+            txn.delete("requests", _key(client_id, dropped))
+
+    def forget_before(self, client_id: bytes, oldest: int) -> None:
+        """Drops what the client says it will not ask for again."""
+        dropped = self._log.forget_before(client_id, oldest)
+        if dropped:
+            with self._db.transaction() as txn:
+                for request in dropped:
+                    txn.delete("requests", _key(client_id, request))
+
+
+def _key(client_id: bytes, request: int) -> bytes:
+    return client_id + request.to_bytes(_REQUEST_BYTES, "big")

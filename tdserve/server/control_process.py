@@ -1,0 +1,207 @@
+"""The control process assembled: stores, sessions, workers and rules behind the methods of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+
+from tdserve.config import ServerConfig
+from tdserve.control.servicer import SessionLink
+from tdserve.control.status import encode_failure
+from tdserve.deadline import Deadline
+from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
+from tdserve.ids import check_store_name
+from tdserve.server import descriptions
+from tdserve.server.answers import Answers
+from tdserve.server.creation import Creation
+from tdserve.server.publishing import Publishing
+from tdserve.server.replays import Replays
+from tdserve.server.requests import Requests
+from tdserve.server.session import ClientSession
+from tdserve.server.sessions import Sessions
+from tdserve.server.stores import Stores
+from tdserve.server.tensordicts import TensorDicts
+from tdserve.server.traffic import Traffic
+from tdserve.server.workers import VALUES_WORKER, DataWorker
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.root import Root
+from tdserve.v1 import control_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+
+class ControlProcess:
+    """Answers the service's methods (``tdserve.control.servicer.Handlers``).
+
+    Args:
+        config: Of the server.
+        root: The acquired root.
+    """
+
+    def __init__(self, config: ServerConfig, root: Root) -> None:
+        self._config = config
+        self._root = root
+        self._started_s = time.monotonic()
+        self._is_draining = False
+        self._db = CatalogDB(root.catalog_folder)
+        self._stores = Stores(root, self._db)
+        self._workers = [
+            DataWorker(
+                number,
+                arguments=(str(config.transfer_timeout_s),),
+                on_session=lambda report: self._sessions.on_report(report),
+                on_lost=lambda worker: self._sessions.on_worker_lost(worker),
+            )
+            for number in range(config.num_workers)
+        ]
+        self._sessions = Sessions(config, self._workers, root.server_id)
+        self._traffic = Traffic()
+        answers = Answers(self._db)
+        inline_bytes = config.inline_bytes
+        values_worker = self._workers[VALUES_WORKER]
+        self._creation = Creation(self._stores, self._workers)
+        self._tensordicts = TensorDicts(
+            self._stores, answers, values_worker=values_worker, traffic=self._traffic, inline_bytes=inline_bytes
+        )
+        replays = Replays(
+            self._stores, answers, values_worker=values_worker, traffic=self._traffic, inline_bytes=inline_bytes
+        )
+        publishing = Publishing(self._stores, answers, traffic=self._traffic, inline_bytes=inline_bytes)
+        self._answers = answers
+        self._requests = Requests(
+            self._stores, answers, replays=replays, tensordicts=self._tensordicts, publishing=publishing
+        )
+
+    async def start(self) -> None:
+        """Restores the stores, starts the workers, and finishes what a crash has cut short."""
+        self._stores.restore()
+        for worker in self._workers:
+            worker.start()
+        repaired = await self._tensordicts.repair()
+        if repaired:
+            _log.warning("%d writes that a crash had cut short were completed", repaired)
+
+    async def drain(self) -> None:
+        """Refuses new requests and waits for those under way, at most the grace period; then ends the sessions."""
+        self._is_draining = True
+        deadline = Deadline.after(self._config.grace_s)
+        await asyncio.gather(*(session.finish(deadline.remaining_s or 0.0) for session in self._sessions))
+        for session in self._sessions:
+            session.ended.set()
+
+    async def stop(self) -> None:
+        """Ends the workers and closes the catalog."""
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        self._db.sync()
+        self._db.close()
+
+    async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+        """One session, from Hello to its end."""
+        first = await anext(aiter(messages), None)
+        if first is None or not first.HasField("hello"):
+            raise RemoteProtocolError(expected="Hello", received="nothing" if first is None else "another message")
+        try:
+            self._refuse_when_draining()
+            session = await self._sessions.open(first.hello, link)
+        except TDServeError as error:
+            await link.send(control_pb2.ServerMessage(failure=encode_failure(error)))
+            return
+        self._answers.forget_before(session.client_id, first.hello.oldest_request)
+        session.opened()
+        reading = asyncio.create_task(self._read(session, messages))
+        ended = asyncio.create_task(session.ended.wait())
+        try:
+            await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            ended.cancel()
+            # Shielded: grpc cancels this coroutine when the client is gone, and its rows must still be given back.
+            await asyncio.shield(self._end(session))
+
+    async def _end(self, session: ClientSession) -> None:
+        await self._sessions.close(session)
+        await self._creation.abandon(session.number)
+
+    async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+        async for message in messages:
+            if message.HasField("rendezvous"):
+                session.rendezvous(message.rendezvous)
+            elif message.HasField("cancel"):
+                session.cancel(message.cancel.cancelled)
+            elif self._is_draining:
+                session.run(self._refuse(session, message.request), 0)
+            else:
+                session.run(self._requests.serve(session, message), message.request)
+
+    async def _refuse(self, session: ClientSession, request: int) -> None:
+        await session.fail(request, self._draining_error())
+
+    def _draining_error(self) -> ConnectError:
+        return ConnectError(address=f"{self._config.host}", reason="the server is shutting down")
+
+    def _refuse_when_draining(self) -> None:
+        if self._is_draining:
+            raise self._draining_error()
+
+    async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
+        """Creates a store, or finds the one that is accepted in its place."""
+        self._refuse_when_draining()
+        return await self._creation.create(request)
+
+    async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
+        """Describes a store, waited for if it does not exist yet."""
+        entry = await self._stores.wait(request.name, Deadline.after(request.timeout_s))
+        return descriptions.describe(self._stores, entry, with_spec=not request.without_spec)
+
+    async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
+        """One page of names."""
+        return descriptions.list_stores(self._stores, request)
+
+    async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
+        """Deletes a store."""
+        self._refuse_when_draining()
+        await self._creation.delete(request.name)
+        return control_pb2.DeleteStoreResponse()
+
+    async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+        """The keys of a store."""
+        return descriptions.list_keys(self._stores.get(check_store_name(request.name)), request)
+
+    async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
+        """Figures of the server as a whole."""
+        response = control_pb2.GetStatsResponse(
+            server_id=self._root.server_id,
+            uptime_s=time.monotonic() - self._started_s,
+            num_stores=len(self._stores.catalog),
+            num_sessions=len(self._sessions),
+            transports=self._traffic.stats(),
+            root=str(self._root.path),
+            root_free_bytes=self._root.free_bytes(),
+            version=_package_version(),
+        )
+        for worker in self._workers:
+            response.workers.add(
+                worker=worker.number,
+                pid=worker.pid,
+                num_restarts=worker.num_restarts,
+                is_ready=worker.ready.is_set(),
+            )
+        for session in self._sessions:
+            response.sessions.add(
+                session=session.number,
+                host=session.hello.host,
+                pid=session.hello.pid,
+                transport=session.hello.transport,
+                worker=session.worker.number,
+            )
+        return response
+
+
+def _package_version() -> str:
+    try:
+        return version("tdserve")
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        return "unknown"

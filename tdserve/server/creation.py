@@ -1,0 +1,102 @@
+"""Creating and deleting stores on request."""
+
+from __future__ import annotations
+
+from tdserve.catalog import StoreKind, StoreRecord
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError, InvalidSpecError, StoreExistsError
+from tdserve.ids import check_store_name
+from tdserve.replay.settings import Settings
+from tdserve.server import descriptions
+from tdserve.server.stores import Stores
+from tdserve.server.workers import DataWorker
+from tdserve.spec import codec
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2, worker_pb2
+
+KIND_NAMES: dict[int, StoreKind] = {
+    control_pb2.STORE_KIND_TENSORDICT: "tensordict",
+    control_pb2.STORE_KIND_REPLAY: "replay",
+    control_pb2.STORE_KIND_WEIGHTS: "weights",
+}
+
+MAX_CAPACITY_ROWS = 2**40
+
+CREATION_TIMEOUT_S = 60.0
+"""Reserving space takes up to 0.4 s per GiB."""
+
+
+class Creation:
+    """Makes stores and removes them.
+
+    Args:
+        stores: The book.
+        workers: Told of deleted stores.
+    """
+
+    def __init__(self, stores: Stores, workers: list[DataWorker]) -> None:
+        self._stores = stores
+        self._workers = workers
+
+    async def create(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
+        """Creates a store, or finds the one that ``exists_ok`` accepts.
+
+        Raises:
+            StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
+        """
+        name = check_store_name(request.name)
+        kind = KIND_NAMES.get(request.kind)
+        if kind is None:
+            raise InvalidRequestError(argument="kind", reason=f"{request.kind} is no kind of store")
+        if not request.HasField("spec"):
+            raise InvalidSpecError(store=name, reason="there is none")
+        spec = codec.decode(request.spec)
+        record = _record(name, kind, spec, request)
+        existing = self._stores.existing_or_refuse(name, record, exists_ok=request.exists_ok)
+        created = existing is None
+        if existing is None:
+            try:
+                existing = await self._stores.create(record, spec, owner_session=request.session)
+            except StoreExistsError:
+                if not request.exists_ok:
+                    raise
+                # Somebody is quicker, and may still be making its files.
+                await self._stores.wait(name, Deadline.after(CREATION_TIMEOUT_S))
+                return await self.create(request)
+        description = descriptions.describe(self._stores, existing, with_spec=False)
+        return control_pb2.CreateStoreResponse(description=description, created=created)
+
+    async def delete(self, name: str) -> None:
+        """Deletes a store. Raises StoreNotFoundError."""
+        entry = self._stores.get(check_store_name(name))
+        await self._stores.delete(entry)
+        drop = worker_pb2.Order()
+        drop.drop_store.uid = entry.record.uid
+        for worker in self._workers:
+            worker.send(drop)
+
+    async def abandon(self, session: int) -> None:
+        """Removes stores whose first content will never be whole: their session has ended."""
+        for entry in self._stores.loading_of(session):
+            await self._stores.delete(entry)
+
+
+def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
+    if kind != "replay":
+        num_rows = spec.batch_size[0] if spec.batch_size and kind == "tensordict" else 1
+        return StoreRecord(
+            name=name, kind=kind, uid="", fingerprint=spec.fingerprint, num_rows=num_rows, loading=request.loading
+        )
+    if not 1 <= request.capacity <= MAX_CAPACITY_ROWS:
+        raise InvalidRequestError(argument="capacity", reason=f"{request.capacity} is not from 1 to {MAX_CAPACITY_ROWS}")
+    settings = Settings.from_json(request.settings, min_size=request.min_size or 1)
+    settings.limiter.check(request.capacity)
+    return StoreRecord(
+        name=name,
+        kind=kind,
+        uid="",
+        fingerprint=spec.fingerprint,
+        num_rows=request.capacity,
+        capacity=request.capacity,
+        settings=settings.to_json(),
+    )

@@ -1,0 +1,73 @@
+"""What the service says of stores: descriptions, key listings, pages of names."""
+
+from __future__ import annotations
+
+from tdserve.server.entry import Entry
+from tdserve.server.stores import Stores
+from tdserve.v1 import content_pb2, control_pb2
+
+KINDS = {
+    "tensordict": control_pb2.STORE_KIND_TENSORDICT,
+    "replay": control_pb2.STORE_KIND_REPLAY,
+    "weights": control_pb2.STORE_KIND_WEIGHTS,
+}
+
+
+def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control_pb2.StoreDescription:
+    """Everything about one store, as of now."""
+    record = entry.record
+    spec = entry.row_spec or entry.spec
+    description = control_pb2.StoreDescription(
+        name=record.name,
+        kind=KINDS[record.kind],
+        fingerprint=spec.fingerprint,
+        uid=record.uid,
+        num_rows=entry.spec.batch_size[0] if entry.spec.batch_size else 1,
+        capacity=record.capacity,
+        nbytes=entry.spec.nbytes,
+        version=entry.content_version,
+        created_s=record.created_s,
+        extra=record.extra,
+        path=str(entry.folder.relative_to(stores.root.path)),
+        settings=record.settings,
+    )
+    if with_spec:
+        description.spec.CopyFrom(stores.message_of(spec))
+    if entry.table is not None:
+        description.num_rows = len(entry.table)
+        description.inserts = entry.table.ring.inserts
+        description.samples = entry.table.counts.samples
+        description.reserved_rows = entry.table.ring.num_reserved
+        description.min_size = getattr(entry.table.settings.limiter, "min_size", 0)
+    if entry.versions is not None:
+        for version in entry.versions.kept:
+            description.versions.add(
+                version=version.version,
+                nbytes=version.nbytes,
+                created_s=version.created_s,
+                metadata=version.metadata,
+            )
+        description.version = entry.versions.newest.version if entry.versions.newest else 0
+    return description
+
+
+def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
+    """One page of names."""
+    names, after = stores.catalog.page(request.prefix, after=request.page_token, size=request.page_size)
+    return control_pb2.ListStoresResponse(names=names, next_page_token=after)
+
+
+def list_keys(entry: Entry, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+    """The keys of a store, as ``TensorDict.keys`` lists them."""
+    spec = entry.row_spec or entry.spec
+    key = ("keys", request.include_nested, request.leaves_only, request.sort)
+    response: control_pb2.ListKeysResponse | None = spec.memo.get(key)
+    if response is None:
+        found = spec.keys(request.include_nested, request.leaves_only, sort=request.sort)
+        response = spec.memo[key] = control_pb2.ListKeysResponse()
+        if all(isinstance(each, str) for each in found):
+            response.keys.extend(each for each in found if isinstance(each, str))
+        else:
+            paths = ((each,) if isinstance(each, str) else each for each in found)
+            response.paths.extend(content_pb2.Path(parts=path) for path in paths)
+    return response

@@ -1,0 +1,83 @@
+"""One store as the control process holds it: its record, its rules, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import WrongStateError
+from tdserve.replay.table import Table
+from tdserve.server.waiting import Waiters
+from tdserve.spec import codec
+from tdserve.spec.tree import Spec
+from tdserve.store.generations import Generations
+from tdserve.v1 import worker_pb2
+from tdserve.weights import Versions
+
+
+@dataclass
+class Entry:
+    """A store.
+
+    Attributes:
+        record: What the catalog remembers of it.
+        spec: As stored, rows included (tensordict, replay); of weights: of the newest version.
+        row_spec: Of a replay: one row's, as the user gave it.
+        folder: Where its files are.
+        generations: Writable mapping; None for weights.
+        table: The rules of a replay.
+        versions: The rules of weights.
+        changed: Waiters for its rows, content or versions.
+        write_lock: Writes to a tensordict store are applied one after the other.
+        readers: Reads under way, to be over before files are unlinked for good.
+    """
+
+    record: StoreRecord
+    spec: Spec
+    folder: FilePath
+    row_spec: Spec | None = None
+    generations: Generations | None = None
+    table: Table | None = None
+    versions: Versions | None = None
+    changed: Waiters = field(default_factory=Waiters)
+    write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    owner_session: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the store."""
+        return self.record.name
+
+    def replay_table(self) -> Table:
+        """The rules of a replay. Raises WrongStateError for another kind of store."""
+        if self.table is None:
+            raise self.wrong_kind("replay")
+        return self.table
+
+    def weight_versions(self) -> Versions:
+        """The rules of weights. Raises WrongStateError for another kind of store."""
+        if self.versions is None:
+            raise self.wrong_kind("weights")
+        return self.versions
+
+    def wrong_kind(self, wanted: str) -> WrongStateError:
+        """The error for a call that asks for another kind of store."""
+        return WrongStateError(
+            state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
+        )
+
+    @property
+    def content_version(self) -> int:
+        """How many writes were applied to a tensordict store; 0 before the first."""
+        return int(self.generations.values[-1]) // 2 if self.generations is not None else 0
+
+    def ref(self, known_specs: set[bytes]) -> worker_pb2.StoreRef:
+        """How orders to a worker name this store; the spec goes along the first time that worker meets it."""
+        fingerprint = self.spec.fingerprint
+        ref = worker_pb2.StoreRef(uid=self.record.uid, folder=str(self.folder), fingerprint=fingerprint)
+        if fingerprint not in known_specs:
+            known_specs.add(fingerprint)
+            ref.spec.CopyFrom(codec.encode(self.spec))
+        return ref

@@ -1,0 +1,127 @@
+"""The life of a server process: acquire the root, listen, serve until a signal, drain, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+
+from tdserve.config import ServerConfig
+from tdserve.control.servicer import ControlServer
+from tdserve.errors import InvalidRequestError, TDServeError
+from tdserve.server.control_process import ControlProcess
+from tdserve.store.root import Root
+
+READY_PREFIX = "tdserve ready at "
+"""Begins the one line that a server prints when it accepts connections; the address follows."""
+
+FAILED_PREFIX = "tdserve failed: "
+"""Begins the line that tells a parent process why there is no server; JSON follows."""
+
+_log = logging.getLogger("tdserve.server")
+
+
+def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
+    """Serves until SIGTERM or SIGINT, then drains; prints one ready line with the address.
+
+    Args:
+        config: Checked here.
+        lifeline_fd: A pipe whose other end a parent holds: when it closes, the server shuts down too.
+
+    Returns:
+        Exit code: 0 after an orderly end, 1 when a second signal or a failure cut it short.
+
+    Raises:
+        RootInUseError, InvalidRequestError, CorruptDataError: The server did not start; nothing was changed.
+    """
+    logging.basicConfig(level=logging.INFO, format="tdserve: %(levelname)s %(message)s")
+    return asyncio.run(_serve(config.validate(), lifeline_fd))
+
+
+async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
+    token = _read_token(config.token_file)
+    root = Root.acquire(config.root)
+    try:
+        process = ControlProcess(config, root)
+        server = _listen(process, config, token)
+        shown_host = config.advertise or config.host
+        address = f"[{shown_host}]:{server.port}" if ":" in shown_host else f"{shown_host}:{server.port}"
+        root.set_address(address)
+        stop = _stop_event(lifeline_fd)
+        await server.start()
+        await process.start()
+        await server.set_serving(True)
+        print(f"{READY_PREFIX}{address}", flush=True)
+        await stop.wait()
+        await server.set_serving(False)
+        await process.drain()
+        await server.stop(1.0)
+        await process.stop()
+    finally:
+        root.release()
+    return 0
+
+
+def _listen(process: ControlProcess, config: ServerConfig, token: str | None) -> ControlServer:
+    try:
+        return ControlServer(process, host=config.host, port=config.port, token=token)
+    except RuntimeError as error:  # grpc's way to say that bind() failed
+        reason = f"{config.host}:{config.port} cannot be listened on; is another server there? --port 0 takes a free one"
+        raise InvalidRequestError(argument="address", reason=reason) from error
+
+
+def _stop_event(lifeline_fd: int | None) -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT, or when the lifeline closes; a second signal ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    num_signals = 0
+
+    def on_signal() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1:
+            _log.warning("second signal: leaving at once")
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    if lifeline_fd is not None:
+        os.set_blocking(lifeline_fd, False)
+
+        def on_lifeline() -> None:
+            loop.remove_reader(lifeline_fd)
+            stop.set()
+
+        loop.add_reader(lifeline_fd, on_lifeline)
+    return stop
+
+
+def _read_token(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(argument="token_file", reason=f"{path!r} cannot be read: {error}") from error
+    if not token:
+        raise InvalidRequestError(argument="token_file", reason=f"{path!r} is empty")
+    return token
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m tdserve.server.main LIFELINE_FD``: settings come from ``TDSERVE_*`` variables, see ``config``."""
+    try:
+        return run(ServerConfig.from_env(), lifeline_fd=int(arguments[0]) if arguments else None)
+    except TDServeError as error:
+        told = {"error": type(error).__name__, "fields": error.fields}
+        print(f"{FAILED_PREFIX}{json.dumps(told)}", flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""Weights: a version is received into a file that nobody sees, then becomes visible whole, in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path as FilePath
+
+from tdserve.catalog import StoreRecord
+from tdserve.deadline import Deadline
+from tdserve.errors import StoreExistsError, StoreNotFoundError
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.traffic import Traffic
+from tdserve.server.workers import DataWorker
+from tdserve.spec import codec
+from tdserve.spec.tree import Spec
+from tdserve.store.version_names import discard, retire
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.weights import VersionRecord
+
+
+class Publishing:
+    """What sessions ask of weights stores.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+        inline_bytes: Content up to this size rides in messages.
+    """
+
+    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic, inline_bytes: int) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._traffic = traffic
+        self._inline_bytes = inline_bytes
+
+    async def publish(
+        self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
+    ) -> control_pb2.Done:
+        """Stores the next version of some weights; the first makes their store.
+
+        Raises:
+            CapacityError: The disk is full. The version before stays the newest.
+            PeerLostError: The publisher or its worker went away. The version before stays the newest.
+        """
+        spec = self._spec(asked)
+        entry = await self._store(asked, spec)
+        versions = entry.weight_versions()
+        if asked.keep:
+            self._drop(entry, versions.set_keep(asked.keep))
+        publishing = versions.begin(fingerprint=spec.fingerprint)
+        self._drop(entry, publishing.drops)
+        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+        body = order.receive_version
+        body.version.CopyFrom(self._ref(entry, publishing.version, spec, session.worker))
+        if publishing.recycles is not None:
+            body.version.recycles = str(_path(entry, publishing.recycles))
+        body.content.CopyFrom(asked.content)
+        try:
+            await session.worker.order(order)
+        except BaseException:
+            self._drop(entry, versions.abort(publishing))
+            raise
+        self._traffic.received(session.hello.transport, asked.content)
+        done = control_pb2.Done(version=publishing.version)
+        kept = {record.version for record in versions.kept}
+        drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
+        for version in kept - {record.version for record in versions.kept}:
+            self._retire(entry, version)
+        self._drop(entry, drops)
+        with self._stores.db.transaction() as txn:
+            self._stores.save_state(entry, txn, versions.state())
+            self._answers.record(txn, session.client_id, request, done.SerializeToString())
+        if versions.newest is not None and versions.newest.version == publishing.version:
+            entry.spec = spec
+        entry.changed.wake()
+        return done
+
+    async def latest(
+        self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
+    ) -> control_pb2.Done | None:
+        """Sends the newest version, waited for if need be. None: the content follows over the channel."""
+        deadline = Deadline.after(asked.timeout_s)
+        if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
+            return control_pb2.Done(nothing_newer=True)
+        entry = await self._stores.wait(asked.store, deadline)
+        versions = entry.weight_versions()
+        newer_than = asked.newer_than if asked.HasField("newer_than") else 0
+
+        def look() -> VersionRecord | None:
+            newest = versions.newest
+            return newest if newest is not None and newest.version > newer_than else None
+
+        version = await session.wait(
+            entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
+        )
+        spec = self._stores.spec_of(version.fingerprint)
+        is_inline = spec.nbytes <= self._inline_bytes
+        order = session.order(request, is_accepted=not is_inline and not spec.values)
+        order.send_version.version.CopyFrom(self._ref(entry, version.version, spec, session.worker))
+        order.send_version.inline = is_inline
+        accepted = control_pb2.Accepted(
+            fingerprint=version.fingerprint,
+            version=version.version,
+            metadata=version.metadata,
+            created_s=version.created_s,
+        )
+        if asked.fingerprint != version.fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(spec))
+        versions.acquire(version.version)
+        try:
+            return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+        finally:
+            drops = versions.release(version.version)
+            if version not in versions.kept:
+                self._retire(entry, version.version)
+            self._drop(entry, drops)
+
+    def _nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
+        entry = self._stores.find(asked.store)
+        newest = entry.weight_versions().newest if entry is not None else None
+        return newest is None or newest.version <= asked.newer_than
+
+    def _spec(self, asked: control_pb2.PublishRequest) -> Spec:
+        if asked.HasField("spec"):
+            spec = codec.decode(asked.spec)
+            self._stores.learn_spec(spec)
+        return self._stores.spec_of(asked.content.fingerprint)
+
+    async def _store(self, asked: control_pb2.PublishRequest, spec: Spec) -> Entry:
+        entry = self._stores.find(asked.store)
+        if entry is not None:
+            return entry
+        record = StoreRecord(name=asked.store, kind="weights", uid="", fingerprint=spec.fingerprint)
+        try:
+            return await self._stores.create(record, spec)
+        except StoreExistsError:  # another publisher was quicker
+            return await self._stores.wait(asked.store, Deadline.after(asked.timeout_s))
+
+    def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
+        ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)
+        if spec.fingerprint not in worker.known_specs:
+            worker.known_specs.add(spec.fingerprint)
+            ref.spec.CopyFrom(self._stores.message_of(spec))
+        return ref
+
+    def _retire(self, entry: Entry, version: int) -> None:
+        """Takes a version's file out of sight once nobody reads it: a reader may not have opened it yet."""
+        if not entry.weight_versions().num_readers(version):
+            retire(_path(entry, version))
+
+    def _drop(self, entry: Entry, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            discard(_path(entry, number))
+
+
+def _path(entry: Entry, version: int) -> FilePath:
+    return entry.folder / "versions" / f"{version}.safetensors"

@@ -1,0 +1,61 @@
+"""The one step that a crash can cut in two: a commit is on record, its generations are not yet written. Repaired here.
+
+The catalog's transaction and the mapped generations cannot change together. So the transaction comes first and carries,
+beside the new counters and the answer, which rows must become even; both are written within one turn of the event loop,
+so that at most one commit, the last, is ever half done.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from tdserve.server.entry import Entry
+from tdserve.store.catalog_db import CatalogDB, Transaction
+
+_KEY = b"last-commit"
+
+
+@dataclass(frozen=True, eq=False)
+class Redo:
+    """Rows of one store and the generations that a commit gives them.
+
+    Attributes:
+        uid: The store's incarnation.
+        rows: int64; -1 is the store's own number.
+        generations: int64, even.
+    """
+
+    uid: str
+    rows: np.ndarray
+    generations: np.ndarray
+
+    @classmethod
+    def of(cls, entry: Entry, rows: np.ndarray) -> Redo:
+        """For a commit of reserved (odd) rows of a store."""
+        assert entry.generations is not None
+        return cls(entry.record.uid, rows, entry.generations.values[rows] + 1)
+
+    def save(self, txn: Transaction) -> None:
+        """Writes it beside the commit, over the one before."""
+        head = json.dumps({"uid": self.uid, "num_rows": len(self.rows)}).encode()
+        txn.put("pending", _KEY, head + b"\n" + self.rows.tobytes() + self.generations.tobytes())
+
+    @classmethod
+    def load(cls, db: CatalogDB) -> Redo | None:
+        """The last commit's; None in a fresh catalog."""
+        content = db.get("pending", _KEY)
+        if content is None:
+            return None
+        head, _, numbers = content.partition(b"\n")
+        fields = json.loads(head)
+        columns = np.frombuffer(numbers, "<i8").reshape(2, fields["num_rows"])
+        return cls(fields["uid"], columns[0], columns[1])
+
+    def repair(self, values: np.ndarray) -> int:
+        """Makes rows even that a crash has left odd, in a store's generations; returns how many."""
+        behind = values[self.rows] == self.generations - 1
+        values[self.rows[behind]] = self.generations[behind]
+        return int(np.count_nonzero(behind))

@@ -1,0 +1,104 @@
+"""The requests of a session: each is handed to what answers it, and ends in exactly one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tdserve.deadline import Deadline
+from tdserve.errors import RemoteProtocolError, TDServeError, TransferAbortedError
+from tdserve.server.answers import Answers
+from tdserve.server.publishing import Publishing
+from tdserve.server.replays import Replays
+from tdserve.server.session import ClientSession, as_error
+from tdserve.server.stores import Stores
+from tdserve.server.tensordicts import TensorDicts
+from tdserve.v1 import control_pb2
+
+_Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
+
+_WRITES = ("write", "extend", "publish")
+"""Their content is on its way before they are granted, and a retry of one must change nothing twice."""
+
+
+class Requests:
+    """Routes requests by their kind.
+
+    Args:
+        stores: The book.
+        answers: Of committed requests.
+        replays, tensordicts, publishing: What answers.
+    """
+
+    def __init__(
+        self, stores: Stores, answers: Answers, *, replays: Replays, tensordicts: TensorDicts, publishing: Publishing
+    ) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._replays = replays
+        self._tensordicts = tensordicts
+        self._handlers: dict[str, _Handler] = {
+            "extend": replays.extend,
+            "sample": replays.sample,
+            "publish": publishing.publish,
+            "latest": publishing.latest,
+            "read": self._read,
+            "write": self._write,
+        }
+
+    async def serve(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
+        """Answers one request; never raises for what a client or worker did."""
+        kind = message.WhichOneof("body") or ""
+        request = message.request
+        asked = getattr(message, kind)
+        session.protocol.begin(request)
+        try:
+            await self._serve(session, kind, request, asked)
+        except TDServeError as error:
+            await session.fail(request, error)
+        except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
+            await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
+        except Exception as fault:
+            await session.fail(request, as_error(fault))
+        finally:
+            session.accepted_requests.discard(request)
+            if session.protocol.end(request):
+                session.ended.set()
+
+    async def _serve(self, session: ClientSession, kind: str, request: int, asked: Any) -> None:
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
+        if kind in _WRITES:
+            answered = self._answers.seen(session.client_id, request)
+            if answered is not None:
+                session.discard(request, asked.content)
+                await session.done(request, control_pb2.Done.FromString(answered))
+                return
+        try:
+            done = await handler(session, request, asked)
+        except BaseException:
+            if kind in _WRITES and request not in session.accepted_requests:
+                session.discard(request, asked.content)
+            raise
+        if done is not None:
+            await session.done(request, done)
+
+    async def _read(
+        self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
+    ) -> control_pb2.Done | None:
+        deadline = Deadline.after(asked.timeout_s)
+        entry = await self._stores.wait(asked.store, deadline)
+        if entry.record.kind == "replay":
+            return await self._replays.read(session, request, asked)
+        if entry.record.kind == "weights":
+            raise entry.wrong_kind("tensordict or replay")
+        return await self._tensordicts.read(session, request, entry, asked, deadline)
+
+    async def _write(
+        self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
+        if asked.creates:
+            return await self._tensordicts.create(session, request, asked)
+        return await self._tensordicts.write(session, request, asked)

@@ -1,0 +1,158 @@
+"""One client's session as the control process holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tdserve.control.servicer import SessionLink
+from tdserve.control.status import encode_failure
+from tdserve.deadline import Deadline
+from tdserve.errors import LocalProtocolError, TDServeError
+from tdserve.server.waiting import Waiters
+from tdserve.server.workers import DataWorker
+from tdserve.session import SessionEvent, SessionProtocol
+from tdserve.v1 import control_pb2, worker_pb2
+
+_log = logging.getLogger("tdserve.server")
+_State = TypeVar("_State")
+
+TAG_MODULUS = 2**31
+
+
+class ClientSession:
+    """A session: its stream, its worker, and the requests under way.
+
+    Args:
+        number: Unique in this run of the server.
+        hello: What the client said of itself.
+        link: Its stream.
+        worker: The data worker that moves its bytes.
+        interface: Address on which that worker waits for it.
+    """
+
+    def __init__(
+        self, number: int, hello: control_pb2.Hello, link: SessionLink, *, worker: DataWorker, interface: str
+    ) -> None:
+        self.number = number
+        self.hello = hello
+        self.link = link
+        self.worker = worker
+        self.protocol = SessionProtocol()
+        self.ended = asyncio.Event()
+        self.accepted_requests: set[int] = set()
+        self._interface = interface
+        self._is_channel_open = False
+        self._tasks: dict[asyncio.Task[Any], int] = {}
+        self._waiting: set[asyncio.Task[Any]] = set()
+
+    @property
+    def client_id(self) -> bytes:
+        """The client behind this session, the same across its reconnects."""
+        return self.hello.client_id
+
+    def opened(self) -> None:
+        """Welcome was sent: requests may begin."""
+        self.protocol.on(SessionEvent.OPENED)
+
+    def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
+        """Serves a request in a task of its own; 0 for what is no request."""
+        task = asyncio.create_task(serving, name=f"tdserve-session-{self.number}-request-{request}")
+        self._tasks[task] = request
+        task.add_done_callback(self._finished)
+
+    def cancel(self, request: int) -> None:
+        """Gives up a request that waits; one that already moves content goes on to its end."""
+        for task in list(self._waiting):
+            if self._tasks.get(task) == request:
+                task.cancel()
+
+    async def wait(
+        self, waiters: Waiters, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
+    ) -> _State:
+        """Waits in a way that the end of the session cuts short: before anything was begun."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            return await waiters.wait_for(look, deadline, what)
+        finally:
+            self._waiting.discard(task)
+
+    def order(self, request: int = 0, *, is_accepted: bool = False) -> worker_pb2.Order:
+        """An empty order for this session's worker, with the request's number as tag.
+
+        With ``is_accepted`` the worker deals with what the client has on the channel, whatever becomes of the order.
+        """
+        if is_accepted:
+            self.accepted_requests.add(request)
+        return worker_pb2.Order(session=self.number, tag=request % TAG_MODULUS, is_accepted=is_accepted)
+
+    def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
+        """Hands an entry of the client to the worker; the first one opens the channel there."""
+        if not self._is_channel_open:
+            self._is_channel_open = True
+            opening = self.order()
+            opening.open_session.transport = self.hello.transport
+            opening.open_session.host = self._interface
+            self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
+        order = self.order()
+        order.rendezvous.CopyFrom(entry)
+        self.worker.send(order)
+
+    def discard(self, request: int, content: control_pb2.Content) -> None:
+        """Has the worker take in and forget what the client already sends for a refused request."""
+        if content.message_nbytes:
+            order = self.order(request)
+            order.discard.message_nbytes.extend(content.message_nbytes)
+            self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
+        """Answers: content follows over the channel."""
+        await self.link.send(control_pb2.ServerMessage(request=request, accepted=accepted))
+
+    async def done(self, request: int, done: control_pb2.Done) -> None:
+        """Answers: done."""
+        await self.link.send(control_pb2.ServerMessage(request=request, done=done))
+
+    async def fail(self, request: int, error: TDServeError) -> None:
+        """Answers: refused or failed."""
+        await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
+
+    async def finish(self, timeout_s: float) -> None:
+        """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that."""
+        for task in list(self._waiting):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("request %s failed", task.get_name(), exc_info=task.exception())
+
+
+def as_error(fault: Exception) -> TDServeError:
+    """What a client is told of a fault that is not its own."""
+    if isinstance(fault, TDServeError):
+        return fault
+    _log.exception("a request failed", exc_info=fault)
+    return LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
+
+
+def local_address_towards(peer: str) -> str:
+    """The address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
+    family, _, rest = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return "127.0.0.1"
+    host = rest.rpartition(":")[0].strip("[]").replace("%5B", "").replace("%5D", "")
+    kind = socket.AF_INET if family == "ipv4" else socket.AF_INET6
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing: only asks the routing table
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,122 @@
+"""All sessions of the control process: opened after Hello, superseded when their client comes back, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from tdserve.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.control.servicer import SessionLink
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError, ProtocolVersionError
+from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.server.session import ClientSession, local_address_towards
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import control_pb2, worker_pb2
+
+OPEN_TIMEOUT_S = 20.0
+"""A worker starts in about three seconds (torch); on a loaded machine in ten."""
+
+TRANSPORTS_HERE = ("gloo",)
+
+
+class Sessions:
+    """The sessions by number and by client.
+
+    Args:
+        config: Of the server.
+        workers: The data workers; each session gets one.
+        server_id: Of the root.
+    """
+
+    def __init__(self, config: ServerConfig, workers: list[DataWorker], server_id: str) -> None:
+        self._config = config
+        self._workers = workers
+        self._server_id = server_id
+        self._by_number: dict[int, ClientSession] = {}
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[ClientSession]:
+        return iter(list(self._by_number.values()))
+
+    async def open(self, hello: control_pb2.Hello, link: SessionLink) -> ClientSession:
+        """Answers Hello with Welcome.
+
+        An older session of the same client is ended first, and its transfers with it: only then is it certain which of its
+        requests were committed, and a retry of one is stored once.
+
+        Raises:
+            ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
+            DeadlineExceededError: No data worker came up in time.
+        """
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
+            )
+        if hello.transport not in TRANSPORTS_HERE:
+            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason="this server has gloo")
+        if len(hello.client_id) != CLIENT_ID_BYTES:
+            raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
+        for older in self:
+            if older.client_id == hello.client_id:
+                older.ended.set()
+                await older.finish(self._config.transfer_timeout_s + 5.0)
+        worker = await self._choose_worker()
+        self._last_number += 1
+        interface = self._config.interface or local_address_towards(link.peer)
+        session = ClientSession(self._last_number, hello, link, worker=worker, interface=interface)
+        self._by_number[session.number] = session
+        welcome = control_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            session=session.number,
+            worker=worker.number,
+            server_id=self._server_id,
+            inline_bytes=self._config.inline_bytes,
+            transport=hello.transport,
+        )
+        await link.send(control_pb2.ServerMessage(welcome=welcome))
+        return session
+
+    async def close(self, session: ClientSession) -> None:
+        """Forgets a session; its worker closes its channel, which ends what is under way there."""
+        session.ended.set()
+        order = worker_pb2.Order(session=session.number)
+        order.close_session.SetInParent()
+        session.worker.send(order)
+        await session.finish(self._config.transfer_timeout_s + 5.0)
+        self._by_number.pop(session.number, None)
+
+    def on_report(self, report: worker_pb2.Report) -> None:
+        """A worker tells of a session: an entry for the client's rendezvous, or that the channel is gone."""
+        session = self._by_number.get(report.session)
+        if session is None:
+            return
+        if report.HasField("rendezvous"):
+            message = control_pb2.ServerMessage(rendezvous=report.rendezvous)
+            session.run(session.link.send(message), 0)
+        elif report.HasField("session_lost"):
+            session.ended.set()
+
+    def on_worker_lost(self, worker: DataWorker) -> None:
+        """A worker died: its sessions end, and their clients come back."""
+        for session in self:
+            if session.worker is worker:
+                session.ended.set()
+
+    async def _choose_worker(self) -> DataWorker:
+        deadline = Deadline.after(OPEN_TIMEOUT_S)
+        while True:
+            ready = [worker for worker in self._workers if worker.ready.is_set()]
+            if ready:
+                return min(ready, key=lambda worker: sum(session.worker is worker for session in self))
+            waits = [asyncio.ensure_future(worker.ready.wait()) for worker in self._workers]
+            done, pending = await asyncio.wait(
+                waits, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for wait in pending:
+                wait.cancel()
+            if not done:
+                raise DeadlineExceededError(what="the start of a data worker", timeout_s=OPEN_TIMEOUT_S)

@@ -1,0 +1,274 @@
+"""The book of stores: created, found, waited for, deleted; kept in the catalog on disk and restored from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path as FilePath
+
+from tdserve.catalog import Catalog, StoreRecord, matches
+from tdserve.content import RESERVED_KEYS
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidSpecError, StoreExistsError, StoreNotFoundError
+from tdserve.ids import check_store_name, new_uid
+from tdserve.replay.settings import Settings
+from tdserve.replay.table import Table
+from tdserve.server.entry import Entry
+from tdserve.server.redo import Redo
+from tdserve.server.waiting import Waiters
+from tdserve.spec import codec
+from tdserve.spec.tree import Spec
+from tdserve.store import rows as row_files
+from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import Generations
+from tdserve.store.root import Root
+from tdserve.v1 import spec_pb2
+from tdserve.weights import Versions
+
+_log = logging.getLogger("tdserve.server")
+
+_TRASH = ".deleted-"
+"""No store's name begins with a dot."""
+
+
+class Stores:
+    """All stores of a root.
+
+    Args:
+        root: The acquired root.
+        db: Its catalog.
+    """
+
+    def __init__(self, root: Root, db: CatalogDB) -> None:
+        self.root = root
+        self.db = db
+        self.catalog = Catalog()
+        self.changed = Waiters()
+        self._entries: dict[str, Entry] = {}
+        self._specs: dict[bytes, Spec] = {}
+
+    def restore(self) -> None:
+        """Reads the catalog; files are opened when a store is first used. Stores that never became visible are removed."""
+        for key, content in self.db.scan("stores"):
+            record = StoreRecord.from_bytes(content)
+            if record.loading:
+                self._remove_files(record)
+                self.db.delete("stores", key)
+            else:
+                self.catalog.add(record)
+        for trash in (self.root.path / "stores").glob(f"{_TRASH}*"):
+            shutil.rmtree(trash, ignore_errors=True)
+        redo = Redo.load(self.db)
+        if redo is not None:
+            self._repair(redo)
+
+    def find(self, name: str) -> Entry | None:
+        """The store of this name, opened; None when there is none.
+
+        Raises:
+            CorruptDataError: Its files are damaged; the other stores go on.
+        """
+        entry = self._entries.get(name)
+        if entry is None and name in self.catalog:
+            entry = self._entries[name] = self._open(self.catalog.get(name))
+        return None if entry is None or entry.record.loading else entry
+
+    def find_uid(self, uid: str) -> Entry | None:
+        """The visible store of this incarnation."""
+        name = next((record.name for record in self.catalog if record.uid == uid), None)
+        return None if name is None else self.find(name)
+
+    def get(self, name: str) -> Entry:
+        """The store of this name. Raises StoreNotFoundError."""
+        entry = self.find(name)
+        if entry is None:
+            raise StoreNotFoundError(name=name)
+        return entry
+
+    def get_loading(self, name: str, session: int) -> Entry:
+        """A store that this session is still filling for the first time."""
+        entry = self._entries.get(name)
+        if entry is None or not entry.record.loading or entry.owner_session != session:
+            raise StoreNotFoundError(name=name)
+        return entry
+
+    async def wait(self, name: str, deadline: Deadline) -> Entry:
+        """The store of this name, waited for if it does not exist yet.
+
+        Raises:
+            StoreNotFoundError: The caller did not want to wait.
+            DeadlineExceededError: It did not come in time.
+        """
+        check_store_name(name)
+        if deadline.timeout_s == 0:
+            return self.get(name)
+        return await self.changed.wait_for(lambda: self.find(name), deadline, lambda: f"store {name!r}")
+
+    async def create(self, record: StoreRecord, spec: Spec, *, owner_session: int = 0) -> Entry:
+        """Makes a store's files and, unless it is ``loading``, shows it to everybody.
+
+        Args:
+            record: uid and created_s are set here.
+            spec: As stored for tensordict (rows included); of one row for a replay; anything for weights.
+            owner_session: With ``loading``: the session that fills it, and with which it goes.
+
+        Raises:
+            StoreExistsError: The name is taken. Nothing was created.
+            InvalidSpecError, CapacityError: Nothing stays behind.
+        """
+        name = check_store_name(record.name)
+        stored = stored_spec(record, spec)
+        created = time.time()
+        hidden = replace(record, uid=new_uid(), created_s=created, nbytes=stored.nbytes, loading=True)
+        self.catalog.add(hidden)  # takes the name
+        folder = self._folder(hidden)
+        try:
+            if record.kind == "weights":
+                (folder / "versions").mkdir(parents=True)
+                extra: list[str] = []
+            else:
+                extra = await asyncio.to_thread(_make_files, folder, stored, hidden)
+            final = replace(hidden, extra=tuple(extra), loading=record.loading)
+            self.learn_spec(spec)
+            self.db.put("stores", name.encode(), final.to_bytes())
+            entry = self._entries[name] = self._open(final)
+        except BaseException:
+            self.catalog.remove(name)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+        entry.owner_session = owner_session
+        if not record.loading:
+            self._show(entry)
+        return entry
+
+    def publish_loaded(self, entry: Entry, txn: Transaction) -> None:
+        """Makes a loading store visible, as part of the transaction that commits its first content."""
+        entry.record = replace(entry.record, loading=False)
+        entry.owner_session = 0
+        txn.put("stores", entry.name.encode(), entry.record.to_bytes())
+        self._show(entry)
+
+    async def delete(self, entry: Entry) -> None:
+        """Removes a store; readers under way end with what they have mapped."""
+        self._entries.pop(entry.name, None)
+        self.catalog.remove(entry.name)
+        if entry.generations is not None:
+            entry.generations.mark_deleted()
+            entry.generations.close()
+        with self.db.transaction() as txn:
+            txn.delete("stores", entry.name.encode())
+            txn.delete("states", entry.record.uid.encode())
+        entry.changed.wake()
+        await asyncio.to_thread(self._remove_files, entry.record)
+
+    def loading_of(self, session: int) -> list[Entry]:
+        """Stores that this session has begun and not finished."""
+        return [entry for entry in self._entries.values() if entry.record.loading and entry.owner_session == session]
+
+    def existing_or_refuse(self, name: str, wanted: StoreRecord, *, exists_ok: bool) -> Entry | None:
+        """The existing store if the caller accepts it; None when the name is free.
+
+        Raises:
+            StoreExistsError: It exists, and may not or does not fit.
+        """
+        entry = self.find(name)
+        if entry is None:
+            return None
+        if not exists_ok:
+            raise StoreExistsError(name=name)
+        reason = matches(entry.record, wanted)
+        if reason is not None:
+            raise StoreExistsError(name=name, reason=reason)
+        return entry
+
+    def save_state(self, entry: Entry, txn: Transaction, state: object) -> None:
+        """Writes what a store's rules need after a restart: counters and cursor, or versions."""
+        txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
+
+    def message_of(self, spec: Spec) -> spec_pb2.Spec:
+        """The message of a structure, kept with it."""
+        message: spec_pb2.Spec | None = spec.memo.get("message")
+        if message is None:
+            message = spec.memo["message"] = codec.encode(spec)
+        return message
+
+    def spec_of(self, fingerprint: bytes) -> Spec:
+        """A structure that some store or version has."""
+        spec = self._specs.get(fingerprint)
+        if spec is None:
+            content = self.db.get("specs", fingerprint)
+            if content is None:
+                raise InvalidSpecError(reason=f"no store has a structure {fingerprint.hex()[:16]}; send it along")
+            spec = self._specs[fingerprint] = codec.decode(spec_pb2.Spec.FromString(content))
+        return spec
+
+    def learn_spec(self, spec: Spec) -> None:
+        """Remembers a structure, also on disk."""
+        if spec.fingerprint not in self._specs:
+            self.db.put("specs", spec.fingerprint, codec.encode(spec).SerializeToString(deterministic=True))
+            self._specs[spec.fingerprint] = spec
+
+    def _show(self, entry: Entry) -> None:
+        self.catalog.replace(entry.record)
+        self.changed.wake()
+
+    def _repair(self, redo: Redo) -> None:
+        entry = self.find_uid(redo.uid)
+        if entry is not None and entry.generations is not None and redo.repair(entry.generations.values):
+            _log.warning("store %r: the last commit before the crash was completed", entry.name)
+            del self._entries[entry.name]  # its rules looked at the generations before
+
+    def _folder(self, record: StoreRecord) -> FilePath:
+        return self.root.store_folder(record.name)
+
+    def _open(self, record: StoreRecord) -> Entry:
+        folder = self._folder(record)
+        state_bytes = self.db.get("states", record.uid.encode())
+        state = json.loads(state_bytes) if state_bytes else None
+        if record.kind == "weights":
+            versions = Versions() if state is None else Versions.restore(state)
+            newest = versions.newest
+            spec = self.spec_of(newest.fingerprint if newest is not None else record.fingerprint)
+            return Entry(record, spec, folder, versions=versions)
+        spec = self.spec_of(record.fingerprint)
+        generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
+        if record.kind == "tensordict":
+            return Entry(record, spec, folder, generations=generations)
+        settings = Settings.from_json(record.settings)
+        table = Table.restore(record.name, generations.values[:-1], settings, state or {})
+        return Entry(record, stored_spec(record, spec), folder, row_spec=spec, generations=generations, table=table)
+
+    def _remove_files(self, record: StoreRecord) -> None:
+        """Moves the folder out of the way first, so that the name is free at once and a crash leaves no half store."""
+        folder = self._folder(record)
+        trash = folder.with_name(f"{_TRASH}{record.uid}")
+        if folder.exists():
+            folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
+    """The structure on disk: a replay has its capacity in front of one row's.
+
+    Raises:
+        InvalidSpecError: A replay's rows may not have keys that sampling adds.
+    """
+    if record.kind != "replay":
+        return spec
+    taken = [key for key, _ in spec.root.entries if key in RESERVED_KEYS]
+    if taken:
+        raise InvalidSpecError(store=record.name, reason=f"key {taken[0]!r} is added by sample(); rename it")
+    return spec.prepend((record.capacity,))
+
+
+def _make_files(folder: FilePath, spec: Spec, record: StoreRecord) -> list[str]:
+    extra = row_files.create(folder, spec)
+    num_rows = spec.batch_size[0] if spec.batch_size else 1
+    # One more than rows: the last number is the store's own, its content version doubled.
+    Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1).close()
+    return [".".join(path) for path in extra]

@@ -1,0 +1,250 @@
+"""Reads and writes of tensordict stores. A write is whole or absent: staged, journalled, then applied.
+
+The content of a write first arrives in a staging file (or rides in the message). Then a journal entry says what will be
+applied where, the rows become odd, a worker copies, the rows become even, and the journal entry goes together with the
+answer's record. A crash anywhere behind the journal entry is repaired by applying it again; before it, nothing happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+
+from tdserve.deadline import Deadline
+from tdserve.errors import PeerLostError, SpecMismatchError, TDServeError
+from tdserve.selection import from_message
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.traffic import Traffic
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+_JOURNAL = b"apply:"
+
+
+class TensorDicts:
+    """What sessions ask of tensordict stores.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+        values_worker: Writes non-tensor values, and applies staged content.
+        inline_bytes: Content up to this size rides in messages.
+    """
+
+    def __init__(
+        self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic, inline_bytes: int
+    ) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._worker = values_worker
+        self._traffic = traffic
+        self._inline_bytes = inline_bytes
+        self._staging_in_use: set[str] = set()
+
+    async def read(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.ReadRequest, deadline: Deadline
+    ) -> control_pb2.Done | None:
+        """Sends a selection, as of one moment. None: the content follows over the channel."""
+        if asked.HasField("newer_than"):
+            if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
+                return control_pb2.Done(nothing_newer=True)
+            await session.wait(
+                entry.changed,
+                lambda: entry if entry.content_version > asked.newer_than else None,
+                deadline,
+                lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
+            )
+        order = session.order(request)
+        order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
+        order.send_selection.selection.CopyFrom(asked.selection)
+        order.send_selection.keys.extend(asked.keys)
+        order.send_selection.inline_bytes = self._inline_bytes
+        fingerprint = entry.spec.fingerprint
+        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
+        if asked.fingerprint != fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+        return await self._traffic.read(session, request, order, accepted, announces=False)
+
+    async def create(
+        self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
+        """Fills a store for the first time, in place since nobody sees it, and shows it."""
+        entry = self._stores.get_loading(asked.store, session.number)
+        _check_fingerprint(entry, asked.content)
+        receiving = self._receiving(session, request, entry, asked)
+        await session.worker.order(receiving)
+        if asked.content.values:
+            await self._worker.order(self._storing(entry, asked))
+        self._traffic.received(session.hello.transport, asked.content)
+        assert entry.generations is not None
+        entry.generations.values[:] = 2
+        done = control_pb2.Done(version=entry.content_version)
+        with self._stores.db.transaction() as txn:
+            self._stores.publish_loaded(entry, txn)
+            self._answers.record(txn, session.client_id, request, done.SerializeToString())
+        return done
+
+    async def write(
+        self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
+        """Replaces a selection, whole or not at all.
+
+        Raises:
+            SpecMismatchError, SelectionError, CapacityError: Nothing was written.
+            PeerLostError: The client or its worker went away before everything had arrived; nothing was written.
+        """
+        entry = self._stores.get(asked.store)
+        if entry.generations is None or entry.table is not None:
+            raise entry.wrong_kind("tensordict")
+        _check_fingerprint(entry, asked.content)
+        rows = from_message(asked.selection).rows(entry.spec.batch_size)
+        staging = "" if not asked.content.message_nbytes else self._take_staging(entry)
+        try:
+            if staging:
+                receiving = self._receiving(session, request, entry, asked, staging)
+                await session.worker.order(receiving)
+            self._traffic.received(session.hello.transport, asked.content)
+            async with entry.write_lock:
+                done = control_pb2.Done(version=entry.content_version + 1)
+                journal = _Journal(session.client_id, request, done, asked, staging)
+                self._stores.db.put("pending", _JOURNAL + entry.record.uid.encode(), journal.to_bytes())
+                await self._apply(entry, rows, journal)
+        finally:
+            self._staging_in_use.discard(staging)
+        return done
+
+    async def repair(self) -> int:
+        """After a restart: applies what a crash has cut short; returns how many writes."""
+        found = self._stores.db.scan("pending", _JOURNAL)
+        for key, content in found:
+            entry = self._stores.find_uid(key[len(_JOURNAL) :].decode())
+            if entry is None:
+                self._stores.db.delete("pending", key)
+                continue
+            journal = _Journal.from_bytes(content)
+            await self._apply(entry, from_message(journal.asked.selection).rows(entry.spec.batch_size), journal)
+        return len(found)
+
+    async def _apply(self, entry: Entry, rows: np.ndarray, journal: _Journal) -> None:
+        assert entry.generations is not None
+        values = entry.generations.values
+        watched = np.append(rows, len(values) - 1)
+        values[watched] |= 1
+        failure: TDServeError | None = None
+        try:
+            if journal.asked.content.values:
+                await self._insist(self._storing(entry, journal.asked), entry)
+            applying = worker_pb2.Order()
+            body = applying.apply_staged
+            body.selection.CopyFrom(journal.asked.selection)
+            body.keys.extend(journal.asked.keys)
+            body.content.CopyFrom(journal.asked.content)
+            body.content.ClearField("values")
+            body.staging = journal.staging
+            await self._insist(applying, entry)
+        except TDServeError as error:
+            failure = error  # such as no room for values: nothing of the tensors was touched
+        values[watched] += 1
+        with self._stores.db.transaction() as txn:
+            txn.delete("pending", _JOURNAL + entry.record.uid.encode())
+            if failure is None:
+                self._answers.record(txn, journal.client_id, journal.request, journal.done.SerializeToString())
+        entry.changed.wake()
+        if failure is not None:
+            raise failure
+
+    async def _insist(self, order: worker_pb2.Order, entry: Entry) -> None:
+        """Has an order carried out, again after each death of the worker: what is journalled must happen."""
+        body = getattr(order, order.WhichOneof("body") or "")
+        while True:
+            await self._worker.ready.wait()
+            body.store.CopyFrom(entry.ref(self._worker.known_specs))
+            try:
+                await self._worker.order(order)
+                return
+            except PeerLostError:
+                await asyncio.sleep(0)
+
+    def _receiving(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        asked: control_pb2.WriteRequest,
+        staging: str = "",
+    ) -> worker_pb2.Order:
+        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+        body = order.receive_selection
+        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.selection.CopyFrom(asked.selection)
+        body.keys.extend(asked.keys)
+        body.content.CopyFrom(asked.content)
+        body.content.ClearField("values")
+        body.staging = staging
+        return order
+
+    def _storing(self, entry: Entry, asked: control_pb2.WriteRequest) -> worker_pb2.Order:
+        order = worker_pb2.Order()
+        body = order.put_values
+        body.store.CopyFrom(entry.ref(self._worker.known_specs))
+        body.values = asked.content.values
+        keys = [tuple(key.parts) for key in asked.keys]
+        spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+        body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
+        selection = from_message(asked.selection)
+        batch_size = entry.spec.batch_size
+        body.everything = selection.is_everything
+        if not body.everything:
+            body.elements = selection.elements(batch_size).tobytes()
+        return order
+
+    def _take_staging(self, entry: Entry) -> str:
+        number = 0
+        while (path := str(entry.folder / "staging" / str(number))) in self._staging_in_use:
+            number += 1
+        self._staging_in_use.add(path)
+        return path
+
+
+class _Journal:
+    """A write that must be applied, as it lies in the catalog."""
+
+    def __init__(
+        self,
+        client_id: bytes,
+        request: int,
+        done: control_pb2.Done,
+        asked: control_pb2.WriteRequest,
+        staging: str,
+    ) -> None:
+        self.client_id = client_id
+        self.request = request
+        self.done = done
+        self.asked = asked
+        self.staging = staging
+
+    def to_bytes(self) -> bytes:
+        head = {"client": self.client_id.hex(), "request": self.request, "staging": self.staging}
+        done = self.done.SerializeToString()
+        head_bytes = json.dumps({**head, "done_nbytes": len(done)}).encode()
+        return head_bytes + b"\n" + done + self.asked.SerializeToString()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> _Journal:
+        head_bytes, _, rest = content.partition(b"\n")
+        head = json.loads(head_bytes)
+        done = control_pb2.Done.FromString(rest[: head["done_nbytes"]])
+        asked = control_pb2.WriteRequest.FromString(rest[head["done_nbytes"] :])
+        return cls(bytes.fromhex(head["client"]), head["request"], done, asked, head["staging"])
+
+
+def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
+    if content.fingerprint != entry.spec.fingerprint:
+        raise SpecMismatchError(
+            store=entry.name, key="", expected="the structure of this store", actual="that of an older store of this name"
+        )

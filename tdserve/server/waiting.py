@@ -1,0 +1,50 @@
+"""Coroutines that wait for a state to change; ten thousand of them hold no thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError
+
+_State = TypeVar("_State")
+
+
+class Waiters:
+    """Who waits for one thing (a store, its rows, its newest version) to change."""
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[None]] = set()
+
+    def wake(self) -> None:
+        """Lets every waiter look again."""
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+        self._futures.clear()
+
+    async def wait_for(
+        self, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
+    ) -> _State:
+        """Returns the first result of ``look`` that is not None; looks at once, and after every ``wake``.
+
+        Raises:
+            DeadlineExceededError: There was none in time; ``what`` says what was waited for, and why.
+        """
+        while True:
+            state = look()
+            if state is not None:
+                return state
+            remaining_s = deadline.remaining_s
+            if deadline.expired:
+                raise DeadlineExceededError(what=what(), timeout_s=deadline.timeout_s)
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._futures.add(future)
+            try:
+                await asyncio.wait_for(future, remaining_s)
+            except asyncio.TimeoutError:
+                continue  # look once more: the state may have changed in the last moment
+            finally:
+                self._futures.discard(future)
