@@ -1,0 +1,114 @@
+"""tdserve: a distributed data plane for TensorDicts.
+
+A server process owns named, memory-mapped TensorDict stores; clients exchange metadata, then stream the content over gloo.
+
+>>> import tdserve
+>>> server = tdserve.Server("./data").start()
+>>> client = server.client()
+
+Names are loaded when they are first used: importing tdserve imports neither torch nor grpc, opens no socket, starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tdserve.client.batches import Batches
+    from tdserve.client.client import Client, connect
+    from tdserve.client.description import StoreDescription
+    from tdserve.client.handle import StoreHandle
+    from tdserve.client.replay import ReplayHandle
+    from tdserve.client.weights import Weights
+    from tdserve.errors import (
+        CapacityError,
+        ClosedError,
+        ConnectError,
+        CorruptDataError,
+        DeadlineExceededError,
+        ForkedClientError,
+        InvalidRequestError,
+        InvalidSpecError,
+        KeyNotFoundError,
+        LocalProtocolError,
+        NotSupportedError,
+        PeerLostError,
+        ProtocolError,
+        ProtocolVersionError,
+        RemoteProtocolError,
+        RequestError,
+        RootInUseError,
+        SelectionError,
+        SpecMismatchError,
+        StoreExistsError,
+        StoreNotFoundError,
+        TDServeError,
+        TransferAbortedError,
+        TransportError,
+        UnauthenticatedError,
+        WrongStateError,
+    )
+    from tdserve.launcher import Server
+    from tdserve.replay.limiter import MinSize
+    from tdserve.replay.remover import Fifo
+    from tdserve.replay.sampler import Uniform
+
+_HOMES = {
+    "tdserve.client.batches": ("Batches",),
+    "tdserve.client.client": ("Client", "connect"),
+    "tdserve.client.description": ("StoreDescription",),
+    "tdserve.client.handle": ("StoreHandle",),
+    "tdserve.client.replay": ("ReplayHandle",),
+    "tdserve.client.weights": ("Weights",),
+    "tdserve.errors": (
+        "CapacityError",
+        "ClosedError",
+        "ConnectError",
+        "CorruptDataError",
+        "DeadlineExceededError",
+        "ForkedClientError",
+        "InvalidRequestError",
+        "InvalidSpecError",
+        "KeyNotFoundError",
+        "LocalProtocolError",
+        "NotSupportedError",
+        "PeerLostError",
+        "ProtocolError",
+        "ProtocolVersionError",
+        "RemoteProtocolError",
+        "RequestError",
+        "RootInUseError",
+        "SelectionError",
+        "SpecMismatchError",
+        "StoreExistsError",
+        "StoreNotFoundError",
+        "TDServeError",
+        "TransferAbortedError",
+        "TransportError",
+        "UnauthenticatedError",
+        "WrongStateError",
+    ),
+    "tdserve.launcher": ("Server",),
+    "tdserve.replay.limiter": ("MinSize",),
+    "tdserve.replay.remover": ("Fifo",),
+    "tdserve.replay.sampler": ("Uniform",),
+}
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: PLE0604
+    *sorted(_HOME_OF),  # pyright: ignore[reportUnsupportedDunderAll]
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'tdserve' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

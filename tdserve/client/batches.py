@@ -1,0 +1,189 @@
+"""Samples ahead of their use: a thread keeps requests under way and batches waiting, both bounded."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any
+
+from tdserve.client.calls import MAX_RETRY_BACKOFF_S, SessionClient
+from tdserve.client.sampling import ask, mended, take
+from tdserve.client.session import Pending, Session
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, DeadlineExceededError, TransportError
+from tdserve.spec.tree import Spec
+
+REQUESTS_UNDER_WAY = 2
+"""While the rows of one request arrive, those of the next are gathered; each asks for half of what may be prefetched."""
+
+POLL_S = 0.2
+"""How soon a waiting thread notices that the iterator was closed."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the thread needs, without a reference to the iterator: dropping the iterator ends the thread."""
+
+    client: SessionClient
+    name: str
+    stored: Spec
+    num_rows: int
+    num_batches: int
+    device: Any
+    timeout_s: float
+    ready: Queue[Any]
+    closed: Event
+
+
+class Batches:
+    """An endless iterator over samples; a context manager. Closing it from any thread ends a waiting ``next``.
+
+    Raises (from ``next``):
+        DeadlineExceededError: No batch came in time. The iterator goes on with the next call.
+        ClosedError: The iterator or its client was closed.
+    """
+
+    def __init__(
+        self,
+        client: SessionClient,
+        name: str,
+        stored: Spec,
+        num_rows: int,
+        *,
+        prefetch: int,
+        device: Any,
+        timeout_s: float,
+    ) -> None:
+        self._closed = Event()
+        self._ready: Queue[Any] = Queue(maxsize=prefetch)
+        order = _Order(
+            client=client,
+            name=name,
+            stored=stored,
+            num_rows=num_rows,
+            num_batches=max(1, prefetch // REQUESTS_UNDER_WAY),
+            device=device,
+            timeout_s=timeout_s,
+            ready=self._ready,
+            closed=self._closed,
+        )
+        self._name = name
+        self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{name}", daemon=True)
+        self._finalizer = weakref.finalize(self, self._closed.set)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(what=f"the iterator over batches of {self._name!r}")
+            try:
+                item = self._ready.get(timeout=POLL_S)
+            except Empty:
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iterator and its thread. Idempotent, from any thread."""
+        self._closed.set()
+        self._thread.join(timeout=5.0)
+
+
+def _run(order: _Order) -> None:
+    backoff_s = 0.05
+    while not order.closed.is_set():
+        try:
+            _fetch(order)
+        except DeadlineExceededError as error:
+            _put(order, error)
+        except TransportError as error:
+            if backoff_s > order.timeout_s:
+                _put(order, error)
+            time.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
+            continue
+        except BaseException as error:  # outermost frame of the thread: whoever iterates gets it
+            _put(order, error)
+            return
+        backoff_s = 0.05
+
+
+def _fetch(order: _Order) -> None:
+    """Asks and receives until the iterator is closed or something fails; then everything under way is given up."""
+    under_way: deque[tuple[int, Pending, Deadline]] = deque()
+    client = order.client
+    total = order.num_rows * order.num_batches
+    session = client.session(Deadline.after(order.timeout_s))
+    try:
+        while not order.closed.is_set():
+            while len(under_way) < REQUESTS_UNDER_WAY:
+                under_way.append(_ask(order, session))
+            request, pending, deadline = under_way.popleft()
+            try:
+                what = f"a batch of {order.name!r}"
+                rows = take(
+                    client, session, request, pending, stored=order.stored, total=total, what=what, deadline=deadline
+                )
+            finally:
+                session.forget(request)
+                client.answered(request)
+            for batch in mended(client, order.name, order.stored, rows, deadline).split(order.num_rows):
+                _put(order, batch if order.device is None else batch.to(order.device))
+    finally:
+        _give_up(order, session, under_way)
+
+
+def _ask(order: _Order, session: Session) -> tuple[int, Pending, Deadline]:
+    request = order.client.next_request()
+    deadline = Deadline.after(order.timeout_s)
+    pending = ask(
+        session,
+        request,
+        order.name,
+        order.stored,
+        order.num_rows,
+        num_batches=order.num_batches,
+        deadline=deadline,
+    )
+    return request, pending, deadline
+
+
+def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Pending, Deadline]]) -> None:
+    """Takes what was granted off the channel, and lets go of what still waits."""
+    client = order.client
+    total = order.num_rows * order.num_batches
+    for request, _, _ in under_way:
+        session.cancel(request)
+    for request, pending, _ in under_way:
+        try:
+            deadline = Deadline.after(1.0)
+            take(client, session, request, pending, stored=order.stored, total=total, what="", deadline=deadline)
+        except (TransportError, DeadlineExceededError, ClosedError):
+            session.close()  # content may still come that nobody would take
+        finally:
+            session.forget(request)
+            client.answered(request)
+
+
+def _put(order: _Order, item: Any) -> None:
+    while not order.closed.is_set():
+        try:
+            order.ready.put(item, timeout=POLL_S)
+            return
+        except Full:
+            continue

@@ -1,0 +1,186 @@
+"""One call of a client: a request number, a deadline, and as many sessions as it takes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import TypeVar
+
+from tdserve.client.catalog_client import CatalogClient
+from tdserve.client.session import TAG_MODULUS, Session
+from tdserve.config import TransportName, check_transport
+from tdserve.deadline import Deadline
+from tdserve.errors import NotSupportedError, TDServeError, TransferAbortedError, TransportError
+from tdserve.ids import new_client_id
+from tdserve.transport.pool import BufferPool
+
+RETRY_BACKOFF_S = 0.05
+MAX_RETRY_BACKOFF_S = 1.0
+
+TRANSFER_GRACE_S = 1.0
+"""Content that was granted just before the deadline may still arrive."""
+
+UNTIMED_TRANSFER_S = 30.0
+"""For the content of a call that asked without waiting (``timeout_s=0``)."""
+
+MAX_BACKGROUND_THREADS = 4
+"""For calls with ``return_early=True``."""
+
+_Result = TypeVar("_Result")
+
+
+class SessionClient(CatalogClient):
+    """Adds the session: numbered requests, retried over fresh sessions until their deadline."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        transport: TransportName = "auto",
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        allow_pickle: bool = False,
+    ) -> None:
+        chosen = check_transport(transport)
+        if chosen not in ("auto", "gloo"):
+            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has gloo")
+        if allow_pickle:
+            raise NotSupportedError(feature="allow_pickle=True", reason="this version moves no pickled objects")
+        super().__init__(address, token=token, timeout_s=timeout_s)
+        self.transport = chosen
+        self.pool = BufferPool()
+        self._client_id = new_client_id()
+        self._requests = itertools.count(1)
+        self._unanswered: set[int] = set()
+        self._lock = Lock()
+        self._session: Session | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reconnect, (type(self), self.address, self.transport, self._token, self.timeout_s))
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """When a call must be over; None is the client's default."""
+        return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+
+    def call(
+        self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
+    ) -> _Result:
+        """Runs one request, again over a fresh session when the transport fails: the server knows a retry by its number.
+
+        Args:
+            attempt: Sends the request under the given number and returns its result.
+            request: Number of a request that was tried before; by default a new one.
+
+        Raises:
+            TransportError: It still failed when the time was up.
+            TDServeError: What the server said.
+        """
+        request = self.next_request() if request is None else request
+        backoff_s = RETRY_BACKOFF_S
+        try:
+            while True:
+                session: Session | None = None
+                try:
+                    session = self.session(deadline)
+                    return attempt(session, request, deadline)
+                except TransportError as error:
+                    if session is not None and not isinstance(error, TransferAbortedError):
+                        session.close()
+                    remaining_s = deadline.remaining_s
+                    if remaining_s is not None and remaining_s <= backoff_s:
+                        raise
+                except TDServeError:
+                    raise
+                except BaseException:
+                    # Interrupted in the middle of a transfer: its bytes would be taken for the next one's.
+                    if session is not None:
+                        session.close()
+                    raise
+                finally:
+                    if session is not None:
+                        session.forget(request)
+                time.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
+        finally:
+            self.answered(request)
+
+    def later(self, work: Callable[[], _Result]) -> Future[_Result]:
+        """Runs work in one of the client's own threads."""
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
+            return self._executor.submit(work)
+
+    def next_request(self) -> int:
+        """A number for a request; to be handed to ``answered`` when its result is known."""
+        with self._lock:
+            request = next(self._requests)
+            self._unanswered.add(request)
+            return request
+
+    def answered(self, request: int) -> None:
+        """The request will not be retried."""
+        with self._lock:
+            self._unanswered.discard(request)
+
+    def session(self, deadline: Deadline) -> Session:
+        """The open session; opens one if there is none."""
+        self._check_usable()
+        session = self._session
+        if session is not None and not session.is_lost:
+            return session
+        with self._lock:
+            if self._session is not None and not self._session.is_lost:
+                return self._session
+            remaining_s = deadline.remaining_s
+            timeout_s = max(1.0, self.timeout_s if remaining_s is None else remaining_s)
+            self._connection.wait_ready(timeout_s)
+            self._session = Session(
+                self._connection,
+                client_id=self._client_id,
+                transport="gloo",
+                oldest_request=min(self._unanswered, default=1),
+                timeout_s=max(1.0, timeout_s),
+            )
+            return self._session
+
+    def close(self) -> None:
+        """Ends the session and the connection. Idempotent; every later call raises ClosedError."""
+        session, self._session = self._session, None
+        if os.getpid() == self._pid:
+            if session is not None:
+                session.close()
+            if self._executor is not None:
+                self._executor.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+
+def transfer_timeout_s(deadline: Deadline) -> float:
+    """How long content may take that was granted now."""
+    if deadline.timeout_s == 0 or deadline.remaining_s is None:
+        return UNTIMED_TRANSFER_S
+    return deadline.remaining_s + TRANSFER_GRACE_S
+
+
+def answer_timeout_s(deadline: Deadline) -> float | None:
+    """How long an answer may take: the server itself ends waits at the deadline."""
+    remaining_s = deadline.remaining_s
+    if deadline.timeout_s == 0:
+        return UNTIMED_TRANSFER_S
+    return None if remaining_s is None else remaining_s + TRANSFER_GRACE_S
+
+
+def tag_of(request: int) -> int:
+    """The tag of a request's data messages."""
+    return request % TAG_MODULUS
+
+
+def _reconnect(
+    cls: type[SessionClient], address: str, transport: TransportName, token: str | None, timeout_s: float
+) -> SessionClient:
+    return cls(address, transport=transport, token=token, timeout_s=timeout_s)

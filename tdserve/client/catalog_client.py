@@ -1,0 +1,129 @@
+"""The part of the client that only asks and manages: names, keys, descriptions, statistics. No torch, no session."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tdserve.client.description import StoreDescription, from_message
+from tdserve.control.connection import ControlConnection
+from tdserve.errors import ClosedError, ForkedClientError, InvalidRequestError, StoreNotFoundError
+from tdserve.ids import check_store_name
+from tdserve.spec.tree import Path
+from tdserve.v1 import control_pb2
+
+DEFAULT_TIMEOUT_S = 30.0
+"""Long enough for a server that is being restarted, short enough for a person to wait."""
+
+_Self = TypeVar("_Self", bound="CatalogClient")
+
+
+class CatalogClient:
+    """Asks a server about its stores.
+
+    Threads: safe. Picklable (by address). After ``fork`` a child must make its own: every call there raises
+    ForkedClientError.
+
+    Args:
+        address: ``host:port``.
+        token: Bearer token, where the server asks for one.
+        timeout_s: Default of every call that can wait, seconds.
+    """
+
+    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
+            raise InvalidRequestError(argument="address", reason=f"{address!r} is not of the form host:port")
+        self.address = address
+        self.timeout_s = timeout_s
+        self._token = token
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._connection = ControlConnection(address, token=token)
+
+    def stores(self, prefix: str = "") -> list[str]:
+        """Names of all stores, sorted."""
+        names: list[str] = []
+        request = control_pb2.ListStoresRequest(prefix=prefix)
+        while True:
+            page = self._call("ListStores", request)
+            names.extend(page.names)
+            if not page.next_page_token:
+                return names
+            request.page_token = page.next_page_token
+
+    def __contains__(self, name: object) -> bool:
+        request = control_pb2.DescribeStoreRequest(name=str(name), without_spec=True)
+        try:
+            self._call("DescribeStore", request)
+        except (StoreNotFoundError, InvalidRequestError):
+            return False
+        return True
+
+    def keys(
+        self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
+    ) -> list[str | Path]:
+        """The keys of a store, as ``TensorDict.keys`` lists them: a nested key as a tuple.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        request = control_pb2.ListKeysRequest(
+            name=check_store_name(name), include_nested=include_nested, leaves_only=leaves_only, sort=sort
+        )
+        response = self._call("ListKeys", request)
+        if response.keys:
+            return list(response.keys)
+        return [path.parts[0] if len(path.parts) == 1 else tuple(path.parts) for path in response.paths]
+
+    def describe(self, name: str, *, timeout_s: float | None = 0) -> StoreDescription:
+        """Structure and figures of a store.
+
+        Args:
+            timeout_s: Waits this long for a store that does not exist yet; 0 asks once, None is the client's default.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+            DeadlineExceededError: It did not appear in time.
+        """
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
+        return from_message(self._call("DescribeStore", request, timeout_s=max(wait_s, self.timeout_s)))
+
+    def delete(self, name: str) -> None:
+        """Deletes a store and its files.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        self._call("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
+
+    def server_stats(self) -> control_pb2.GetStatsResponse:
+        """The server's own figures: workers, sessions, bytes by transport."""
+        stats: control_pb2.GetStatsResponse = self._call("GetStats", control_pb2.GetStatsRequest())
+        return stats
+
+    def close(self) -> None:
+        """Ends the connection. Idempotent; every later call raises ClosedError."""
+        if not self._is_closed:
+            self._is_closed = True
+            if os.getpid() == self._pid:
+                self._connection.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedClientError(what=f"the client of {self.address}", pid=self._pid)
+        if self._is_closed:
+            raise ClosedError(what=f"the client of {self.address}")
+
+    def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+        self._check_usable()
+        return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)

@@ -1,0 +1,115 @@
+"""What a client is told of a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tdserve.spec import codec
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2
+
+_KINDS = {
+    control_pb2.STORE_KIND_TENSORDICT: "tensordict",
+    control_pb2.STORE_KIND_REPLAY: "replay",
+    control_pb2.STORE_KIND_WEIGHTS: "weights",
+}
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """One kept version of weights. ``created_s`` in seconds since the epoch."""
+
+    version: int
+    nbytes: int
+    created_s: float
+
+
+@dataclass(frozen=True)
+class StoreDescription:
+    """A store, as of the moment of asking.
+
+    Attributes:
+        name: Its name.
+        kind: ``"tensordict"``, ``"replay"`` or ``"weights"``.
+        spec: Its structure: complete for a tensordict, of one row for a replay, of the newest version for weights.
+        batch_size: Of the spec.
+        num_rows: First batch dimension (1 without one); live rows of a replay.
+        capacity: Rows of a replay, 0 for the others.
+        nbytes: Of all tensors.
+        version: Content version; of weights the newest version.
+        inserts: Rows ever written to a replay.
+        samples: Rows ever sampled from it.
+        reserved_rows: Rows that writers fill right now.
+        min_size: Rows that a replay must hold before it is sampled.
+        created_s: Seconds since the epoch.
+        extra: Leaves that plain tensordict does not show when it opens the store's folder.
+        path: The store's folder below the server's root.
+        uid: Of this incarnation of the name.
+        versions: Kept versions of weights.
+    """
+
+    name: str
+    kind: str
+    spec: Spec
+    batch_size: tuple[int, ...]
+    num_rows: int
+    capacity: int
+    nbytes: int
+    version: int
+    inserts: int
+    samples: int
+    reserved_rows: int
+    min_size: int
+    created_s: float
+    extra: tuple[str, ...]
+    path: str
+    uid: str
+    versions: tuple[VersionInfo, ...]
+
+    @property
+    def rows(self) -> int:
+        """Same as ``num_rows``."""
+        return self.num_rows
+
+    @property
+    def bytes(self) -> int:
+        """Same as ``nbytes``."""
+        return self.nbytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that JSON can carry; the spec as a list of its leaves."""
+        found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        found["batch_size"] = list(self.batch_size)
+        found["extra"] = list(self.extra)
+        found["versions"] = [vars(version) for version in self.versions]
+        leaves = [
+            {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
+        ]
+        found["spec"] = leaves + [{"key": list(path), "dtype": "non-tensor"} for path, _ in self.spec.values]
+        return found
+
+
+def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
+    """Reads the server's message."""
+    spec = codec.decode(message.spec)
+    versions = tuple(VersionInfo(version.version, version.nbytes, version.created_s) for version in message.versions)
+    return StoreDescription(
+        name=message.name,
+        kind=_KINDS.get(message.kind, "unknown"),
+        spec=spec,
+        batch_size=spec.batch_size,
+        num_rows=message.num_rows,
+        capacity=message.capacity,
+        nbytes=message.nbytes,
+        version=message.version,
+        inserts=message.inserts,
+        samples=message.samples,
+        reserved_rows=message.reserved_rows,
+        min_size=message.min_size,
+        created_s=message.created_s,
+        extra=tuple(message.extra),
+        path=message.path,
+        uid=message.uid,
+        versions=versions,
+    )

@@ -1,0 +1,157 @@
+"""Content on its way from the server: received into a pooled buffer, or straight into the caller's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tdserve.client.session import Session
+from tdserve.content import ReadStatus
+from tdserve.errors import RemoteProtocolError, TransferAbortedError
+from tdserve.layout import Layout
+from tdserve.spec.torch_types import to_torch
+from tdserve.spec.tree import Node, Path, Spec, ValueLeaf
+from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.stream import recv_messages, unpack
+from tdserve.v1 import control_pb2
+from tdserve.values import decode_bytes
+
+
+class Received:
+    """The columns of one read, by slot of its layout.
+
+    Attributes:
+        columns: One tensor per slot: leaves, then trailing columns.
+    """
+
+    def __init__(self, layout: Layout, columns: Sequence[torch.Tensor]) -> None:
+        self._layout = layout
+        self.columns = columns
+
+    def leaves(self) -> dict[Path, torch.Tensor]:
+        """The leaves of the spec by path."""
+        slots = self._layout.slots[: self._layout.num_leaves]
+        return {slot.path: column for slot, column in zip(slots, self.columns)}
+
+    def trailing(self, name: str) -> torch.Tensor:
+        """A column that the service has added."""
+        slots = self._layout.slots
+        number = next(i for i in range(self._layout.num_leaves, len(slots)) if slots[i].path == (name,))
+        return self.columns[number]
+
+    @property
+    def version(self) -> int:
+        """Content version that a tensordict store had when it was read.
+
+        Raises:
+            TransferAbortedError: Rows moved while they were copied; to be read again.
+        """
+        status = self.columns[-1]
+        if int(status[0]) == ReadStatus.TORN:
+            raise TransferAbortedError(transfer=0, reason="the rows were written while they were read")
+        if int(status[0]) != ReadStatus.WHOLE:
+            raise RemoteProtocolError(expected="the status of a read", received=str(int(status[0])))
+        return int(status[1])
+
+
+def receive(
+    layout: Layout,
+    session: Session,
+    tag: int,
+    *,
+    pool: BufferPool,
+    timeout_s: float,
+    inline: bytes | None,
+    into: Sequence[torch.Tensor] | None = None,
+) -> Received:
+    """Takes the content of a read.
+
+    Args:
+        inline: The content itself, when it came in the answer.
+        into: Contiguous CPU tensors, one per leaf; by default views of a pooled buffer.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: ``into`` is undefined; the session is closed.
+    """
+    sink: Sink
+    if into is None:
+        buffer = pool.take(layout.nbytes)
+        columns = views(layout, buffer)
+        sink = FlatEnd(buffer)
+    else:
+        columns = [*into, *(_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))]
+        sink = LeafEnd(columns)
+    if inline is not None:
+        if len(inline) != sum(layout.message_nbytes):
+            raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
+        unpack(inline, layout.messages, sink)
+    else:
+        recv_messages(session.channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s)
+    return Received(layout, columns)
+
+
+def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
+    typed: dict[str, torch.Tensor] = {}
+    found = []
+    for slot in layout.slots:
+        base = typed.get(slot.dtype)
+        if base is None:
+            base = typed[slot.dtype] = buffer.view(to_torch(slot.dtype))
+        found.append(torch.as_strided(base, slot.shape, _strides(slot.shape), slot.offset // base.itemsize))
+    return found
+
+
+def decode_values(spec: Spec, content: bytes) -> tuple[Spec, dict[Path, Any]]:
+    """The values of a read, and the spec as they are: a leaf may have got values of single rows since it was stored.
+
+    Raises:
+        RemoteProtocolError: The block does not fit the spec.
+    """
+    if not spec.values:
+        return spec, {}
+    block = control_pb2.ValueBlock.FromString(content)
+    if len(block.columns) != len(spec.values):
+        raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(block.columns)}")
+    values: dict[Path, Any] = {}
+    changed: dict[Path, bool] = {}
+    for (path, leaf), column in zip(spec.values, block.columns):
+        per_row = column.per_row and bool(leaf.batch_size)
+        decoded = [decode_bytes(value) for value in column.values]
+        values[path] = _nest(decoded, leaf.batch_size) if per_row else decoded[0]
+        if per_row != leaf.per_row:
+            changed[path] = per_row
+    return (Spec(_with_per_row(spec.root, (), changed)) if changed else spec), values
+
+
+def _with_per_row(node: Node, path: Path, changed: dict[Path, bool]) -> Node:
+    entries = []
+    for key, entry in node.entries:
+        below = (*path, key)
+        if isinstance(entry, Node):
+            entry = _with_per_row(entry, below, changed)
+        elif isinstance(entry, ValueLeaf) and below in changed:
+            entry = entry._replace(per_row=changed[below])
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def _nest(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
+    for size in reversed(batch_size[1:]):
+        elements = [elements[start : start + size] for start in range(0, len(elements), size)]
+    return elements
+
+
+def _empty(layout: Layout, number: int) -> torch.Tensor:
+    slot = layout.slots[number]
+    return torch.empty(slot.shape, dtype=to_torch(slot.dtype))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)

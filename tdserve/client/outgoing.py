@@ -1,0 +1,107 @@
+"""Content on its way to the server: a tensordict taken apart, laid out, and sent while the request is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tdserve.client.session import Session
+from tdserve.content import write_layout
+from tdserve.errors import CapacityError
+from tdserve.layout import Layout
+from tdserve.spec.capture import Captured
+from tdserve.spec.tree import Path, Spec, ValueLeaf
+from tdserve.transport.channel import Work
+from tdserve.transport.ends import LeafEnd
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.stream import pack, send_messages, start_send, wait_all
+from tdserve.v1 import control_pb2
+from tdserve.values import encode_bytes
+
+MAX_VALUES_BYTES = 192 * 1024 * 1024
+"""Non-tensor values ride in one message, which must stay below gRPC's and the workers' limit of 256 MiB."""
+
+MAX_POSTED_BYTES = 32 * 1024 * 1024
+"""Up to this size all messages are posted at once; above, a window keeps the staging memory small."""
+
+
+class Outgoing:
+    """The content of one write, ready to be sent any number of times (once per attempt).
+
+    Args:
+        captured: What is written.
+        fingerprint: Of the store's structure, as this client knows it.
+        inline_bytes: Content up to this size rides in the request.
+        store: Name, for errors.
+
+    Raises:
+        CapacityError: The non-tensor values are larger than a message may be. Nothing was sent.
+    """
+
+    def __init__(self, captured: Captured, *, fingerprint: bytes, inline_bytes: int, store: str) -> None:
+        self._layout: Layout = write_layout(captured.spec)
+        leaves = [_plain(captured.tensors[slot.path]) for slot in self._layout.slots]
+        self._source = LeafEnd(leaves)
+        self.nbytes = sum(self._layout.message_nbytes)
+        self.message = control_pb2.Content(fingerprint=fingerprint, nbytes=self.nbytes)
+        self.message.values = encode_values(captured.spec, captured.values, store=store)
+        if self.nbytes <= inline_bytes:
+            self.message.inline = pack(self._layout.messages, self._source)
+        else:
+            self.message.message_nbytes.extend(self._layout.message_nbytes)
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the content rides in the request."""
+        return self.message.HasField("inline")
+
+    def post(self, session: Session, tag: int, pool: BufferPool) -> list[Work]:
+        """Starts to send everything; the leaves must not change until the works are over."""
+        if self.is_inline:
+            return []
+        return start_send(session.channel, tag, self._layout.messages, self._source, pool)
+
+    def send(self, session: Session, tag: int, pool: BufferPool, timeout_s: float) -> None:
+        """Sends everything, and returns when the server has taken it."""
+        if self.is_inline:
+            return
+        if self.nbytes <= MAX_POSTED_BYTES:
+            wait_all(self.post(session, tag, pool), timeout_s)
+        else:
+            send_messages(
+                session.channel, tag, self._layout.messages, self._source, pool=pool, timeout_s=timeout_s
+            )
+
+
+def encode_values(spec: Spec, values: dict[Path, Any], *, store: str) -> bytes:
+    """The serialised ValueBlock of a spec's value leaves; ``b""`` when there are none."""
+    if not spec.values:
+        return b""
+    block = control_pb2.ValueBlock()
+    nbytes = 0
+    for path, leaf in spec.values:
+        column = block.columns.add(per_row=leaf.per_row)
+        for value in _elements(values[path], leaf):
+            content = encode_bytes(value, key=".".join(path))
+            nbytes += len(content)
+            column.values.append(content)
+    if nbytes > MAX_VALUES_BYTES:
+        raise CapacityError(what=f"the non-tensor values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
+    return block.SerializeToString()
+
+
+def _elements(value: Any, leaf: ValueLeaf) -> Sequence[Any]:
+    """One value per element of the batch, in C order; a single one when all share it."""
+    if not leaf.per_row:
+        return [value]
+    elements = [value]
+    for _ in leaf.batch_size:
+        elements = [element for row in elements for element in row]
+    return elements
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU and contiguous; copies only what is not."""
+    return tensor.cpu().contiguous()

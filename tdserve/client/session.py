@@ -1,0 +1,231 @@
+"""The client's end of one session: its stream, its requests under way, its channel to the data worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import Any, Union
+
+from tdserve.config import PROTOCOL_VERSION
+from tdserve.control.connection import ControlConnection
+from tdserve.control.status import decode_failure
+from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError
+from tdserve.transport.channel import Channel
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.v1 import control_pb2
+
+ANSWER_GRACE_S = 1.0
+"""The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
+
+TAG_MODULUS = 2**31
+
+
+Answer = Union[control_pb2.ServerMessage, TDServeError]
+OnAnswer = Callable[[Answer], None]
+
+
+class Pending:
+    """A request that was sent; its answers arrive here, in order.
+
+    Args:
+        on_answer: Called in the stream's thread instead of keeping the answer for ``wait``; must not block.
+    """
+
+    def __init__(self, on_answer: OnAnswer | None = None) -> None:
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self.put: OnAnswer = on_answer or self._answers.put
+
+    def wait(self, timeout_s: float | None, what: str) -> control_pb2.ServerMessage:
+        """Returns the next answer.
+
+        Raises:
+            DeadlineExceededError: There was none in time.
+            TDServeError: What the server answered, or how the session ended.
+        """
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except Empty:
+            raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
+        return checked(answer)
+
+
+def checked(answer: Answer) -> control_pb2.ServerMessage:
+    """The server's message, unless it or the session's end is an error, which is raised."""
+    if isinstance(answer, TDServeError):
+        raise answer
+    if answer.HasField("failure"):
+        raise decode_failure(answer.failure)
+    return answer
+
+
+class Session:
+    """An open session. Threads: safe; requests of several threads run side by side.
+
+    Args:
+        connection: The channel to the control process.
+        client_id: Names the client object, across its sessions.
+        transport: Of the content.
+        oldest_request: Requests before it will not be retried.
+        timeout_s: For Hello and Welcome.
+
+    Raises:
+        ConnectError, UnauthenticatedError, ProtocolVersionError: There is no session.
+    """
+
+    def __init__(
+        self,
+        connection: ControlConnection,
+        *,
+        client_id: bytes,
+        transport: str,
+        oldest_request: int,
+        timeout_s: float,
+    ) -> None:
+        self.address = connection.address
+        self.known_specs: set[bytes] = set()
+        self._lock = Lock()
+        self._channel_lock = Lock()
+        self._pending: dict[int, Pending] = {0: Pending()}
+        self._lost: TDServeError | None = None
+        self._channel: Channel | None = None
+        self._kv_store = KVStore(self._publish)
+        self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
+        hello = control_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            client_id=client_id,
+            transport=transport,
+            boot_id=_boot_id(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            oldest_request=oldest_request,
+        )
+        self._stream.send(control_pb2.ClientMessage(hello=hello))
+        try:
+            self.welcome = self._pending[0].wait(timeout_s, "Hello").welcome
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this session is over; the next call opens another."""
+        return self._lost is not None
+
+    def send(self, request: int, *, on_answer: OnAnswer | None = None, **body: Any) -> Pending:
+        """Sends a request.
+
+        Args:
+            request: Its number.
+            on_answer: As in Pending.
+            **body: One field of ClientMessage.
+
+        Raises:
+            TransportError: The session is lost.
+        """
+        pending = Pending(on_answer)
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            self._pending[request] = pending
+        self._stream.send(control_pb2.ClientMessage(request=request, **body))
+        return pending
+
+    def forget(self, request: int) -> None:
+        """The request is answered, or its answer does not matter any more."""
+        with self._lock:
+            self._pending.pop(request, None)
+
+    def cancel(self, request: int) -> None:
+        """Asks the server to give a waiting request up."""
+        self._stream.send(control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request)))
+
+    @property
+    def channel(self) -> Channel:
+        """The channel to the data worker, connected by the first that needs it.
+
+        Raises:
+            ConnectError: It cannot be connected; the session is closed.
+        """
+        channel = self._channel
+        if channel is not None:
+            return channel
+        with self._channel_lock:
+            if self._channel is None:
+                try:
+                    self._channel = GlooChannel(
+                        self._kv_store,
+                        CLIENT_RANK,
+                        host=address_towards(self.address),
+                        peer=f"the server at {self.address}",
+                    )
+                except ConnectError:
+                    self.close()
+                    raise
+            return self._channel
+
+    def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
+        """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error."""
+        try:
+            pending.wait(ANSWER_GRACE_S, "the transfer")
+        except DeadlineExceededError:
+            return error
+        except TDServeError as told:
+            return told
+        return error
+
+    def close(self) -> None:
+        """Ends the session and everything under way in it. Idempotent."""
+        self._on_lost(ConnectError(address=self.address, reason="the session was closed by this client"))
+        self._stream.close()
+
+    def _publish(self, key: str, value: bytes) -> None:
+        entry = control_pb2.Rendezvous(key=key, value=value)
+        self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
+
+    def _on_message(self, message: control_pb2.ServerMessage) -> None:
+        if message.HasField("rendezvous"):
+            self._kv_store.feed(message.rendezvous.key, message.rendezvous.value)
+            return
+        pending = self._pending.get(message.request)
+        if pending is not None:
+            pending.put(message)
+
+    def _on_lost(self, error: TDServeError) -> None:
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = error
+            waiting, self._pending = list(self._pending.values()), {}
+        for pending in waiting:
+            pending.put(error)
+        channel = self._channel
+        if channel is not None:
+            channel.close()
+        self._kv_store.close()
+
+
+def address_towards(address: str) -> str:
+    """The address of the interface through which this machine reaches ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    except (OSError, ValueError) as error:
+        raise ConnectError(address=address, reason=f"the name does not resolve: {error}") from error
+    family, kind, protocol, _, target = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        try:
+            probe.connect(target)  # sends nothing: only asks the routing table
+        except OSError as error:
+            raise ConnectError(address=address, reason=f"no route: {error}") from error
+        return str(probe.getsockname()[0])
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,110 @@
+"""Publishing and pulling versions of weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from tensordict import TensorDict
+
+from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.outgoing import Outgoing
+from tdserve.client.reading import Destination, finish_read
+from tdserve.client.session import Session
+from tdserve.client.writing import write
+from tdserve.content import read_layout
+from tdserve.deadline import Deadline
+from tdserve.ids import check_store_name
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2
+from tdserve.values import decode_bytes, encode_bytes
+
+
+class Weights(NamedTuple):
+    """One version of weights.
+
+    Attributes:
+        version: Grows by one with every publish.
+        data: The tensordict, or the ``out=`` that was filled.
+        metadata: What the publisher said of it.
+    """
+
+    version: int
+    data: Any
+    metadata: dict[str, Any]
+
+
+def publish(
+    client: SessionClient, name: str, td: Any, *, metadata: dict[str, Any] | None, keep: int, deadline: Deadline
+) -> int:
+    """Stores the next version; see ``Client.publish``."""
+    check_store_name(name)
+    captured = capture(TensorDict.from_module(td) if isinstance(td, nn.Module) else td, store=name)
+    spec = captured.spec
+    said = encode_bytes(dict(metadata or {}), key="metadata")
+
+    def make_outgoing(session: Session) -> Outgoing:
+        return Outgoing(
+            captured, fingerprint=spec.fingerprint, inline_bytes=session.welcome.inline_bytes, store=name
+        )
+
+    def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+        request = control_pb2.PublishRequest(
+            store=name, content=outgoing.message, keep=keep, timeout_s=deadline.remaining_s, metadata=said
+        )
+        if spec.fingerprint not in session.known_specs:
+            session.known_specs.add(spec.fingerprint)
+            request.spec.CopyFrom(codec.encode(spec))
+        return {"publish": request}
+
+    return write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
+
+
+def latest(
+    client: SessionClient,
+    name: str,
+    *,
+    newer_than: int | None,
+    out: Any,
+    device: Any,
+    known: dict[str, Spec],
+    deadline: Deadline,
+) -> Weights | None:
+    """The newest version; see ``Client.latest``."""
+    check_store_name(name)
+    destination = None if out is None else Destination(out, store=name)
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> Weights | None:
+        spec = known.get(name)
+        asked = control_pb2.LatestRequest(
+            store=name,
+            newer_than=newer_than,
+            timeout_s=deadline.remaining_s,
+            fingerprint=spec.fingerprint if spec is not None else b"",
+        )
+        pending = session.send(request, latest=asked)
+        answer = pending.wait(answer_timeout_s(deadline), f"a version of {name!r}")
+        if answer.HasField("done") and answer.done.nothing_newer:
+            return None
+        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+        if accepted.HasField("spec"):
+            spec = known[name] = codec.decode(accepted.spec)
+        assert spec is not None
+        content = finish_read(
+            client,
+            session,
+            request,
+            pending,
+            answer=answer,
+            spec=spec,
+            layout=read_layout(spec),
+            deadline=deadline,
+            destination=destination,
+        )
+        data = content.build(device) if out is None else out
+        return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
+
+    return client.call(attempt, deadline)

@@ -1,0 +1,131 @@
+"""Writes: capture, check, ask and send at once, wait for the commit. A retry stores nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of, transfer_timeout_s
+from tdserve.client.outgoing import Outgoing
+from tdserve.client.session import Answer, Session, checked
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, TDServeError, TransportError
+from tdserve.selection import Selection
+from tdserve.spec.capture import Captured
+from tdserve.spec.tree import Path
+from tdserve.transport.channel import Work
+from tdserve.v1 import content_pb2, control_pb2
+
+MakeOutgoing = Callable[[Session], Outgoing]
+MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
+
+
+def write(
+    client: SessionClient,
+    make_outgoing: MakeOutgoing,
+    make_body: MakeBody,
+    *,
+    deadline: Deadline,
+    what: str,
+    request: int | None = None,
+) -> control_pb2.Done:
+    """Sends a write's request and its content together, and waits until it is committed.
+
+    Args:
+        make_outgoing: Lays the content out for a session (whose limit for inline content counts).
+        make_body: The request, as the field of ClientMessage.
+        what: For the error of one that takes too long.
+        request: Number of a request that was tried before.
+    """
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+        outgoing = make_outgoing(session)
+        pending = session.send(request, **make_body(session, outgoing, deadline))
+        try:
+            outgoing.send(session, tag_of(request), client.pool, transfer_timeout_s(deadline))
+            return pending.wait(answer_timeout_s(deadline), what).done
+        except (TransportError, DeadlineExceededError) as error:
+            if not outgoing.is_inline or isinstance(error, TransportError):
+                # What was posted may still be read by the peer: it must not see the caller's next content.
+                session.close()
+            raise session.failure_of(pending, error) from error
+
+    return client.call(attempt, deadline, request=request)
+
+
+def write_early(
+    client: SessionClient, make_outgoing: MakeOutgoing, make_body: MakeBody, *, deadline: Deadline, what: str
+) -> Future[control_pb2.Done]:
+    """As ``write``, but returns at once; the content must not change before the future is done.
+
+    A transport failure is retried in the background, under the same number.
+    """
+    future: Future[control_pb2.Done] = Future()
+    request = client.next_request()
+    works: list[Work] = []
+
+    def again() -> None:
+        try:
+            future.set_result(
+                write(client, make_outgoing, make_body, deadline=deadline, what=what, request=request)
+            )
+        except BaseException as error:
+            future.set_exception(error)
+
+    def settle(answer: Answer) -> None:
+        if isinstance(answer, TransportError):
+            client.later(again)
+            return
+        session.forget(request)
+        client.answered(request)
+        try:
+            future.set_result(checked(answer).done)
+        except TDServeError as error:
+            future.set_exception(error)
+        works.clear()
+
+    try:
+        session = client.session(deadline)
+        outgoing = make_outgoing(session)
+        session.send(request, on_answer=settle, **make_body(session, outgoing, deadline))
+    except TransportError:
+        client.later(again)
+        return future
+    try:
+        works.extend(outgoing.post(session, tag_of(request), client.pool))
+    except TransportError:
+        session.close()  # which settles the request
+    return future
+
+
+def write_selection(
+    client: SessionClient,
+    name: str,
+    selection: Selection,
+    captured: Captured,
+    *,
+    keys: Sequence[Path] = (),
+    fingerprint: bytes,
+    creates: bool = False,
+    deadline: Deadline,
+) -> int:
+    """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made."""
+
+    def make_outgoing(session: Session) -> Outgoing:
+        inline_bytes = session.welcome.inline_bytes
+        return Outgoing(captured, fingerprint=fingerprint, inline_bytes=inline_bytes, store=name)
+
+    def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+        return {
+            "write": control_pb2.WriteRequest(
+                store=name,
+                selection=selection.to_message(),
+                keys=[content_pb2.Path(parts=path) for path in keys],
+                content=outgoing.message,
+                timeout_s=deadline.remaining_s,
+                creates=creates,
+            )
+        }
+
+    return write(client, make_outgoing, make_body, deadline=deadline, what=f"a write to {name!r}").version

@@ -1,0 +1,154 @@
+"""``tdserve.Server``: a server in processes of its own, owned by the process that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from tdserve.client.client import Client, connect
+from tdserve.config import ServerConfig
+from tdserve.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, error_classes
+from tdserve.server.main import FAILED_PREFIX, READY_PREFIX
+
+START_TIMEOUT_S = 60.0
+"""A data worker imports torch: about three seconds, ten times that on a busy machine."""
+
+SHUTDOWN_TIMEOUT_S = 20.0
+"""The default grace period of requests under way, and as much again for the processes to leave."""
+
+
+class Server:
+    """Starts and ends a server; a context manager. The server also ends when the process that started it does.
+
+    Args:
+        root: Folder that it owns; made when missing.
+        host: Address to listen on; loopback by default.
+        port: 0 takes a free one, ``address`` tells which.
+        num_workers: Data workers.
+        settings: Further fields of ``tdserve.config.ServerConfig``.
+
+    Raises:
+        InvalidRequestError: A setting cannot be. Nothing was started.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        num_workers: int = 1,
+        **settings: Any,
+    ) -> None:
+        self.config = ServerConfig(
+            root=os.fspath(root), host=host, port=port, num_workers=num_workers, **settings
+        ).validate()
+        self._process: subprocess.Popen[str] | None = None
+        self._lifeline_fd = -1
+        self._address: str | None = None
+
+    def __repr__(self) -> str:
+        state = f"at {self._address}" if self.is_alive else "not running"
+        return f"<Server of {self.config.root} {state}>"
+
+    @property
+    def address(self) -> str:
+        """``host:port``. Raises WrongStateError before ``start``."""
+        if self._address is None:
+            raise WrongStateError(state="not started", event="address")
+        return self._address
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the control process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the control process. Raises WrongStateError before ``start``."""
+        if self._process is None:
+            raise WrongStateError(state="not started", event="pid")
+        return self._process.pid
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Server:
+        """Starts the server and waits until it accepts connections; returns itself.
+
+        Raises:
+            RootInUseError, CorruptDataError, InvalidRequestError: It did not start, and says why.
+            DeadlineExceededError: It was not ready in time, and was ended.
+            WrongStateError: It runs already.
+        """
+        if self.is_alive:
+            raise WrongStateError(state="running", event="start")
+        read_fd, self._lifeline_fd = os.pipe()
+        command = [sys.executable, "-m", "tdserve.server.main", str(read_fd)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[read_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self.config.child_environment(),
+                start_new_session=True,  # Ctrl-C is the owner's: it shuts the server down in its own order
+            )
+        finally:
+            os.close(read_fd)
+        try:
+            self._address = self._await_ready(timeout_s)
+        except BaseException:
+            self.shutdown(timeout_s=2.0)
+            raise
+        return self
+
+    def client(self, **arguments: Any) -> Client:
+        """A new client of this server; arguments as of ``tdserve.connect``."""
+        return connect(self.address, **arguments)
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """Drains and ends the server; kills it when that takes longer. Idempotent."""
+        process, self._process = self._process, None
+        if self._lifeline_fd >= 0:
+            os.close(self._lifeline_fd)
+            self._lifeline_fd = -1
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def __enter__(self) -> Server:
+        return self if self.is_alive else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _await_ready(self, timeout_s: float) -> str:
+        assert self._process is not None and self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                raise DeadlineExceededError(what=f"the start of a server on {self.config.root}", timeout_s=timeout_s)
+            line = self._process.stdout.readline()
+            if line.startswith(READY_PREFIX):
+                return line.removeprefix(READY_PREFIX).strip()
+            if line.startswith(FAILED_PREFIX):
+                told = json.loads(line.removeprefix(FAILED_PREFIX))
+                raise error_classes()[told["error"]](**told["fields"])
+            if not line:
+                raise RemoteProtocolError(expected="a server that starts", received=f"exit code {self._process.wait()}")
