@@ -1,0 +1,41 @@
+"""``tdserve bench``: how fast it is here, beside the floors of the same machine in the same minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tdserve.bench.options import WORKLOAD_NAMES, BenchOptions
+from tdserve.config import TRANSPORTS, check_transport
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, type=click.Choice(WORKLOAD_NAMES))
+@click.option("--transport", type=click.Choice(TRANSPORTS), default="gloo", show_default=True)
+@click.option("--repeats", type=click.IntRange(min=1), help="Rounds of every floor and subject.")
+@click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")
+@click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")
+def bench(
+    workloads: tuple[str, ...],
+    *,
+    transport: str,
+    repeats: int | None,
+    quick: bool,
+    json_path: Path | None,
+    parent: Path | None,
+) -> int:
+    """Measure WORKLOADS (all of them unless told) and their ratio to the floor."""
+    from tdserve.bench.main import run  # imports torch
+
+    return run(
+        BenchOptions(
+            workloads=workloads or WORKLOAD_NAMES,
+            transport=check_transport(transport),
+            repeats=repeats,
+            quick=quick,
+            json_path=json_path,
+            parent=parent,
+        )
+    )

@@ -1,0 +1,98 @@
+"""``tdserve head NAME``: the first rows of a store, read from the live server."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+import tdserve
+from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
+from tdserve.cli.render import key_text, print_json, print_table, value_text
+from tdserve.errors import DeadlineExceededError
+from tdserve.spec.nodes import Path, TensorLeaf, ValueLeaf
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from tdserve.client.client import Client
+
+
+@click.command()
+@click.argument("name")
+@click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show.")
+@client_options
+def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path | None, as_json: bool) -> None:
+    """Show the first rows of store NAME; of a replay buffer live ones, of weights the newest version.
+
+    Reading rows of a replay buffer here does not count as sampling.
+    """
+    server = endpoint(address, token_file)
+    with tdserve.connect(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S) as client:
+        content = first_rows(client, name, num_rows)
+    leaves = list(flat(content))
+    if as_json:
+        print_json({"name": name, "batch_size": list(content.batch_size), "data": nested(leaves)})
+        return
+    shown = [f"row {i}" for i in range(content.batch_size[0])] if content.batch_size else ["value"]
+    print_table(("key", "type", *shown), (leaf.cells(len(shown)) for leaf in leaves))
+
+
+def first_rows(client: Client, name: str, num_rows: int) -> Any:
+    """Up to ``num_rows`` rows of a store; the whole of what has no rows: a tensordict or tensorclass.
+
+    Raises:
+        StoreNotFoundError: There is no such store.
+        DeadlineExceededError: Nothing has been published there yet.
+    """
+    described = client.describe(name)
+    if described.kind == "weights":
+        newest = client.latest(name)
+        if newest is None:
+            raise DeadlineExceededError(what=f"a first version of {name!r}", timeout_s=0.0)
+        return newest.data
+    if described.kind == "replay" or described.batch_size:
+        return client[name][0:num_rows]
+    return client[name][...]
+
+
+class Column(NamedTuple):
+    """One leaf: a tensor or a plain value, and whether its first dimension are the rows."""
+
+    path: Path
+    type: str
+    value: Any
+    is_per_row: bool
+
+    def cells(self, num_rows: int) -> list[str]:
+        """The row of a table: key, type, then one cell per row."""
+        values = [self.value[i] for i in range(num_rows)] if self.is_per_row else [self.value] * num_rows
+        return [key_text(self.path[0] if len(self.path) == 1 else self.path), self.type, *map(value_text, values)]
+
+
+def flat(content: TensorDictBase) -> Iterator[Column]:
+    """Every leaf of a tensordict or tensorclass, in the order of its keys."""
+    from tdserve.spec.capture import capture  # imports torch
+
+    captured = capture(content)
+    has_rows = bool(captured.spec.batch_size)
+    for key in captured.spec.keys(include_nested=True):
+        path = (key,) if isinstance(key, str) else key
+        entry = captured.spec.find(path)
+        if isinstance(entry, TensorLeaf):
+            yield Column(path, entry.dtype, captured.tensors[path], has_rows)
+        elif isinstance(entry, ValueLeaf):
+            yield Column(path, "value", captured.values[path], has_rows and entry.per_row)
+
+
+def nested(leaves: Iterable[Column]) -> dict[str, Any]:
+    """Leaves as dicts in dicts."""
+    tree: dict[str, Any] = {}
+    for leaf in leaves:
+        branch = tree
+        for part in leaf.path[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[leaf.path[-1]] = leaf.value
+    return tree

@@ -1,0 +1,45 @@
+"""``tdserve keys NAME``: the keys of one store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tdserve.cli.leaves import COLUMNS, describe_leaves
+from tdserve.cli.options import catalog_client, client_options
+from tdserve.cli.render import key_text, print_json, print_lines, print_table
+
+
+@click.command()
+@click.argument("name")
+@click.option("--root-only", is_flag=True, help="Only keys of the root, no nested ones.")
+@click.option("--leaves-only", is_flag=True, help="Only tensors.")
+@click.option("--sort", is_flag=True, help="Sorted, instead of in insertion order.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="With type, shape and bytes; always with nested keys.")
+@client_options
+def keys(
+    name: str,
+    *,
+    root_only: bool,
+    leaves_only: bool,
+    sort: bool,
+    is_long: bool,
+    address: str | None,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
+    """List the keys of store NAME, one per line, nested ones as tuples."""
+    with catalog_client(address, token_file) as client:
+        if is_long:
+            leaves = describe_leaves(client.describe(name).spec, leaves_only=leaves_only, sort=sort)
+        else:
+            listed = client.keys(name, include_nested=not root_only, leaves_only=leaves_only, sort=sort)
+    if is_long and as_json:
+        print_json([leaf.as_dict() for leaf in leaves])
+    elif is_long:
+        print_table(COLUMNS, [leaf.cells() for leaf in leaves], right=("bytes",))
+    elif as_json:
+        print_json(list(listed))
+    else:
+        print_lines(map(key_text, listed))

@@ -1,0 +1,43 @@
+"""A spec as rows of a table and as JSON: what lies under every key, in the order of the keys."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tdserve.cli.render import key_text, nbytes_text
+from tdserve.spec.nodes import Node, TensorLeaf
+from tdserve.spec.tree import Path, Spec
+
+COLUMNS = ("key", "type", "shape", "bytes")
+
+
+class Leaf(NamedTuple):
+    """One key; ``type`` is a dtype, "value", "tensordict" or a tensorclass; ``nbytes`` None where it is not fixed."""
+
+    key: str | Path
+    type: str
+    shape: tuple[int, ...]
+    nbytes: int | None
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """The row of a table with ``COLUMNS``."""
+        nbytes = "" if self.nbytes is None else nbytes_text(self.nbytes)
+        return key_text(self.key), self.type, str(list(self.shape)), nbytes
+
+    def as_dict(self) -> dict[str, object]:
+        """The leaf's JSON object; a nested key is a list."""
+        return self._asdict()
+
+
+def describe_leaves(spec: Spec, *, leaves_only: bool = False, sort: bool = False) -> list[Leaf]:
+    """Every key of a spec, nested ones included."""
+    return [_describe(spec, key) for key in spec.keys(include_nested=True, leaves_only=leaves_only, sort=sort)]
+
+
+def _describe(spec: Spec, key: str | Path) -> Leaf:
+    entry = spec.find((key,) if isinstance(key, str) else key)
+    if isinstance(entry, TensorLeaf):
+        return Leaf(key, entry.dtype, entry.shape, entry.nbytes)
+    if isinstance(entry, Node):
+        return Leaf(key, entry.tensorclass or "tensordict", entry.batch_size, None)
+    return Leaf(key, "value per row" if entry.per_row else "value", entry.batch_size, None)

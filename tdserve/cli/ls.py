@@ -1,0 +1,57 @@
+"""``tdserve ls``: which stores there are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tdserve.cli.options import catalog_client, client_options
+from tdserve.cli.render import nbytes_text, print_json, print_lines, print_table, printable
+from tdserve.client.catalog_client import CatalogClient
+from tdserve.client.description import StoreDescription
+from tdserve.errors import StoreNotFoundError
+
+COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
+
+
+@click.command()
+@click.option("-l", "--long", "is_long", is_flag=True, help="Kind, rows, size, version and age of each.")
+@client_options
+def ls(is_long: bool, address: str | None, token_file: Path | None, as_json: bool) -> None:
+    """List the stores, one name per line; with --long, a table."""
+    with catalog_client(address, token_file) as client:
+        names = client.stores()
+        found = [described for name in names if (described := _describe(client, name))] if is_long else []
+    if as_json:
+        print_json([_facts(described) for described in found] if is_long else names)
+    elif is_long:
+        print_table(COLUMNS, [_cells(described) for described in found], right=("rows", "capacity", "version", "age"))
+    else:
+        print_lines(map(printable, names))
+
+
+def _describe(client: CatalogClient, name: str) -> StoreDescription | None:
+    try:
+        return client.describe(name)
+    except StoreNotFoundError:
+        return None  # deleted since it was listed
+
+
+def _facts(described: StoreDescription) -> dict[str, Any]:
+    names = ("name", "kind", "num_rows", "capacity", "nbytes", "version", "created_s")
+    return {name: getattr(described, name) for name in names}
+
+
+def _cells(described: StoreDescription) -> list[str]:
+    return [
+        printable(described.name),
+        described.kind,
+        str(described.num_rows),
+        str(described.capacity) if described.kind == "replay" else "",
+        nbytes_text(described.nbytes),
+        str(described.version) if described.kind != "replay" else "",
+        f"{max(0.0, time.time() - described.created_s):.0f} s",
+    ]

@@ -1,0 +1,56 @@
+"""The command group ``tdserve`` and what becomes of errors: one line on stderr, exit code 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from tdserve.cli.bench import bench
+from tdserve.cli.demo import demo
+from tdserve.cli.head import head
+from tdserve.cli.info import info
+from tdserve.cli.keys import keys
+from tdserve.cli.ls import ls
+from tdserve.cli.render import one_line
+from tdserve.cli.serve import serve
+from tdserve.errors import TDServeError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tdserve")
+def cli() -> None:
+    """Named TensorDicts in memory-mapped stores, moved between processes at the speed of the wire."""
+
+
+for command in (serve, ls, keys, head, info, bench, demo):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code: 1 for an error of tdserve, 2 for a wrong command line.
+
+    Args:
+        arguments: Without the program's name; ``None`` takes the process's own.
+    """
+    try:
+        code = cli.main(args=None if arguments is None else list(arguments), prog_name="tdserve", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except TDServeError as error:
+        click.echo(f"tdserve: {one_line(str(error))}", err=True)
+        return 1
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output went away (`tdserve ls | head`); closing stdout must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,120 @@
+"""How things look in a terminal and as JSON. Knows neither clients nor commands.
+
+Keys and values come from other processes: whatever a terminal would obey (escape sequences, control characters) and
+whatever an output encoding refuses (surrogates) is shown escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+UNFOLDED_COLUMNS = 10_000
+"""Width of a table that goes into a pipe or a file, where a folded row would be two lines for ``grep``."""
+
+MAX_ITEMS = 4
+"""Elements of a tensor shown per dimension: enough to recognise an observation, little enough for five rows abreast."""
+
+MAX_CELL = 40
+"""Characters of one value in a table."""
+
+
+def printable(text: str) -> str:
+    """``text`` with everything that is not printable escaped as Python does it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line."""
+    return printable(" ".join(text.split()))
+
+
+def key_text(key: str | Sequence[str]) -> str:
+    """A key as ``store[...]`` takes it: bare at the root, a tuple when nested, so that dots stay unambiguous."""
+    return printable(key) if isinstance(key, str) else printable(repr(tuple(key)))
+
+
+def nbytes_text(nbytes: int) -> str:
+    """A number of bytes with a binary unit and three digits."""
+    amount, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{nbytes} B" if unit == "B" else f"{amount:.3g} {unit}"
+
+
+def value_text(value: Any) -> str:
+    """A tensor, a value, or nested lists of values, shortened to fit a table's cell."""
+    text = _shortened(_corner(value))
+    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Prints rows under a header; the columns named in ``right`` are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        is_number = column in right
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    width = None if sys.stdout.isatty() else UNFOLDED_COLUMNS
+    Console(width=width, soft_wrap=False, highlight=False).print(table)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints one thing per line."""
+    for line in lines:
+        click.echo(line)
+
+
+def print_json(document: Any) -> None:
+    """Prints one JSON document on one line, in ASCII."""
+    click.echo(json.dumps(jsonable(document), allow_nan=False))
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON can say of a value: tensors and arrays as nested lists, nan and infinities as strings, bytes as hex."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, complex):
+        return [jsonable(value.real), jsonable(value.imag)]
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return jsonable(value.tolist())
+    return str(value)
+
+
+def _corner(value: Any) -> Any:
+    """Of a tensor only what is shown, and one more per dimension: it may have a hundred million elements."""
+    if not (hasattr(value, "tolist") and hasattr(value, "ndim")):
+        return value
+    return value[(slice(MAX_ITEMS + 1),) * value.ndim].tolist()
+
+
+def _shortened(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        shown = [_shortened(item) for item in value[:MAX_ITEMS]]
+        return f"[{', '.join([*shown, '…'] if len(value) > MAX_ITEMS else shown)}]"
+    return printable(str(value) if isinstance(value, (int, complex)) else repr(value))

@@ -1,0 +1,36 @@
+"""``tdserve serve ROOT``: a server in the foreground."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tdserve.config import ServerConfig
+
+
+@click.command()
+@click.argument("root", required=False)
+@click.option("--host", help="Address to listen on; 127.0.0.1 unless told.")
+@click.option("--port", type=int, help="TCP port; 7707 unless told, 0 picks a free one.")
+@click.option("--workers", "num_workers", type=int, metavar="N", help="Data worker processes; 1 unless told.")
+@click.option("--token-file", help="File with the token that every call must bring.")
+@click.option("--insecure", is_flag=True, default=None, help="Listen on other than loopback without a token.")
+@click.option("--advertise", metavar="HOST[:PORT]", help="What clients are told, when it differs (NAT, containers).")
+@click.option("--interface", metavar="ADDRESS", help="Interface for content; the one a client reached unless told.")
+@click.option("--grace", "grace_s", type=float, metavar="SECONDS", help="Time for calls under way at shutdown; 10.")
+@click.option(
+    "--transfer-timeout", "transfer_timeout_s", type=float, metavar="SECONDS", help="Ends a silent transfer; 30."
+)
+@click.option("--inline-bytes", type=int, metavar="N", help="Largest payload that rides inside a message; 32768.")
+def serve(**settings: Any) -> int:
+    """Serve the stores under the folder ROOT until SIGTERM or Ctrl-C.
+
+    Prints one line when it is ready: "tdserve ready at HOST:PORT". What is not said here is read from TDSERVE_ROOT,
+    TDSERVE_HOST, TDSERVE_PORT and so on.
+    """
+    config = ServerConfig.from_env(**settings).validate()
+
+    from tdserve.server.main import run  # only this command needs gRPC's server side
+
+    return run(config)

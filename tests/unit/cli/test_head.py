@@ -1,0 +1,62 @@
+"""tdserve/cli/head.py: content of any tensordict as columns."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
+
+from tdserve.cli.head import flat, nested
+
+
+@tensorclass
+class Agent:
+    """A tensorclass as users define them."""
+
+    pose: torch.Tensor
+    label: str
+
+
+def content() -> TensorDict:
+    """Every kind of entry that a store may hold."""
+    return TensorDict(
+        {
+            "obs": torch.arange(6.0).view(3, 2),
+            "next": {"shape": torch.arange(3)},
+            "text": NonTensorStack("a", "b", "c"),
+            "tag": NonTensorData({"k": [1]}, batch_size=[3]),
+            "agent": Agent(pose=torch.zeros(3), label="red", batch_size=[3]),  # type: ignore[call-arg]
+            "half": torch.ones(3, dtype=torch.bfloat16),
+        },
+        [3],
+    )
+
+
+def test_flat_when_content_has_every_kind_then_each_is_a_column_of_its_rows() -> None:
+    assert {tuple(column.cells(3)) for column in flat(content())} == {
+        ("obs", "float32", "[0, 1]", "[2, 3]", "[4, 5]"),
+        ("('next', 'shape')", "int64", "0", "1", "2"),
+        ("text", "value", "'a'", "'b'", "'c'"),
+        ("tag", "value", *["{'k': [1]}"] * 3),
+        ("('agent', 'pose')", "float32", "0", "0", "0"),
+        ("('agent', 'label')", "value", "'red'", "'red'", "'red'"),
+        ("half", "bfloat16", "1", "1", "1"),
+    }
+
+
+def test_flat_when_batch_size_is_empty_then_there_is_one_value() -> None:
+    (column,) = flat(TensorDict({"a": torch.arange(3)}, []))
+    assert column.cells(1) == ["a", "int64", "[0, 1, 2]"]
+
+
+def test_flat_when_no_row_is_there_then_there_is_no_value() -> None:
+    (column,) = flat(TensorDict({"a": torch.zeros(0, 4)}, [0]))
+    assert column.cells(0) == ["a", "float32"]
+
+
+def test_nested_when_given_columns_then_gives_dicts_in_dicts() -> None:
+    tree = nested(flat(content().select("text", ("next", "shape"), "tag")))
+    assert {**tree, "next": tree["next"]["shape"].tolist()} == {
+        "next": [0, 1, 2],
+        "text": ["a", "b", "c"],
+        "tag": {"k": [1]},
+    }

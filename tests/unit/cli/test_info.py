@@ -1,0 +1,41 @@
+"""tdserve/cli/info.py: facts as rows."""
+
+from __future__ import annotations
+
+import time
+
+from tdserve.cli.info import fact_rows, message_facts
+from tdserve.v1 import control_pb2
+
+
+def test_facts_when_shown_then_bytes_and_moments_are_readable() -> None:
+    facts = {"nbytes": 2048, "root_free_bytes": 1 << 30, "num_rows": 2048, "created_s": 0.0, "path": "stores/a\x1b"}
+    assert fact_rows(facts) == [
+        ("nbytes", "2 KiB"),
+        ("root_free_bytes", "1 GiB"),
+        ("num_rows", "2048"),
+        ("created_s", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0))),
+        ("path", "stores/a\\x1b"),
+    ]
+
+
+def test_facts_when_a_list_of_mappings_then_one_row_each() -> None:
+    facts = {"workers": [{"pid": 1, "bytes_in": 1024}, {"pid": 2, "bytes_in": 0}], "extra": ["a.shape"], "none": []}
+    assert fact_rows(facts) == [
+        ("workers[0]", "pid 1, bytes_in 1 KiB"),
+        ("workers[1]", "pid 2, bytes_in 0 B"),
+        ("extra", "['a.shape']"),
+        ("none", "[]"),
+    ]
+
+
+def test_facts_when_a_mapping_then_one_row() -> None:
+    assert fact_rows({"gloo": {"transfers_in": 3}}) == [("gloo", "transfers_in 3")]
+
+
+def test_message_when_turned_into_facts_then_has_every_field_and_what_lies_in_lists() -> None:
+    message = control_pb2.GetStatsResponse(num_stores=2, workers=[control_pb2.WorkerStats(pid=7)])
+    facts = message_facts(message)
+    assert facts["workers"] == [{"worker": 0, "pid": 7, "num_restarts": 0, "is_ready": False}]
+    assert facts["num_stores"] == 2
+    assert list(facts) == [field.name for field in message.DESCRIPTOR.fields]

@@ -1,0 +1,36 @@
+"""tdserve/cli/leaves.py: a spec as rows of a table."""
+
+from __future__ import annotations
+
+from tdserve.cli.leaves import describe_leaves
+from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.spec.tree import Spec
+
+OBS = TensorLeaf("float32", (10, 84))
+NEXT = Node((10,), None, None, None, (("obs", OBS), ("text", ValueLeaf((10,), per_row=True))))
+SPEC = Spec(Node((10,), None, None, None, (("next", NEXT), ("flag", ValueLeaf((10,), per_row=False)), ("done", OBS))))
+
+
+def test_leaves_when_described_then_have_key_type_shape_and_bytes() -> None:
+    assert {leaf.cells() for leaf in describe_leaves(SPEC)} == {
+        ("next", "tensordict", "[10]", ""),
+        ("('next', 'obs')", "float32", "[10, 84]", "3.28 KiB"),
+        ("('next', 'text')", "value per row", "[10]", ""),
+        ("flag", "value", "[10]", ""),
+        ("done", "float32", "[10, 84]", "3.28 KiB"),
+    }
+
+
+def test_leaves_when_leaves_only_then_the_keys_are_those_of_the_spec() -> None:
+    described = describe_leaves(SPEC, leaves_only=True, sort=True)
+    assert [leaf.key for leaf in described] == SPEC.keys(include_nested=True, leaves_only=True, sort=True)
+
+
+def test_leaves_when_node_is_a_tensorclass_then_type_is_its_name() -> None:
+    spec = Spec(Node((), None, None, None, (("agent", Node((), None, None, "game.Agent", ())),)))
+    assert [leaf.type for leaf in describe_leaves(spec)] == ["game.Agent"]
+
+
+def test_leaf_when_as_dict_then_names_every_fact() -> None:
+    (leaf,) = describe_leaves(Spec(Node((), None, None, None, (("a", TensorLeaf("int64", ())),))))
+    assert leaf.as_dict() == {"key": "a", "type": "int64", "shape": (), "nbytes": 8}

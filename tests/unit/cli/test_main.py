@@ -1,0 +1,60 @@
+"""tdserve/cli/main.py: exit codes, and errors on one line of stderr."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tdserve.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = ("serve", "ls", "keys", "head", "info", "bench", "demo")
+
+
+def test_help_when_asked_then_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2].split("\n")
+    assert {line.split()[0] for line in listed if line.strip()} >= {*COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert "Usage: tdserve" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nothing"], ["keys"], ["head", "a", "-n", "0"], ["ls", "--color"], ["bench", "all"], ["demo", "--seed", "x"]],
+)
+def test_command_line_when_wrong_then_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Error: " in capsys.readouterr().err
+
+
+def test_error_when_a_command_raises_one_then_one_line_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", "--token-file", str(tmp_path / "two\nlines")]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("tdserve: invalid --token-file")
+    assert shown.err.count("\n") == 1
+
+
+def test_help_when_interpreter_is_fresh_then_does_not_wait_for_torch() -> None:
+    program = "import sys, tdserve.cli.main as m; m.main(['ls', '--help']); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+
+
+def test_output_when_its_reader_went_away_then_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tdserve", "--help"]
+    with open(writer, "w") as output:
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")

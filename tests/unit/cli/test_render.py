@@ -1,0 +1,99 @@
+"""tdserve/cli/render.py: nothing that a terminal obeys or JSON refuses gets through."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdserve.cli.render import (
+    MAX_CELL,
+    key_text,
+    nbytes_text,
+    one_line,
+    print_json,
+    print_table,
+    printable,
+    value_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("obs", "obs"), ("a b", "a b"), ("ü日", "ü日"), ("\x1b[0m", "\\x1b[0m"), ("\ud800", "\\ud800"), ("\x9b", "\\x9b")],
+)
+def test_printable_when_text_has_control_characters_then_escapes_only_those(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text(st.characters(codec=None)))
+def test_printable_when_given_any_text_then_result_is_printable_and_encodable(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable(text).encode().decode() == printable(text)
+
+
+def test_one_line_when_text_has_line_feeds_then_joins_them() -> None:
+    assert one_line("lost peer:\n  reason\r\n") == "lost peer: reason"
+
+
+def test_key_text_when_nested_then_differs_from_a_dotted_root_key() -> None:
+    assert key_text("next.obs") == "next.obs"
+    assert key_text(("next", "obs")) == "('next', 'obs')"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (5 << 50, "5.12e+03 TiB")],
+)
+def test_nbytes_text_when_shown_then_has_three_digits_and_a_unit(nbytes: int, shown: str) -> None:
+    assert nbytes_text(nbytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.123456, "0.1235"),
+        (True, "True"),
+        (None, "None"),
+        ("a\x1bb", "'a\\x1bb'"),
+        ([1, 2, 3, 4, 5], "[1, 2, 3, 4, …]"),
+        ([[1.0, 2.5]], "[[1, 2.5]]"),
+        (torch.arange(9), "[0, 1, 2, 3, …]"),
+        (torch.tensor(2.5, dtype=torch.bfloat16), "2.5"),
+        (np.array(["a", "b"]), "['a', 'b']"),
+        (1 + 2j, "(1+2j)"),
+    ],
+)
+def test_value_text_when_shown_then_is_short(value: Any, shown: str) -> None:
+    assert value_text(value) == shown
+
+
+def test_value_text_when_value_is_huge_then_fits_a_cell_and_reads_only_its_corner() -> None:
+    endless = torch.zeros(1).expand(1 << 40, 1 << 20)  # 2^60 elements over 4 bytes of memory
+    assert len(value_text(endless)) == MAX_CELL
+
+
+def test_print_json_when_values_are_not_json_then_says_them_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"nan": math.nan, "big": 2**70, "raw": b"\x01", "c": 1 + 2j, "t": torch.ones(2), "s": "\ud800", 3: {4}}
+    print_json(document)
+    assert json.loads(capsys.readouterr().out) == {
+        "nan": "nan",
+        "big": 2**70,
+        "raw": "01",
+        "c": [1.0, 2.0],
+        "t": [1.0, 1.0],
+        "s": "\ud800",
+        "3": [4],
+    }
+
+
+def test_print_table_when_piped_then_one_line_per_row_and_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "size"), [("[red]a[/red]", "1"), ("b" * 300, "22")], right=("size",))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["name", "size"], ["[red]a[/red]", "1"], ["b" * 300, "22"]]

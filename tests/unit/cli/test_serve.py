@@ -1,0 +1,32 @@
+"""tdserve/cli/serve.py: settings are refused before anything is created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tdserve.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--host", "0.0.0.0"], "--token-file"),
+        (["--port", "65536"], "port"),
+        (["--workers", "0"], "num_workers"),
+        (["--transfer-timeout", "0"], "transfer_timeout_s"),
+        (["--grace", "-1"], "grace_s"),
+    ],
+)
+def test_serve_when_a_setting_cannot_be_then_says_why_and_creates_nothing(
+    tmp_path: Path, options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tmp_path / "root"), *options]) == 1
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "root").exists()
+
+
+def test_serve_when_no_root_is_given_then_says_how_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 1
+    assert "TDSERVE_ROOT" in capsys.readouterr().err
