@@ -1,0 +1,24 @@
+"""What every test shares: markers are declared in pyproject.toml; here is what they and the environment mean."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's ``TDSERVE_*`` settings do not reach the tests."""
+    for name in [name for name in os.environ if name.startswith("TDSERVE_")]:
+        monkeypatch.delenv(name)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a ``gpu`` test where there is none. torch is imported for those tests only."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")

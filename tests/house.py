@@ -1,0 +1,384 @@
+"""Scanners of the house rules (the floors, owners and budgets that README.md lists): source in, findings out.
+
+Every scanner takes parsed modules and returns lines "where: what"; an empty list is a pass. They read source only and
+import nothing of tdserve, so a module that does not even import is still judged.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FLOORS: Mapping[int, tuple[str, ...]] = {
+    0: ("errors", "ids", "v1"),
+    1: ("spec", "layout", "content", "selection", "selection_items", "selection_torch", "values", "config", "deadline"),
+    2: ("catalog", "session", "transfer", "replay", "weights"),
+    3: ("store", "transport", "control"),
+    4: ("server", "worker", "client"),
+    5: ("", "__main__", "launcher", "cli", "examples", "bench", "integrations"),
+}
+"""First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
+
+SEPARATE_ROOMS = (3, 4)
+"""On these floors a folder imports nothing from its neighbours; on the others a floor is one room."""
+
+OWNERS: Mapping[str, tuple[str, ...]] = {
+    "grpc": ("control",),
+    "grpc_health": ("control",),
+    "grpc_reflection": ("control",),
+    "torch.distributed": ("transport",),
+    "lmdb": ("store",),
+    "mmap": ("store",),
+    "os.environ": ("config",),
+    "os.getenv": ("config",),
+    "os.putenv": ("config",),
+    "gymnasium": ("examples",),
+    "matplotlib": ("examples",),
+    "rich": ("cli", "examples", "bench"),
+    "click": ("cli", "examples", "bench"),
+    "importlib.import_module": ("", "cli"),
+    "pickle": (),
+    "cloudpickle": (),
+    "dill": (),
+    "marshal": (),
+    "shelve": (),
+}
+"""Foreign name -> who may touch it. Nobody unpickles, and nobody imports by a name that could come from the wire."""
+
+LAZY_ROOMS = ("cli",)
+BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_object_list")
+BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils")
+BANNED_FILES = ("utils", "util", "common", "misc", "helpers")
+FOREIGN_RAISES = ("Exception", "BaseException", "RuntimeError", "ValueError", "OSError", "KeyError")
+"""Builtin types that callers cannot tell apart by class; tdserve.errors has a class with fields for each case."""
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+Scanner = Callable[[Sequence["Module"]], list[str]]
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed file; ``name`` is dotted from the package on, and an ``__init__`` has its package's name."""
+
+    name: str
+    text: str
+    tree: ast.Module
+    is_package: bool = False
+
+    @property
+    def head(self) -> str:
+        """What decides the floor: the part below tdserve."""
+        return self.name.partition(".")[2].partition(".")[0]
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether proto/generate.py wrote it; only floors and circles are asked of such a file."""
+        return self.name.endswith(("_pb2", "_pb2_grpc"))
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name as the source says it, with its line and whether it happens when the module runs."""
+
+    target: str
+    line: int
+    is_typing_only: bool = False
+    is_inside_function: bool = False
+
+
+def parse(name: str, text: str, *, is_package: bool = False) -> Module:
+    """A module from source."""
+    return Module(name, text, ast.parse(text), is_package)
+
+
+def load(package: Path) -> list[Module]:
+    """Every module of a package folder, generated ones included."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        found.append(parse(".".join(parts[:-1] if is_package else parts), path.read_text(), is_package=is_package))
+    return found
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Every import, relative ones resolved; ``from a import b`` gives ``a.b``."""
+    typing_only = _lines_of_typing_blocks(module.tree)
+    in_function = {id(sub) for node in ast.walk(module.tree) if isinstance(node, Function) for sub in ast.walk(node)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = _origin(module, node)
+            names = [f"{origin}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield Import(name, node.lineno, node.lineno in typing_only, id(node) in in_function)
+
+
+def edges(modules: Sequence[Module]) -> Iterator[tuple[Module, str, Import]]:
+    """Imports among the given modules: (importer, name of the imported module, import)."""
+    known = {module.name for module in modules} | {parent for module in modules for parent in _parents(module.name)}
+    for module in modules:
+        for found in imports(module):
+            target = found.target
+            while target and target not in known:
+                target = target.rpartition(".")[0]
+            if target and target != module.name:
+                yield module, target, found
+
+
+def floor_faults(modules: Sequence[Module]) -> list[str]:
+    """Imports that go up, or across from one room of a floor to another; modules that have no floor."""
+    floor_of = {head: floor for floor, heads in FLOORS.items() for head in heads}
+    faults = [f"{module.name}: has no floor" for module in modules if module.head not in floor_of]
+    for module, target, found in edges(modules):
+        head = target.partition(".")[2].partition(".")[0]
+        mine, theirs = floor_of.get(module.head), floor_of.get(head)
+        if mine is None or theirs is None or head == module.head:
+            continue
+        if theirs > mine:
+            faults.append(f"{module.name}:{found.line}: floor {mine} imports {target} of floor {theirs}")
+        elif theirs == mine and mine in SEPARATE_ROOMS:
+            faults.append(f"{module.name}:{found.line}: room {module.head} imports room {head}")
+    return faults
+
+
+def owner_faults(modules: Sequence[Module]) -> list[str]:
+    """Foreign names touched outside their room, whether imported or reached through an attribute."""
+    faults = []
+    for module in modules:
+        for name, line in _foreign_names(module):
+            for foreign, owners in OWNERS.items():
+                if (name == foreign or name.startswith(f"{foreign}.")) and module.head not in owners:
+                    faults.append(f"{module.name}:{line}: {foreign} belongs to {', '.join(owners) or 'nobody'}")
+    return sorted(set(faults))
+
+
+def private_name_faults(modules: Sequence[Module]) -> list[str]:
+    """Private names of tensordict outside ``spec``: imported, or taken from one of its classes."""
+    faults = []
+    for module in modules:
+        if module.head == "spec":
+            continue
+        for name, line in _foreign_names(module):
+            package, *parts = name.split(".")
+            if package == "tensordict" and any(p.startswith("_") and not p.startswith("__") for p in parts):
+                faults.append(f"{module.name}:{line}: {name} is private")
+    return sorted(set(faults))
+
+
+def circles(modules: Sequence[Module]) -> list[str]:
+    """Import circles among modules, each once, as "a -> b -> a"."""
+    graph: dict[str, set[str]] = {module.name: set() for module in modules}
+    for module, target, _ in edges(modules):
+        graph[module.name].add(target)
+    found: set[str] = set()
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            circle = path[path.index(name) :]
+            start = circle.index(min(circle))
+            circle = circle[start:] + circle[:start]
+            found.add(" -> ".join([*circle, circle[0]]))
+        elif name not in done:
+            for target in sorted(graph.get(name, ())):
+                visit(target, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+    return sorted(found)
+
+
+def reachable(modules: Sequence[Module], start: str, foreign: Sequence[str]) -> list[str]:
+    """Foreign packages that get imported at run time when the rooms under ``start`` do, each with one path to it."""
+    by_name = {module.name: module for module in modules}
+    runs: dict[str, set[str]] = {name: {p for p in _parents(name) if p in by_name} for name in by_name}
+    for module, target, found in edges(modules):
+        if not found.is_typing_only:
+            runs[module.name].add(target)
+    faults = []
+    for first in (name for name in by_name if name == start or name.startswith(f"{start}.")):
+        paths = {first: [first]}
+        todo = [first]
+        while todo:
+            name = todo.pop(0)
+            for found in imports(by_name[name]):
+                if found.target.split(".")[0] in foreign and not found.is_typing_only:
+                    faults.append(f"{' -> '.join(paths[name])} -> {found.target}")
+            for target in sorted(runs[name] & by_name.keys() - paths.keys()):
+                paths[target] = [*paths[name], target]
+                todo.append(target)
+    return sorted(set(faults))
+
+
+def lazy_import_faults(modules: Sequence[Module]) -> list[str]:
+    """Imports of tdserve inside functions: they hide a circle or a floor.
+
+    Commands may: a shell waits for whatever stands at their top, and most of them need neither torch nor gRPC's server.
+    """
+    return [
+        f"{module.name}:{found.line}: imports {target} inside a function"
+        for module, target, found in edges(modules)
+        if found.is_inside_function and module.head not in LAZY_ROOMS
+    ]
+
+
+def docstring_faults(modules: Sequence[Module]) -> list[str]:
+    """Modules and public top-level classes and functions without a docstring."""
+    faults = []
+    for module in modules:
+        if module.text.strip() and not ast.get_docstring(module.tree):
+            faults.append(f"{module.name}: the module has no docstring")
+        for node in module.tree.body:
+            if not isinstance(node, (*Function, ast.ClassDef)) or node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node):
+                faults.append(f"{module.name}:{node.lineno}: {node.name} has no docstring")
+    return faults
+
+
+def size_faults(modules: Sequence[Module]) -> list[str]:
+    """Files over 400 lines, functions over 60 lines without their docstring."""
+    faults = []
+    for module in modules:
+        num_lines = module.text.count("\n")
+        if num_lines > MAX_FILE_LINES:
+            faults.append(f"{module.name}: {num_lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, Function):
+                num_lines = _body_lines(node)
+                if num_lines > MAX_FUNCTION_LINES:
+                    faults.append(f"{module.name}:{node.lineno}: {node.name} has {num_lines} lines")
+    return faults
+
+
+def name_faults(modules: Sequence[Module]) -> list[str]:
+    """Classes and files whose name says nothing about their role."""
+    faults = []
+    for module in modules:
+        if module.name.rpartition(".")[2] in BANNED_FILES:
+            faults.append(f"{module.name}: name the file after what it holds")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_WORDS):
+                faults.append(f"{module.name}:{node.lineno}: name {node.name} after its role")
+    return faults
+
+
+def call_faults(modules: Sequence[Module]) -> list[str]:
+    """Calls that run or unpickle what they are given."""
+    return [
+        f"{module.name}:{node.lineno}: {name}()"
+        for module in modules
+        for node, name in _calls(module.tree)
+        if name in BANNED_CALLS
+    ]
+
+
+def raise_faults(modules: Sequence[Module]) -> list[str]:
+    """Builtin exceptions raised where a class of tdserve.errors belongs."""
+    faults = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                if isinstance(raised, ast.Name) and raised.id in FOREIGN_RAISES:
+                    faults.append(f"{module.name}:{node.lineno}: raises {raised.id}")
+    return faults
+
+
+def annotation_faults(modules: Sequence[Module]) -> list[str]:
+    """Files that do not begin with ``from __future__ import annotations``."""
+    line = "from __future__ import annotations\n"
+    return [f"{m.name}: lacks {line.strip()!r}" for m in modules if m.tree.body[1:] and line not in m.text]
+
+
+def sleep_faults(modules: Sequence[Module]) -> list[str]:
+    """Calls of any ``sleep`` but ``sleep(0)``, which only yields."""
+    faults = []
+    for module in modules:
+        for node, name in _calls(module.tree):
+            yields = [a.value for a in node.args if isinstance(a, ast.Constant)] == [0]
+            if name == "sleep" and not yields:
+                faults.append(f"{module.name}:{node.lineno}: sleeps; wait for a state with a deadline")
+    return faults
+
+
+def mirror_faults(modules: Sequence[Module], tests: Path, *, elsewhere: Mapping[str, str]) -> list[str]:
+    """Modules without a unit test file of their own that are not in ``elsewhere``; entries there without need."""
+    missing = {}
+    for module in modules:
+        parts = module.name.split(".")[1:]
+        expected = tests.joinpath(*parts[:-1], f"test_{parts[-1]}.py") if parts else None
+        if not module.is_package and expected is not None and not expected.exists():
+            missing[module.name] = expected
+    untested = [f"{name}: has no {path}" for name, path in missing.items() if name not in elsewhere]
+    return untested + [f"{name}: listed as tested elsewhere without need" for name in elsewhere if name not in missing]
+
+
+def _origin(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.name.split(".")
+    base = parts[: len(parts) - node.level + (1 if module.is_package else 0)]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def _lines_of_typing_blocks(tree: ast.Module) -> set[int]:
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+    return lines
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _foreign_names(module: Module) -> Iterator[tuple[str, int]]:
+    """Every imported name, and every attribute reached through one, spelt from its top-level package on."""
+    bound: dict[str, str] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            bound |= {a.asname or _top(a.name): a.name if a.asname else _top(a.name) for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            bound |= {a.asname or a.name: f"{_origin(module, node)}.{a.name}" for a in node.names}
+    for found in imports(module):
+        yield found.target, found.line
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute):
+            root, _, rest = _dotted(node).partition(".")
+            if root in bound:
+                yield f"{bound[root]}.{rest}", node.lineno
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, _dotted(node.func).rpartition(".")[2]
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    docstring = ast.get_docstring(node, clean=False)
+    documented = docstring.count("\n") + 1 if docstring is not None else 0
+    return (node.end_lineno or node.lineno) - node.lineno + 1 - documented

@@ -1,0 +1,263 @@
+"""The house rules, on the whole of tdserve; and every scanner, on an example that it must refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests import house
+
+ROOT = Path(__file__).parents[2]
+ALL = house.load(ROOT / "tdserve")
+OWN = [module for module in ALL if not module.is_generated]
+TESTS = house.load(ROOT / "tests")
+
+TESTED_ELSEWHERE = {
+    "tdserve.cli.bench": "tests/unit/cli/test_main.py",
+    "tdserve.cli.demo": "tests/unit/cli/test_main.py",
+    "tdserve.cli.keys": "tests/integration/test_shell.py",
+    "tdserve.cli.ls": "tests/integration/test_shell.py",
+}
+"""Module -> the test file that covers it, where a file of its own would repeat that one."""
+
+
+def test_imports_when_scanned_then_go_down_or_stay_in_the_room() -> None:
+    assert house.floor_faults(ALL) == []
+
+
+def test_imports_when_scanned_then_make_no_circle() -> None:
+    assert house.circles(ALL) == []
+
+
+def test_imports_when_scanned_then_none_of_ours_hides_in_a_function() -> None:
+    assert house.lazy_import_faults(OWN) == []
+
+
+def test_foreign_names_when_scanned_then_only_their_owner_touches_them() -> None:
+    assert house.owner_faults(OWN) == []
+
+
+def test_tensordict_when_private_then_only_spec_touches_it() -> None:
+    assert house.private_name_faults(OWN) == []
+
+
+def test_control_process_when_imported_then_brings_neither_torch_nor_the_client() -> None:
+    assert house.reachable(ALL, "tdserve.server", ["torch", "tensordict"]) == []
+    assert [m.name for m, target, _ in house.edges(ALL) if m.head == "server" and "tdserve.client" in target] == []
+
+
+def test_exports_when_scanned_then_have_docstrings() -> None:
+    assert house.docstring_faults(OWN) == []
+
+
+def test_sizes_when_scanned_then_stay_within_the_budget() -> None:
+    assert house.size_faults(OWN) == []
+    assert house.size_faults(TESTS) == []
+
+
+def test_names_when_scanned_then_say_a_role() -> None:
+    assert house.name_faults(OWN) == []
+
+
+def test_calls_when_scanned_then_none_runs_what_it_receives() -> None:
+    assert house.call_faults(OWN) == []
+
+
+def test_raises_when_scanned_then_come_from_errors() -> None:
+    assert house.raise_faults(OWN) == []
+
+
+def test_files_when_scanned_then_postpone_annotations() -> None:
+    assert house.annotation_faults(OWN) == []
+    assert house.annotation_faults(TESTS) == []
+
+
+def test_tests_when_scanned_then_never_sleep() -> None:
+    assert house.sleep_faults(TESTS) == []
+
+
+def test_modules_when_listed_then_have_a_unit_test_file() -> None:
+    assert house.mirror_faults(OWN, ROOT / "tests/unit", elsewhere=TESTED_ELSEWHERE) == []
+    assert [path for path in TESTED_ELSEWHERE.values() if not (ROOT / path).is_file()] == []
+
+
+WATCHED_IMPORT = """
+import json, os, sys, threading
+seen, before = [], dict(os.environ)
+quiet = ("socket.", "subprocess.", "os.fork", "os.posix_spawn", "_thread.start_new_thread", "pty.")
+sys.addaudithook(lambda event, args: seen.append(event) if event.startswith(quiet) else None)
+import tdserve
+import tdserve.server.main, tdserve.cli.main
+loaded = sorted({"torch", "tensordict"} & sys.modules.keys())
+changed = before != dict(os.environ)
+print(json.dumps({"events": seen, "threads": threading.active_count(), "loaded": loaded, "changed": changed}))
+"""
+
+EVERY_EXPORT = """
+import sys
+seen = []
+noisy = ("socket.bind", "socket.connect")
+sys.addaudithook(lambda event, args: seen.append(event) if event.startswith(noisy) else None)
+import tdserve
+undocumented = [name for name in tdserve.__all__ if not getattr(tdserve, name).__doc__]
+import torch
+print(seen, torch.cuda.is_initialized(), torch.distributed.is_initialized(), undocumented)
+"""
+
+
+def run_fresh(program: str) -> str:
+    """Standard output of a program in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_when_interpreter_is_fresh_then_does_nothing() -> None:
+    assert json.loads(run_fresh(WATCHED_IMPORT)) == {"events": [], "threads": 1, "loaded": [], "changed": False}
+
+
+def test_every_export_when_interpreter_is_fresh_then_is_documented_and_touches_no_network_and_no_cuda() -> None:
+    assert run_fresh(EVERY_EXPORT).strip() == "[] False False []"
+
+
+def generator() -> ModuleType:
+    """proto/generate.py as a module; it lies in no package."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "proto/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copied_root(tmp_path: Path) -> Path:
+    """Sources and products of the generator in a place where they may be spoilt."""
+    for name in [*generator().sources(ROOT), *generator().products(ROOT), generator().LOCK]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_generated_files_when_checked_then_are_fresh() -> None:
+    assert generator().stale(ROOT) == []
+
+
+@pytest.mark.parametrize("name", ["proto/tdserve/v1/spec.proto", "tdserve/v1/spec_pb2.pyi", generator().STUB])
+def test_generated_files_when_one_is_edited_then_it_is_named(copied_root: Path, name: str) -> None:
+    with (copied_root / name).open("a") as file:
+        file.write("\n")
+    assert [line.split()[0] for line in generator().stale(copied_root)] == [name]
+
+
+def test_generated_files_when_a_source_is_new_then_it_and_its_products_are_named(copied_root: Path) -> None:
+    (copied_root / "proto/tdserve/v1/extra.proto").write_text('syntax = "proto3";\n')
+    assert [line.split()[0] for line in generator().stale(copied_root)] == ["proto/tdserve/v1/extra.proto"]
+
+
+def test_generated_files_when_a_product_is_gone_then_it_is_named(copied_root: Path) -> None:
+    (copied_root / "tdserve/v1/worker_pb2.py").unlink()
+    assert [line.split()[0] for line in generator().stale(copied_root)] == ["tdserve/v1/worker_pb2.py"]
+
+
+EXAMPLES = [
+    (house.floor_faults, {"tdserve.ids": "import tdserve.catalog", "tdserve.catalog": ""}, "floor 0 imports"),
+    (house.floor_faults, {"tdserve.store.a": "from ..control import b", "tdserve.control.b": ""}, "room store imports"),
+    (house.floor_faults, {"tdserve.server.a": "from tdserve.client import b", "tdserve.client.b": ""}, "room server"),
+    (house.floor_faults, {"tdserve.layout": "import tdserve", "tdserve": ""}, "of floor 5"),
+    (house.floor_faults, {"tdserve.novelty": ""}, "has no floor"),
+    (house.circles, {"t.a": "import t.b", "t.b": "from t import c", "t.c": "from .a import x"}, "t.a -> t.b -> t.c"),
+    (house.lazy_import_faults, {"t.a": "def f():\n  import t.b", "t.b": ""}, "imports t.b inside a function"),
+    (house.owner_faults, {"tdserve.store.a": "import grpc.aio"}, "grpc belongs to control"),
+    (house.owner_faults, {"tdserve.client.a": "import torch.distributed as dist"}, "torch.distributed belongs"),
+    (house.owner_faults, {"tdserve.client.a": "import torch\ntorch.distributed.barrier()"}, "to transport"),
+    (house.owner_faults, {"tdserve.client.a": "from torch import distributed"}, "torch.distributed belongs"),
+    (house.owner_faults, {"tdserve.server.a": "import os\nos.environ['A']"}, "os.environ belongs to config"),
+    (house.owner_faults, {"tdserve.server.a": "from os import getenv"}, "os.getenv belongs"),
+    (house.owner_faults, {"tdserve.values": "def f(b):\n  import pickle as p"}, "pickle belongs to nobody"),
+    (house.owner_faults, {"tdserve.spec.build": "import importlib as i\ni.import_module(n)"}, "import_module"),
+    (house.private_name_faults, {"tdserve.client.a": "from tensordict._td import X"}, "tensordict._td.X is private"),
+    (house.private_name_faults, {"tdserve.store.a": "from tensordict import TensorDict as T\nT._new()"}, "is private"),
+    (house.docstring_faults, {"t.a": "x = 1"}, "the module has no docstring"),
+    (house.docstring_faults, {"t.a": "'doc'\nclass A: pass"}, "A has no docstring"),
+    (house.docstring_faults, {"t.a": "'doc'\nasync def f(): pass"}, "f has no docstring"),
+    (house.size_faults, {"t.a": "x = 1\n" * 401}, "401 lines"),
+    (house.size_faults, {"t.a": "def f():\n  'doc'\n" + "  x = 1\n" * 60}, "f has 61 lines"),
+    (house.name_faults, {"t.a": "class StoreManager: pass"}, "name StoreManager after its role"),
+    (house.name_faults, {"t.utils": ""}, "name the file"),
+    (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),
+    (house.raise_faults, {"t.a": "raise ValueError('x')"}, "raises ValueError"),
+    (house.annotation_faults, {"t.a": "'doc'\nx: int = 1"}, "lacks"),
+    (house.sleep_faults, {"t.a": "import time\ntime.sleep(0.1)"}, "sleeps"),
+    (house.sleep_faults, {"t.a": "async def f():\n  await asyncio.sleep(delay)"}, "sleeps"),
+]
+
+
+@pytest.mark.parametrize(("scanner", "sources", "finding"), EXAMPLES)
+def test_scanner_when_shown_a_bad_example_then_finds_it(
+    scanner: house.Scanner, sources: dict[str, str], finding: str
+) -> None:
+    faults = scanner([house.parse(name, text) for name, text in sources.items()])
+    assert len(faults) == 1
+    assert finding in faults[0]
+
+
+GOOD = {
+    "tdserve.control.a": "import grpc\nfrom tdserve.errors import ClosedError\nfrom . import b",
+    "tdserve.control.b": "from tdserve import errors",
+    "tdserve.errors": "",
+    "tdserve.store.a": "import lmdb, mmap, os\nos.environment = 1\nmmap = pickle = 1\npickle.loads",
+    "tdserve.spec.build": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
+    "tdserve.server.main": "from tdserve.control import a\nasync def f():\n  await asyncio.sleep(0)",
+}
+
+
+@pytest.mark.parametrize("scanner", [house.floor_faults, house.circles, house.owner_faults, house.private_name_faults])
+def test_scanner_when_shown_a_good_example_then_is_silent(scanner: house.Scanner) -> None:
+    assert scanner([house.parse(name, text) for name, text in GOOD.items()]) == []
+
+
+def test_reachable_when_torch_hides_behind_a_package_then_shows_the_path() -> None:
+    texts = {"t.server": "import t.store.root", "t.store.root": "", "t.store.rows": "import torch", "t": ""}
+    texts["t.store"] = "from t.store import rows"
+    modules = [house.parse(name, text, is_package=name == "t.store") for name, text in texts.items()]
+    assert house.reachable(modules, "t.server", ["torch"]) == [
+        "t.server -> t.store.root -> t.store -> t.store.rows -> torch"
+    ]
+
+
+def test_reachable_when_only_for_typing_then_is_silent() -> None:
+    modules = [house.parse("t.server", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import torch")]
+    assert house.reachable(modules, "t.server", ["torch"]) == []
+
+
+def test_mirror_when_a_test_file_is_missing_then_module_is_named(tmp_path: Path) -> None:
+    modules = [house.parse("t.a.b", "x = 1"), house.parse("t.c", "x = 1")]
+    (tmp_path / "test_c.py").touch()
+    assert house.mirror_faults(modules, tmp_path, elsewhere={}) == [f"t.a.b: has no {tmp_path}/a/test_b.py"]
+    assert house.mirror_faults(modules, tmp_path, elsewhere={"t.a.b": "x"}) == []
+    assert len(house.mirror_faults(modules, tmp_path, elsewhere={"t.a.b": "x", "t.c": "x"})) == 1
+
+
+BUSY_MODULE = """
+import socket, threading
+socket.socket().close()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_watch_when_a_module_opens_a_socket_and_starts_a_thread_then_both_show(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(BUSY_MODULE)
+    program = WATCHED_IMPORT.replace("import tdserve\n", f"sys.path.insert(0, {str(tmp_path)!r})\nimport busy\n")
+    seen = json.loads(run_fresh(program.replace("import tdserve.server.main, tdserve.cli.main\n", "")))
+    assert "socket.__new__" in seen["events"]
+    assert seen["threads"] == 2
