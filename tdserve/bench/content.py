@@ -1,0 +1,100 @@
+"""What the workloads write, made so that whatever is read back can be traced to the row it came from."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from tdserve.errors import CorruptDataError
+
+POOL_ROWS = 512
+"""Rows of random content that the workloads write again and again. A row names itself in one leaf."""
+
+
+def transitions(num_rows: int) -> TensorDict:
+    """Rows of a control task; ``reward`` is the row's number in this pool."""
+    generator = torch.Generator().manual_seed(1)
+    observation = torch.randn(num_rows + 1, 84, generator=generator)
+    return TensorDict(
+        {
+            "observation": observation[:-1].clone(),
+            "action": torch.randn(num_rows, 6, generator=generator),
+            "reward": torch.arange(num_rows, dtype=torch.float32),
+            "done": torch.rand(num_rows, generator=generator) < 0.01,
+            "next": TensorDict({"observation": observation[1:].clone()}, [num_rows]),
+        },
+        [num_rows],
+    )
+
+
+def pixels(num_rows: int) -> TensorDict:
+    """Rows of an Atari-like task; ``action`` is the row's number in this pool."""
+    generator = torch.Generator().manual_seed(2)
+    frames = torch.randint(256, (num_rows + 1, 4, 84, 84), dtype=torch.uint8, generator=generator)
+    return TensorDict(
+        {
+            "observation": frames[:-1].clone(),
+            "action": torch.arange(num_rows),
+            "reward": torch.randn(num_rows, generator=generator),
+            "done": torch.rand(num_rows, generator=generator) < 0.01,
+            "next": TensorDict({"observation": frames[1:].clone()}, [num_rows]),
+        },
+        [num_rows],
+    )
+
+
+def weights(num_tensors: int, nbytes: int) -> TensorDict:
+    """Equal float32 tensors, one in each of ``num_tensors`` layers, ``nbytes`` in all."""
+    width = nbytes // num_tensors // 4
+    generator = torch.Generator().manual_seed(3)
+    return TensorDict(
+        {f"layer_{i:05d}": {"weight": torch.randn(width, generator=generator)} for i in range(num_tensors)}, []
+    )
+
+
+def stamp(tree: TensorDictBase, number: int) -> None:
+    """Writes ``number`` to both ends of every tensor of a tree of weights, so that two versions share no tensor."""
+    for leaf in tensors(tree).values():
+        leaf[0] = float(number)
+        leaf[-1] = float(number)
+
+
+def tensors(td: TensorDictBase) -> dict[object, torch.Tensor]:
+    """The tensor leaves by nested key."""
+    return {key: leaf for key, leaf in td.items(True, True) if isinstance(leaf, torch.Tensor)}
+
+
+def row_nbytes(pool: TensorDictBase) -> int:
+    """Tensor bytes of one row."""
+    return total_nbytes(pool) // len(pool)
+
+
+def total_nbytes(td: TensorDictBase) -> int:
+    """Tensor bytes of a whole tensordict."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors(td).values())
+
+
+def check_rows(batch: TensorDictBase, pool: TensorDictBase, *, source_key: str, what: str) -> None:
+    """Compares every leaf of every row with the pool's row that it says it is.
+
+    Raises:
+        CorruptDataError: Some leaf differs, or a row is none of the pool.
+    """
+    sources = batch.get(source_key).long()
+    if not bool(((sources >= 0) & (sources < len(pool))).all()):
+        raise CorruptDataError(path=what, expected=f"rows 0 to {len(pool) - 1}", actual=str(sources.tolist())[:200])
+    check_equal(batch, pool[sources], what=what)
+
+
+def check_equal(actual: TensorDictBase, expected: TensorDictBase, *, what: str) -> None:
+    """Compares the leaves of ``expected`` with those of the same keys in ``actual``, which may have more.
+
+    Raises:
+        CorruptDataError: With the first key that differs.
+    """
+    found_leaves = tensors(actual)
+    for key, leaf in tensors(expected).items():
+        found = found_leaves.get(key)
+        if found is None or found.dtype != leaf.dtype or not torch.equal(found, leaf):
+            where = "no such key" if found is None else f"{found.dtype} {tuple(found.shape)}, other values"
+            raise CorruptDataError(path=f"{what}, key {key!r}", expected="what was written", actual=where)

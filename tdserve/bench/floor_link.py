@@ -1,0 +1,110 @@
+"""The gloo floor's link: a second process, a raw two-rank group with it, and messages from reused buffers."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from tdserve.bench.child import Child
+from tdserve.bench.measure import Round
+from tdserve.errors import WrongStateError
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+
+HOST = "127.0.0.1"
+"""Loopback, as the benchmark's server."""
+
+WAIT_S = 60.0
+"""A floor operation lasts milliseconds: whoever waits this long waits for a process that is stuck."""
+
+REQUEST_NBYTES = 64
+"""What stands for a request, or for an acknowledgement, beside the payload: a small message."""
+
+WHOLE = 1 << 40
+"""A largest message that no payload reaches: everything in one."""
+
+TAG = 1
+
+
+class Exchange:
+    """One end of the floor's only primitive: messages of agreed sizes from and into one reused buffer.
+
+    An operation is ``nbytes_out`` bytes from the asking end, if any, then ``nbytes_in`` bytes back, if any. With
+    both, the ends wait for each other; with one of them 0 it is a stream. Payloads are cut into messages of
+    ``message_nbytes``.
+    """
+
+    def __init__(self, channel: GlooChannel) -> None:
+        self._channel = channel
+        self._buffer = torch.ones(REQUEST_NBYTES, dtype=torch.uint8)
+
+    def reserve(self, nbytes: int) -> None:
+        """Makes the buffer large enough and touches its pages; a smaller payload uses the start of it."""
+        if len(self._buffer) < nbytes:
+            self._buffer = torch.ones(nbytes, dtype=torch.uint8)
+
+    def send(self, nbytes: int, message_nbytes: int = WHOLE) -> None:
+        """Sends ``nbytes`` bytes."""
+        for start in range(0, nbytes, message_nbytes):
+            self._channel.send(self._buffer[start : min(start + message_nbytes, nbytes)], TAG).wait(WAIT_S)
+
+    def receive(self, nbytes: int, message_nbytes: int = WHOLE) -> None:
+        """Receives ``nbytes`` bytes."""
+        for start in range(0, nbytes, message_nbytes):
+            self._channel.recv(self._buffer[start : min(start + message_nbytes, nbytes)], TAG).wait(WAIT_S)
+
+
+class FloorLink:
+    """The asking end. ``connect`` comes first, ``close`` leaves no process behind. Threads: one caller."""
+
+    def __init__(self) -> None:
+        self._child = Child("tdserve.bench.floor_peer")
+        self._channel: GlooChannel | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the other process."""
+        return self._child.pid
+
+    def connect(self) -> None:
+        """Forms the group; the other process may still be starting."""
+        self._child.hear()
+        self._child.tell({"connect": HOST})
+        self._channel = GlooChannel(self._child.pipe.kv_store, CLIENT_RANK, host=HOST, peer="the floor's peer")
+        self._exchange = Exchange(self._channel)
+
+    def exchange(self, nbytes_out: int, nbytes_in: int, *, num_ops: int, message_nbytes: int = WHOLE) -> Round:
+        """Does operations and times each.
+
+        Args:
+            nbytes_out: Bytes that this process sends in each operation; 0 for none.
+            nbytes_in: Bytes that it then receives; 0 for none.
+            num_ops: Operations.
+            message_nbytes: Largest single message.
+
+        Raises:
+            WrongStateError: Not connected.
+            PeerLostError: The other process ended.
+        """
+        if self._channel is None:
+            raise WrongStateError(state="not connected", event="an exchange")
+        exchange = self._exchange
+        exchange.reserve(max(nbytes_out, nbytes_in))
+        order = {"out": nbytes_out, "in": nbytes_in, "num_ops": num_ops, "message_nbytes": message_nbytes}
+        self._child.tell(order)
+        self._child.hear()
+        op_s = []
+        begun = time.perf_counter()
+        for _ in range(num_ops):
+            started = time.perf_counter()
+            exchange.send(nbytes_out, message_nbytes)
+            exchange.receive(nbytes_in, message_nbytes)
+            op_s.append(time.perf_counter() - started)
+        exchange.receive(REQUEST_NBYTES)  # by then the peer has everything
+        return Round(tuple(op_s), time.perf_counter() - begun)
+
+    def close(self) -> None:
+        """Ends the other process."""
+        if self._channel is not None:
+            self._channel.close()
+        self._child.close()

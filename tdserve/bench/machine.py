@@ -1,0 +1,63 @@
+"""What the figures were measured on: a figure without its machine says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+GIB = 1 << 30
+
+Fact = str | int | float
+
+
+def describe_machine(root: Path) -> dict[str, Fact]:
+    """Cores, memory, versions, and how busy the machine was when the run began.
+
+    Args:
+        root: Where the stores lie; its file system is named.
+    """
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "memory_gib": round(memory_nbytes / GIB, 1),
+        "load_average_1_min": round(os.getloadavg()[0], 2),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "tensordict": _version("tensordict"),
+        "tdserve": _version("tdserve"),
+        "root": str(root),
+        "file_system": _file_system(root),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the mount with the longest path above ``folder``."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    above = [(len(fields[1]), fields[2]) for fields in mounts if folder.resolve().is_relative_to(fields[1])]
+    return max(above)[1] if above else "unknown"

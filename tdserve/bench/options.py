@@ -1,0 +1,81 @@
+"""What a run of ``tdserve bench`` is asked for, and how long it may measure. Imports neither torch nor tensordict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tdserve.config import TransportName
+
+WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small")
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The command line of ``tdserve bench``.
+
+    Attributes:
+        workloads: Which to run, in this order.
+        transport: What ``tdserve.connect`` is asked for.
+        repeats: Rounds of every floor and every subject; they alternate. ``None``: 5, or 2 when quick.
+        quick: Small sizes and short rounds, to see that everything works; targets are not judged.
+        json_path: Where to write all figures, each round included; ``None`` writes none.
+        parent: Folder that holds the server's root and the local floor's files while the run lasts. ``None``: the
+            temporary folder of the system, because that is where both sides get the same file system.
+    """
+
+    workloads: tuple[str, ...] = WORKLOAD_NAMES
+    transport: TransportName = "gloo"
+    repeats: int | None = None
+    quick: bool = False
+    json_path: Path | None = None
+    parent: Path | None = None
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds per measurement."""
+        if self.repeats is not None:
+            return self.repeats
+        return 2 if self.quick else 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much data the workloads keep and how long a round lasts. What one operation moves is fixed by the workloads,
+    but for the trees of weights: (number of tensors, bytes in all).
+    """
+
+    round_s: float
+    replay_rows: int
+    pixel_rows: int
+    big_tree: tuple[int, int]
+    many_tree: tuple[int, int]
+    num_items: int
+    num_stores: int
+    memcpy_nbytes: int
+
+
+FULL = Sizes(
+    round_s=0.2,
+    replay_rows=131_072,
+    pixel_rows=4_096,
+    big_tree=(100, 256 * MIB),
+    many_tree=(2_000, 64 * MIB),
+    num_items=10_000,
+    num_stores=300,
+    memcpy_nbytes=256 * MIB,
+)
+"""About a hundred seconds in all on two cores: long enough for a p99, short enough for a coffee."""
+
+QUICK = Sizes(
+    round_s=0.02,
+    replay_rows=8_192,
+    pixel_rows=512,
+    big_tree=(100, 4 * MIB),
+    many_tree=(200, 2 * MIB),
+    num_items=300,
+    num_stores=20,
+    memcpy_nbytes=32 * MIB,
+)

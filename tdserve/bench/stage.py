@@ -1,0 +1,75 @@
+"""What a workload stands on: a server of its own, a client, the gloo floor's link and a folder; all gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tdserve.bench.floor_link import FloorLink
+from tdserve.bench.floors import GlooFloors
+from tdserve.bench.measure import Pacing
+from tdserve.bench.options import FULL, QUICK, BenchOptions, Sizes
+from tdserve.client.client import Client, connect
+from tdserve.launcher import Server
+
+SHUTDOWN_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What workloads get.
+
+    Attributes:
+        client: Connected with the transport under test.
+        address: Of the server, for a second client process.
+        link: To the gloo floor's process.
+        folder: For local memory-mapped tensordicts; on the server's file system.
+        options: What the run was asked for.
+        sizes: How much data.
+    """
+
+    client: Client
+    address: str
+    link: FloorLink
+    folder: Path
+    options: BenchOptions
+    sizes: Sizes
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of every task."""
+        return self.options.num_rounds
+
+    @property
+    def pacing(self) -> Pacing:
+        """The length of a round."""
+        return Pacing(self.sizes.round_s)
+
+    @property
+    def gloo(self) -> GlooFloors:
+        """The gloo floors with the usual pacing."""
+        return GlooFloors(self.link, self.pacing)
+
+
+@contextmanager
+def open_stage(options: BenchOptions) -> Iterator[Stage]:
+    """Starts everything; at the end, also after an error or Ctrl-C, no process and no file is left.
+
+    Raises:
+        TDServeError: The server does not start, or the client has no such transport.
+    """
+    sizes = QUICK if options.quick else FULL
+    folder = Path(tempfile.mkdtemp(prefix="tdserve-bench-", dir=options.parent))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        link = stack.enter_context(closing(FloorLink()))  # its process imports torch while the server starts
+        server = Server(folder / "root", host="127.0.0.1", port=0).start()
+        stack.callback(server.shutdown, timeout_s=SHUTDOWN_TIMEOUT_S)
+        client = stack.enter_context(connect(server.address, transport=options.transport))
+        link.connect()
+        (folder / "local").mkdir()
+        yield Stage(client, server.address, link, folder / "local", options, sizes)

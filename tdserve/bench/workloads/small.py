@@ -1,0 +1,99 @@
+"""Small things: one scalar by key, the keys of a large store, the names of many stores. The cost of one question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from tdserve.bench.figures import Figure, Scale, Target, make_figure
+from tdserve.bench.floor_link import REQUEST_NBYTES
+from tdserve.bench.measure import SUBJECT, Task, alternate, timed_round
+from tdserve.bench.stage import Stage
+from tdserve.errors import CorruptDataError
+
+GET_BELOW_US = 450.0
+LIST_BELOW_MS = 10.0
+
+KEY_STRIDE = 37
+"""Keys are asked for in steps of a prime: never the same one twice in a row, the same ones in every run."""
+
+STORE = "items"
+
+
+def measure_small(stage: Stage) -> Iterator[Figure]:
+    """A store of scalars under many keys, and a few hundred stores."""
+    num_items = stage.sizes.num_items
+    names = [f"k{i}" for i in range(num_items)]
+    items = TensorDict({name: torch.tensor(float(i)) for i, name in enumerate(names)}, [])
+    stage.client.init_remote(items, STORE)
+    yield _get_one(stage, items)
+    yield _list(stage, names, f"keys of a store of {num_items:,}", lambda: stage.client.keys(STORE))
+    stage.client.delete(STORE)
+
+    names = [f"store-{i:05d}" for i in range(stage.sizes.num_stores)]
+    for name in names:
+        stage.client.init_remote(TensorDict({"x": torch.zeros(())}, []), name)
+    yield _list(stage, names, f"names of {len(names)} stores", stage.client.stores)
+    for name in names:
+        stage.client.delete(name)
+
+
+def _get_one(stage: Stage, items: TensorDict) -> Figure:
+    handle = stage.client[STORE]
+    local = items.memmap_like(stage.folder / STORE)
+    local.update_(items)
+    numbers = cycle([i * KEY_STRIDE % len(items.keys()) for i in range(len(items.keys()))])
+    last: list[tuple[int, torch.Tensor]] = []
+
+    def get() -> None:
+        number = next(numbers)
+        last[:] = [(number, handle[f"k{number}"])]
+
+    def get_local() -> object:
+        return local[f"k{next(numbers)}"].clone()
+
+    def check() -> None:
+        number, value = last[0]
+        if value.item() != float(number):
+            raise CorruptDataError(path=f"item k{number}", expected=str(float(number)), actual=str(value))
+
+    series = alternate(
+        {
+            "gloo round trip": stage.gloo.fetch(REQUEST_NBYTES),
+            "local memmap": Task(lambda: timed_round(get_local, stage.pacing)),
+            SUBJECT: Task(lambda: timed_round(get, stage.pacing), check),
+        },
+        stage.num_rounds,
+    )
+    subject = series.pop(SUBJECT)
+    name = f"get one scalar of {len(items.keys()):,}"
+    return make_figure("small", name, Scale("us"), subject=subject, floors=series, target=Target("below", GET_BELOW_US))
+
+
+def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Figure:
+    """Compares any collection of names with those expected, whatever their order."""
+    last: list[list[Any]] = []
+
+    def list_names() -> None:
+        last[:] = [list(ask())]
+
+    def check() -> None:
+        if sorted(last[0]) != sorted(expected):
+            raise CorruptDataError(path=name, expected=f"{len(expected)} names", actual=f"{len(last[0])}, other names")
+
+    nbytes = sum(len(each) + 1 for each in expected)
+    series = alternate(
+        {
+            "gloo, as many bytes": stage.gloo.fetch(nbytes),
+            SUBJECT: Task(lambda: timed_round(list_names, stage.pacing), check),
+        },
+        stage.num_rounds,
+    )
+    subject = series.pop(SUBJECT)
+    return make_figure(
+        "small", name, Scale("ms"), subject=subject, floors=series, target=Target("below", LIST_BELOW_MS)
+    )

@@ -1,0 +1,231 @@
+"""Whole trees of weights: published, read with and without ``out``, and seen by a second process that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import count
+
+from tensordict import TensorDict, TensorDictBase
+
+from tdserve.bench import content
+from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
+from tdserve.bench.floors import GlooFloors, memcpy_fresh, memcpy_touched
+from tdserve.bench.measure import SUBJECT, Pacing, Round, Series, Task, alternate, timed_round
+from tdserve.bench.options import MIB
+from tdserve.bench.stage import Stage
+from tdserve.bench.watcher import Watcher
+from tdserve.errors import StoreNotFoundError
+
+MESSAGE_NBYTES = 64 * MIB
+"""Gloo is fastest in messages of about this size; a large payload's floor is the better of one message and these."""
+
+VERSIONS_KEPT = 2
+"""tdserve's default. From two publishes later on, retired version files are recycled."""
+
+BIG_TARGET = Target("of floor", 0.8)
+MANY_TARGET = Target("of floor", 0.6)
+
+MAX_FIRST_ROUNDS = 3
+"""First publishes leave whole fresh files behind: a few are enough."""
+
+
+@dataclass
+class Tree:
+    """One tree under test. ``number`` is stamped into the content and grows with every publish."""
+
+    stage: Stage
+    shape: tuple[int, int]
+    target: Target
+    data: TensorDict = field(init=False)
+    out: TensorDict = field(init=False)
+    numbers: Iterator[int] = field(init=False)
+    number: int = 0
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        self.data = content.weights(*self.shape)
+        self.out = self.data.clone()
+        self.numbers = count(1)
+
+    @property
+    def name(self) -> str:
+        """Of the store."""
+        return f"weights-{self.shape[0]}"
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of one version."""
+        return content.total_nbytes(self.data)
+
+    @property
+    def label(self) -> str:
+        """For the figures' names."""
+        num_tensors, nbytes = self.shape
+        return f"{nbytes // MIB} MiB in {num_tensors}"
+
+    @property
+    def scale(self) -> Scale:
+        """Gigabytes per second."""
+        return Scale("GB/s", gigabytes(self.nbytes))
+
+    @property
+    def pacing(self) -> Pacing:
+        """At least three operations a round: they take a tenth of a second each."""
+        return Pacing(self.stage.sizes.round_s, min_ops=3)
+
+    def change(self) -> None:
+        """Gives the content the next number; not part of any timing."""
+        self.number = next(self.numbers)
+        content.stamp(self.data, self.number)
+
+    def publish(self) -> None:
+        """One publish."""
+        self.version = self.stage.client.publish(self.name, self.data)
+
+    def check(self, found: TensorDictBase) -> None:
+        """Compares with what was published last."""
+        content.check_equal(found, self.data, what=f"weights {self.name}, version {self.version}")
+
+
+def measure_weights(stage: Stage) -> Iterator[Figure]:
+    """A tree of few large and one of many small tensors."""
+    with closing(Watcher(stage.address, stage.options.transport)) as watcher:
+        for shape, target in ((stage.sizes.big_tree, BIG_TARGET), (stage.sizes.many_tree, MANY_TARGET)):
+            tree = Tree(stage, shape, target)
+            yield _publish_first(tree)
+            tree.change()
+            for _ in range(VERSIONS_KEPT + 1):
+                tree.publish()
+            yield _publish_recycled(tree)
+            yield _latest_into(tree)
+            yield _latest_fresh(tree)
+            yield _until_visible(tree, watcher)
+            stage.client.delete(tree.name)
+
+
+def newest(stage: Stage, name: str) -> TensorDictBase:
+    """What was published last; StoreNotFoundError when that is nothing."""
+    found = stage.client.latest(name)
+    if found is None:
+        raise StoreNotFoundError(name=name)
+    data: TensorDictBase = found.data
+    return data
+
+
+def _publish_first(tree: Tree) -> Figure:
+    """Version 1 of a store that nobody knew: its file and its pages are new."""
+    stage = tree.stage
+    names = (f"{tree.name}-first-{i}" for i in count())
+    last: list[str] = []
+
+    def put() -> None:
+        last[:] = [next(names)]
+        stage.client.publish(last[0], tree.data)
+
+    def check() -> None:
+        tree.check(newest(stage, last[0]))
+        stage.client.delete(last[0])
+
+    once = Pacing(0.0, min_ops=1, max_ops=1)
+    floors = {
+        **_gloo_floors(GlooFloors(stage.link, once), tree.nbytes, is_read=False),
+        **_fresh_memcpy_floor(tree.nbytes, once),
+    }
+    series = alternate(
+        {**floors, SUBJECT: Task(lambda: timed_round(put, once), check)}, min(stage.num_rounds, MAX_FIRST_ROUNDS)
+    )
+    return _figure(tree, "first publish", series, target=None)
+
+
+def _publish_recycled(tree: Tree) -> Figure:
+    subject = Task(
+        lambda: timed_round(tree.publish, tree.pacing, before=tree.change),
+        lambda: tree.check(newest(tree.stage, tree.name)),
+    )
+    floors = {
+        **_gloo_floors(GlooFloors(tree.stage.link, tree.pacing), tree.nbytes, is_read=False),
+        "memcpy, touched pages": memcpy_touched(tree.nbytes, tree.pacing),
+    }
+    series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
+    return _figure(tree, "publish, recycled", series, target=tree.target)
+
+
+def _latest_into(tree: Tree) -> Figure:
+    def pull() -> None:
+        tree.stage.client.latest(tree.name, out=tree.out)
+
+    def run_round() -> Round:
+        tree.out.zero_()  # so that the check sees what this round has brought
+        return timed_round(pull, tree.pacing)
+
+    floors = {
+        **_gloo_floors(GlooFloors(tree.stage.link, tree.pacing), tree.nbytes, is_read=True),
+        "memcpy, touched pages": memcpy_touched(tree.nbytes, tree.pacing),
+    }
+    series = alternate({**floors, SUBJECT: Task(run_round, lambda: tree.check(tree.out))}, tree.stage.num_rounds)
+    return _figure(tree, "latest(out=)", series, target=tree.target)
+
+
+def _latest_fresh(tree: Tree) -> Figure:
+    last: list[TensorDictBase] = []
+
+    def pull() -> None:
+        last[:] = [newest(tree.stage, tree.name)]
+
+    floors = {
+        **_gloo_floors(GlooFloors(tree.stage.link, tree.pacing), tree.nbytes, is_read=True),
+        **_fresh_memcpy_floor(tree.nbytes, tree.pacing),
+    }
+    subject = Task(lambda: timed_round(pull, tree.pacing), lambda: tree.check(last[0]))
+    series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
+    return _figure(tree, "latest()", series, target=None)
+
+
+def _until_visible(tree: Tree, watcher: Watcher) -> Figure:
+    """From the start of a publish until a waiting process has the version whole."""
+
+    def before() -> None:
+        tree.change()
+        watcher.watch(tree.name, tree.version)
+
+    def put() -> None:
+        tree.publish()
+        watcher.wait()
+
+    series = alternate(
+        {
+            "gloo, there and back": GlooFloors(tree.stage.link, tree.pacing).echo(tree.nbytes),
+            SUBJECT: Task(
+                lambda: timed_round(put, tree.pacing, before=before),
+                lambda: watcher.check(*tree.shape, tree.number),
+            ),
+        },
+        tree.stage.num_rounds,
+    )
+    subject = series.pop(SUBJECT)
+    name = f"{tree.label}: publish until seen elsewhere"
+    return make_figure("weights", name, Scale("ms"), subject=subject, floors=series)
+
+
+def _gloo_floors(gloo: GlooFloors, nbytes: int, *, is_read: bool) -> dict[str, Task]:
+    """One message, and for large payloads 64 MiB messages too."""
+    floor = gloo.fetch if is_read else gloo.store
+    floors = {"gloo, one message": floor(nbytes)}
+    if nbytes > MESSAGE_NBYTES:
+        floors["gloo, 64 MiB messages"] = floor(nbytes, message_nbytes=MESSAGE_NBYTES)
+    return floors
+
+
+def _fresh_memcpy_floor(nbytes: int, pacing: Pacing) -> dict[str, Task]:
+    """Only for large payloads: smaller ones get memory back from the heap, with its pages, and show nothing."""
+    return {"memcpy, fresh pages": memcpy_fresh(nbytes, pacing)} if nbytes > MESSAGE_NBYTES else {}
+
+
+def _figure(tree: Tree, name: str, series: dict[str, Series], *, target: Target | None) -> Figure:
+    """Puts the fastest gloo floor first: that is the one the target means."""
+    subject = series.pop(SUBJECT)
+    gloo = sorted((key for key in series if key.startswith("gloo")), key=lambda key: -series[key].ops_per_s)
+    floors = {key: series[key] for key in [*gloo, *(key for key in series if key not in gloo)]}
+    return make_figure("weights", f"{tree.label}: {name}", tree.scale, subject=subject, floors=floors, target=target)

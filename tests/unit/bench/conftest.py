@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tdserve.bench.options import BenchOptions
+from tdserve.bench.stage import Stage, open_stage
+
+
+@pytest.fixture(scope="session")
+def stage() -> Iterator[Stage]:
+    """A real server, a client and a floor link, for the workloads in quick sizes."""
+    with open_stage(BenchOptions(quick=True, repeats=1)) as stage:
+        yield stage

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tdserve.bench.figures import Scale, Target, make_figure
+from tdserve.bench.measure import Round, Series
+
+
+def series(op_s: float) -> Series:
+    return Series((Round((op_s,) * 4, 4 * op_s),) * 3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "value", "ratio"),
+    [
+        (Scale("us"), 2e6, 0.25),
+        (Scale("ms"), 2e3, 0.25),
+        (Scale("rows/s", 64), 32.0, 0.25),
+        (Scale("GB/s", 3), 1.5, 0.25),
+    ],
+)
+def test_figure_when_made_in_any_unit_then_the_ratio_says_how_near_the_floor_it_comes(
+    scale: Scale, value: float, ratio: float
+) -> None:
+    figure = make_figure("w", "n", scale, subject=series(2.0), floors={"floor": series(0.5)})
+    assert figure.value == value
+    assert figure.floors[0].ratio == ratio
+    assert figure.op_p99_ms == 2000.0
+    assert figure.num_ops == 12
+
+
+@pytest.mark.parametrize(
+    ("target", "is_met"),
+    [
+        (Target("below", 2001.0), True),
+        (Target("below", 2000.0), False),
+        (Target("at least", 2000.0), True),
+        (Target("at least", 2001.0), False),
+        (Target("of floor", 0.25), True),
+        (Target("of floor", 0.26), False),
+        (None, None),
+    ],
+)
+def test_target_when_compared_then_bounds_the_value_or_the_ratio(target: Target | None, is_met: bool | None) -> None:
+    figure = make_figure(
+        "w", "n", Scale("ms"), subject=series(2.0), floors={"first": series(0.5), "second": series(2.0)}, target=target
+    )
+    assert figure.is_met is is_met
+
+
+def test_figure_when_turned_to_json_then_holds_every_round_and_the_verdict() -> None:
+    target = Target("of floor", 0.2)
+    figure = make_figure("w", "n", Scale("ms"), subject=series(2.0), floors={"f": series(0.5)}, target=target)
+    found = json.loads(json.dumps(figure.to_json()))
+    assert found["rounds"] == [2000.0] * 3
+    assert found["floors"] == [{"name": "f", "median": 500.0, "ratio": 0.25, "rounds": [500.0] * 3}]
+    assert found["met"] is True

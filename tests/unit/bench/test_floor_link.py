@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tdserve.bench.floor_link import FloorLink
+from tdserve.errors import PeerLostError, WrongStateError
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[FloorLink]:
+    with closing(FloorLink()) as link:
+        link.connect()
+        yield link
+
+
+@pytest.mark.parametrize(("nbytes_out", "nbytes_in"), [(64, 64), (100_000, 0), (0, 100_000), (70, 5_000), (5_000, 70)])
+def test_exchange_when_of_any_direction_then_times_every_operation(
+    link: FloorLink, nbytes_out: int, nbytes_in: int
+) -> None:
+    done = link.exchange(nbytes_out, nbytes_in, num_ops=5)
+    assert len(done.op_s) == 5
+    assert 0 < sum(done.op_s) <= done.elapsed_s
+
+
+def test_exchange_when_cut_into_messages_with_a_rest_then_both_ends_agree(link: FloorLink) -> None:
+    assert len(link.exchange(64, 10_000, num_ops=3, message_nbytes=4_096).op_s) == 3
+    assert len(link.exchange(64, 64, num_ops=2).op_s) == 2
+
+
+def test_exchange_when_not_connected_then_refuses() -> None:
+    with closing(FloorLink()) as link, pytest.raises(WrongStateError):
+        link.exchange(1, 1, num_ops=1)
+
+
+def test_exchange_when_the_peer_was_killed_then_says_so_and_close_leaves_no_process() -> None:
+    with closing(FloorLink()) as link:
+        link.connect()
+        os.kill(link.pid, signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            link.exchange(64, 64, num_ops=1_000_000)
+    assert not Path(f"/proc/{link.pid}").exists()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from tensordict import TensorDict
+
+from tdserve.bench import content
+from tdserve.bench.floor_link import FloorLink
+from tdserve.bench.floors import GlooFloor, GlooFloors, MappedRows, memcpy_fresh, memcpy_touched
+from tdserve.bench.measure import Pacing, alternate
+
+PACING = Pacing(0.005)
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[FloorLink]:
+    with closing(FloorLink()) as link:
+        link.connect()
+        yield link
+
+
+def test_gloo_floor_when_a_round_is_done_then_the_next_fills_the_round(link: FloorLink) -> None:
+    floor = GlooFloor(link, Pacing(0.02), nbytes_out=64, nbytes_in=64)
+    first, second = floor.run_round(), floor.run_round()
+    assert len(first.op_s) == 4
+    assert len(second.op_s) == max(2, int(0.02 * first.ops_per_s))
+
+
+def test_gloo_floors_when_run_in_turn_then_every_kind_moves_its_bytes(link: FloorLink) -> None:
+    gloo = GlooFloors(link, PACING)
+    tasks = {
+        "out": gloo.stream_out(1_000),
+        "in": gloo.stream_in(1_000),
+        "fetch": gloo.fetch(1_000, message_nbytes=300),
+        "store": gloo.store(1_000),
+        "echo": gloo.echo(1_000),
+    }
+    found = alternate(tasks, 2)
+    assert all(series.ops_per_s > 0 for series in found.values())
+
+
+@pytest.mark.parametrize("memcpy", [memcpy_touched, memcpy_fresh])
+def test_memcpy_when_run_then_takes_time(memcpy: object) -> None:
+    assert callable(memcpy)
+    assert memcpy(1 << 20, PACING).run_round().elapsed_s > 0
+
+
+def test_mapped_rows_when_made_then_repeat_the_pool_until_full(tmp_path: Path) -> None:
+    pool = content.transitions(8)
+    MappedRows(pool, 20, tmp_path / "rows")
+    stored = TensorDict.load_memmap(tmp_path / "rows")
+    expected = TensorDict.cat([pool, pool, pool[:4]], 0)
+    content.check_equal(stored, expected, what="mapped rows")
+
+
+def test_mapped_rows_when_written_then_go_around_the_ring(tmp_path: Path) -> None:
+    pool = content.transitions(8)
+    rows = MappedRows(pool, 20, tmp_path / "rows")
+    done = rows.write(cycle([pool[4:8]]).__next__, Pacing(0.0, min_ops=6)).run_round()
+    stored = TensorDict.load_memmap(tmp_path / "rows")
+    assert len(done.op_s) == 6
+    expected = TensorDict.cat([pool[4:8]] * 5, 0)
+    content.check_equal(stored, expected, what="mapped rows")
+
+
+def test_mapped_rows_when_gathered_then_time_every_gather(tmp_path: Path) -> None:
+    rows = MappedRows(content.transitions(8), 20, tmp_path / "rows")
+    assert len(rows.gather(5, Pacing(0.0, min_ops=3)).run_round().op_s) == 3

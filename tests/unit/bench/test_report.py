@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tdserve.bench.figures import Figure, Scale, Target, make_figure
+from tdserve.bench.measure import Round, Series
+from tdserve.bench.options import BenchOptions
+from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
+from tdserve.errors import InvalidRequestError
+
+
+def figure(op_s: float = 2e-4) -> Figure:
+    subject, floor = (Series((Round((each,), each),)) for each in (op_s, 1e-4))
+    target = Target("at least", 1e6)
+    return make_figure("w", "extend", Scale("rows/s", 256), subject=subject, floors={"gloo": floor}, target=target)
+
+
+def shown(*figures: Figure, is_judged: bool = True) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    show_figures(console, figures, title="w", is_judged=is_judged)
+    show_summary(console, figures, is_judged=is_judged, seconds=12.3)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_table_when_a_target_is_met_then_shows_value_floor_share_and_verdict() -> None:
+    text = shown(figure())
+    for part in ("extend", "1.28 Mrows/s", "200 us", "gloo", "2.56 Mrows/s", "50%", ">= 1,000,000 met"):
+        assert part in text
+
+
+def test_table_when_a_target_is_missed_then_the_summary_names_it() -> None:
+    text = shown(figure(1e-3), figure())
+    assert "targets met: 1 of 2; took 12 s" in text
+    assert "not met: w: extend" in text
+
+
+def test_table_when_sizes_are_quick_then_nothing_is_judged() -> None:
+    assert "not met" not in shown(figure(1e-3), is_judged=False)
+
+
+def test_table_when_the_console_is_narrow_then_no_figure_is_cut() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    show_figures(console, [figure()], title="w", is_judged=True)
+    assert isinstance(console.file, io.StringIO)
+    assert "1.28 Mrows/s" in console.file.getvalue()
+
+
+def test_machine_when_shown_then_every_fact_stands_there() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    show_machine(console, {"cores": 2, "memory_gib": 23.5})
+    assert isinstance(console.file, io.StringIO)
+    assert "cores 2, memory gib 23.5" in console.file.getvalue()
+
+
+def test_json_when_written_then_holds_machine_options_and_figures(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write_json(path, machine={"cores": 2}, options=BenchOptions(quick=True), figures=[figure()], seconds=1.5)
+    content = json.loads(path.read_text())
+    assert content["machine"] == {"cores": 2}
+    assert content["options"]["transport"] == "gloo"
+    assert content["figures"][0]["met"] is True
+
+
+def test_json_when_its_folder_is_missing_then_says_which_path(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "figures.json"
+    with pytest.raises(InvalidRequestError, match="missing"):
+        write_json(path, machine={}, options=BenchOptions(), figures=[], seconds=0.0)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from tdserve.bench import content
+from tdserve.bench.stage import Stage
+from tdserve.bench.watcher import Watcher
+from tdserve.errors import CorruptDataError
+
+pytestmark = pytest.mark.integration
+
+
+def test_watcher_when_a_version_is_published_then_has_it_and_tells_whether_it_is_the_right_one(stage: Stage) -> None:
+    tree = content.weights(3, 12_000)
+    content.stamp(tree, 7)
+    with closing(Watcher(stage.address, stage.options.transport)) as watcher:
+        watcher.watch("watched", None)
+        version = stage.client.publish("watched", tree)
+        assert watcher.wait() == version
+        watcher.check(3, 12_000, 7)
+        with pytest.raises(CorruptDataError, match="layer_00000"):
+            watcher.check(3, 12_000, 8)
+    stage.client.delete("watched")

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.small import measure_small
+
+pytestmark = pytest.mark.integration
+
+
+def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_none(stage: Stage) -> None:
+    figures = list(measure_small(stage))
+    assert [figure.name for figure in figures] == [
+        "get one scalar of 300",
+        "keys of a store of 300",
+        "names of 20 stores",
+    ]
+    assert [figure.unit for figure in figures] == ["us", "ms", "ms"]
+    assert stage.client.stores() == []
