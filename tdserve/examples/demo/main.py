@@ -1,0 +1,139 @@
+"""The demo's parent process: starts the server, the actors and the learner, watches them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium
+from rich.console import Console
+
+import tdserve
+from tdserve.errors import InvalidRequestError, TDServeError
+from tdserve.examples.demo import figures
+from tdserve.examples.demo.actor import act
+from tdserve.examples.demo.learner import learn
+from tdserve.examples.demo.options import DemoOptions
+from tdserve.examples.demo.processes import Processes, Signals
+from tdserve.examples.demo.progress import Progress, print_summary
+from tdserve.examples.demo.stores import open_stores, sizes
+from tdserve.examples.demo.watch import Snapshot, Watch
+
+POLL_INTERVAL_S = 0.5
+
+
+class Ending(NamedTuple):
+    """Why a run ended."""
+
+    reason: str
+    exit_code: int
+    details: str = ""  # last lines of a process that died
+
+
+SOLVED = Ending("solved", 0)
+TIME_IS_UP = Ending("time is up", 0)
+
+
+class Goal(NamedTuple):
+    """When a run ends by itself."""
+
+    target: float | None  # mean return; None where the environment names none
+    max_seconds: float
+
+    def ending(self, seen: Snapshot) -> Ending | None:
+        """The ending that has been reached, if any."""
+        if self.target is not None and seen.mean_return is not None and seen.mean_return >= self.target:
+            return SOLVED
+        return TIME_IS_UP if seen.seconds >= self.max_seconds else None
+
+
+def run(options: DemoOptions) -> int:
+    """Runs the demo, or one role of it.
+
+    Returns:
+        The exit code: 0 when it was solved or the time was up, 1 when a process died, 128 + signal when one stopped it.
+        In every case no process, socket or temporary file is left.
+
+    Raises:
+        NotSupportedError: The environment is not one that the demo can learn.
+        InvalidRequestError: The figures cannot be written where the options say. Nothing was started.
+    """
+    if options.role == "actor":
+        return act(options)
+    if options.role == "learner":
+        return learn(options)
+    sizes(options.env)
+    _make_folders(options)
+    with Signals() as signals, tempfile.TemporaryDirectory(prefix="tdserve-demo-") as folder:
+        return _run_all(options, Path(folder), signals)
+
+
+def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
+    started_s = time.time()
+    console = Console()
+    target = gymnasium.spec(options.env).reward_threshold
+    processes = Processes(folder)
+    with tdserve.Server(options.root or folder / "root") as server:
+        console.print(f"server {server.address}; look inside: tdserve ls --address {server.address}", highlight=False)
+        try:
+            _start_all(processes, options, server.address)
+            with tdserve.connect(server.address, transport=options.transport) as client:
+                watch = Watch(client, open_stores(client, options.env), started_s=started_s)
+                with Progress(console, title=f"{options.env}, seed {options.seed}", target=target) as progress:
+                    goal = Goal(target, options.max_seconds)
+                    ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)
+        finally:
+            processes.stop()
+    result = figures.Result(options, target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
+    figures.write(result)
+    print_summary(console, "tdserve demo", figures.summary(result))
+    if ending.details:
+        Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{options.curve_path}\n{options.figures_path}", soft_wrap=True, highlight=False)
+    return ending.exit_code
+
+
+def _start_all(processes: Processes, options: DemoOptions, address: str) -> None:
+    for index in range(options.num_actors):
+        processes.start(
+            f"actor {index}", "tdserve.examples.demo.actor", options.arguments(address=address, index=index)
+        )
+    processes.start("learner", "tdserve.examples.demo.learner", options.arguments(address=address))
+
+
+def _follow(
+    watch: Watch, progress: Progress, server: tdserve.Server, *, processes: Processes, signals: Signals, goal: Goal
+) -> Ending:
+    while True:
+        death = processes.death()
+        fault = _poll(watch) if server.is_alive else "its process ended"
+        # A signal to the whole group may end the server, and that the others: causes are named before effects.
+        if signals.received is not None:
+            return Ending(f"stopped by {signals.received.name}", 128 + signals.received)
+        if fault is not None:
+            return Ending(f"lost the server: {fault}", 1)
+        if death is not None:
+            return Ending(str(death), 1, death.last_lines)
+        progress.show(watch.newest, watch.rates)
+        ending = goal.ending(watch.newest)
+        if ending is not None:
+            return ending
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _poll(watch: Watch) -> str | None:
+    try:
+        watch.poll()
+    except TDServeError as fault:
+        return str(fault)
+    return None
+
+
+def _make_folders(options: DemoOptions) -> None:
+    for path in (options.figures_path, options.curve_path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise InvalidRequestError(argument="out", reason=f"cannot make {path.parent}: {fault.strerror}") from fault

@@ -1,0 +1,99 @@
+"""What one may ask of the demo, and how the parent hands it on to the processes that it starts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tdserve.config import TRANSPORTS, TransportName, check_transport
+from tdserve.errors import InvalidRequestError
+
+Role = Literal["actor", "learner"]
+ROLES: tuple[Role, ...] = ("actor", "learner")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """One run of the demo.
+
+    Attributes:
+        seed: Fixes the randomness of environments, exploration and network. Two runs still differ, because messages of
+            several processes arrive in another order, and because the server draws the samples.
+        max_seconds: The demo ends after these seconds, solved or not.
+        transport: How content travels.
+        env: Name of a gymnasium environment with flat observations and discrete actions.
+        num_actors: Actor processes.
+        out: Folder for the figures; made when absent.
+        root: The server's root, kept at the end; None is a temporary folder, removed at the end.
+        json_path: The figures as JSON; None is ``figures.json`` in ``out``.
+        png_path: The learning curve; None is ``learning-curve.png`` in ``out``.
+        role: Be only this part, of a server that runs elsewhere; None is the whole demo.
+        address: ``host:port`` of that server.
+        index: Number of this actor, from 0.
+    """
+
+    seed: int = 0
+    max_seconds: float = 180.0
+    transport: TransportName = "gloo"
+    env: str = "CartPole-v1"
+    num_actors: int = 2
+    out: Path = Path("tdserve-demo")
+    root: Path | None = None
+    json_path: Path | None = None
+    png_path: Path | None = None
+    role: Role | None = None
+    address: str | None = None
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidRequestError(argument="seed", reason=f"{self.seed} is negative")
+        if not self.max_seconds > 0:
+            raise InvalidRequestError(argument="max_seconds", reason=f"{self.max_seconds} is not above 0")
+        if self.num_actors < 1:
+            raise InvalidRequestError(argument="num_actors", reason=f"{self.num_actors} is not at least 1")
+        if (self.role is None) != (self.address is None):
+            raise InvalidRequestError(argument="role", reason="a role needs an address, and an address a role")
+
+    @property
+    def server_address(self) -> str:
+        """Where an actor or learner connects to.
+
+        Raises:
+            InvalidRequestError: These are the options of the whole demo, which starts a server of its own.
+        """
+        if self.address is None:
+            raise InvalidRequestError(argument="address", reason="there is none")
+        return self.address
+
+    @property
+    def figures_path(self) -> Path:
+        """Where the JSON file goes."""
+        return self.json_path or self.out / "figures.json"
+
+    @property
+    def curve_path(self) -> Path:
+        """Where the PNG file goes."""
+        return self.png_path or self.out / "learning-curve.png"
+
+    def arguments(self, *, address: str, index: int = 0) -> list[str]:
+        """The command line of an actor or learner of this run; ``parse`` reads it."""
+        return [
+            f"--address={address}", f"--index={index}", f"--seed={self.seed}", f"--max-seconds={self.max_seconds}",
+            f"--transport={self.transport}", f"--env={self.env}",
+        ]  # fmt: skip
+
+
+def parse(role: Role, arguments: Sequence[str] | None = None) -> DemoOptions:
+    """Reads the command line of ``python -m tdserve.examples.demo.actor`` or ``.learner``."""
+    parser = argparse.ArgumentParser(prog=f"python -m tdserve.examples.demo.{role}")
+    parser.add_argument("--address", required=True, metavar="HOST:PORT")
+    parser.add_argument("--index", type=int, default=0, help="number of this actor, from 0")
+    parser.add_argument("--seed", type=int, default=DemoOptions.seed)
+    parser.add_argument("--max-seconds", type=float, default=DemoOptions.max_seconds)
+    parser.add_argument("--transport", type=check_transport, default=DemoOptions.transport, choices=TRANSPORTS)
+    parser.add_argument("--env", default=DemoOptions.env)
+    return DemoOptions(role=role, **vars(parser.parse_args(arguments)))

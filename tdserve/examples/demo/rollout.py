@@ -1,0 +1,125 @@
+"""Stepping environments: exploration, n-step transitions, finished episodes. Knows neither tdserve nor the network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+from tdserve.examples.demo.dqn import GAMMA, NUM_STEPS
+
+Observations = NDArray[np.float32]
+Actions = NDArray[np.int64]
+
+
+class Transition(NamedTuple):
+    """One row of training data: ``num_steps`` steps of one environment joined."""
+
+    observation: Observations
+    action: int
+    next_observation: Observations
+    reward: float
+    discount: float
+
+
+class NStep:
+    """Joins the steps of one environment into transitions of up to ``num_steps`` steps; fewer at an episode's end."""
+
+    def __init__(self, num_steps: int = NUM_STEPS, gamma: float = GAMMA) -> None:
+        self._num_steps = num_steps
+        self._gamma = gamma
+        self._steps: deque[tuple[Observations, int, float]] = deque()
+
+    def step(
+        self, before: Observations, action: int, reward: float, *, after: Observations, terminated: bool, done: bool
+    ) -> list[Transition]:
+        """Takes one step and returns the transitions that it completes.
+
+        Args:
+            after: Observation that followed; at the end of an episode its last one, not the next episode's first.
+            terminated: Later rewards are zero. They are not where an episode was only cut short.
+            done: The episode ended, either way.
+        """
+        self._steps.append((before, action, reward))
+        complete = []
+        while self._steps and (done or len(self._steps) == self._num_steps):
+            total = sum(reward * self._gamma**step for step, (_, _, reward) in enumerate(self._steps))
+            discount = 0.0 if terminated else self._gamma ** len(self._steps)
+            first, taken, _ = self._steps.popleft()
+            complete.append(Transition(first, taken, after, total, discount))
+        return complete
+
+
+class Rollout:
+    """Several copies of one environment in one process: one forward pass of the policy serves them all.
+
+    Args:
+        env: gymnasium name.
+        num_envs: Copies.
+        rng: Decides starts and exploration.
+    """
+
+    def __init__(self, env: str, num_envs: int, rng: np.random.Generator) -> None:
+        self._envs = [gymnasium.make(env, disable_env_checker=True) for _ in range(num_envs)]
+        self._rng = rng
+        self._num_actions = int(self._envs[0].action_space.n)  # type: ignore[attr-defined]  # stores.sizes checked it
+        self._joined = [NStep() for _ in self._envs]
+        self._returns = [0.0] * num_envs
+        starts = [env.reset(seed=int(rng.integers(2**31)))[0] for env in self._envs]
+        self._observations: Observations = np.stack(starts).astype(np.float32)
+
+    def collect(
+        self, num_steps: int, policy: Callable[[Observations], Actions], *, epsilon: float
+    ) -> tuple[list[Transition], list[float]]:
+        """Steps every environment ``num_steps`` times.
+
+        Returns:
+            The transitions that were completed, and the undiscounted returns of the episodes that ended.
+        """
+        transitions: list[Transition] = []
+        returns: list[float] = []
+        for _ in range(num_steps):
+            num_envs = len(self._envs)
+            is_random = self._rng.random(num_envs) < epsilon
+            random = self._rng.integers(self._num_actions, size=num_envs)
+            actions = np.where(is_random, random, policy(self._observations))
+            before, self._observations = self._observations, self._observations.copy()
+            for number, env in enumerate(self._envs):
+                seen, reward, terminated, truncated, _ = env.step(int(actions[number]))
+                after = np.asarray(seen, np.float32)
+                done = terminated or truncated
+                transitions += self._joined[number].step(
+                    before[number], int(actions[number]), float(reward), after=after, terminated=terminated, done=done
+                )
+                self._returns[number] += float(reward)
+                if done:
+                    returns.append(self._returns[number])
+                    self._returns[number] = 0.0
+                    after = env.reset()[0]
+                self._observations[number] = after
+        return transitions, returns
+
+
+def to_tensordict(transitions: list[Transition], *, policy_version: int) -> TensorDict:
+    """Rows as ``stores.open_stores`` declares them, batch size ``[len(transitions)]``."""
+    observation, action, next_observation, reward, discount = zip(*transitions, strict=True)
+    num_rows = len(transitions)
+    return TensorDict(
+        {
+            "observation": torch.from_numpy(np.stack(observation)),
+            "action": torch.tensor(action),
+            "policy_version": torch.full((num_rows,), policy_version),
+            "next": {
+                "observation": torch.from_numpy(np.stack(next_observation)),
+                "reward": torch.tensor(reward),
+                "discount": torch.tensor(discount),
+            },
+        },
+        [num_rows],
+    )
