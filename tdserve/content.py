@@ -46,7 +46,7 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
     if not selection.items:
         return spec
     batch_size = selection.canonical(spec.batch_size, store=store).result_batch_size(spec.batch_size)
-    return spec.with_batch(len(spec.batch_size), batch_size)
+    return spec.with_batch(len(spec.batch_size), batch_size, (None,) * len(batch_size))
 
 
 def write_layout(spec: Spec) -> Layout:

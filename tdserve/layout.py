@@ -17,11 +17,14 @@ from tdserve.spec.tree import Path, Spec
 ALIGNMENT_BYTES = 64
 """Every leaf starts at a multiple of this: one cache line, and enough for every dtype (complex128 needs 16)."""
 
-LARGE_LEAF_BYTES = 256 * 1024
-"""A leaf from this size on travels in messages of its own, so that both ends may use its memory directly."""
+LARGE_LEAF_BYTES = 1024 * 1024
+"""A leaf from this size on travels in messages of its own, so that both ends may use its memory directly; below it, one copy
+at each end costs less than one more message."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""No message is longer: gloo reaches its full speed from 2 MiB on, and staging buffers stay near the cache."""
+"""No message of leaves is longer: gloo reaches its full speed from 2 MiB on, and staging buffers stay near the cache.
+
+Trailing columns all travel in the last message, however long they make it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Layout:
     """All slots in order, and the length of the flat buffer that holds them.
 
     Attributes:
-        slots: The leaves in the spec's canonical order, then the trailing columns (their path is ``(name,)``).
+        slots: The leaves, large ones behind small ones and else in the spec's canonical order, then the trailing columns
+            (their path is ``(name,)``).
         num_leaves: How many of the slots are leaves of the spec.
         nbytes: Length of the flat buffer, a multiple of 64.
     """
@@ -128,7 +132,9 @@ def align(nbytes: int) -> int:
 def _layout_of(spec: Spec, trailing: tuple[Trailing, ...]) -> Layout:
     slots: list[Slot] = []
     offset = 0
-    columns: list[tuple[Path, str, Sequence[int]]] = [(path, leaf.dtype, leaf.shape) for path, leaf in spec.tensors]
+    # Small leaves stand together, so that they share messages.
+    leaves = sorted(spec.tensors, key=lambda item: item[1].nbytes >= LARGE_LEAF_BYTES)
+    columns: list[tuple[Path, str, Sequence[int]]] = [(path, leaf.dtype, leaf.shape) for path, leaf in leaves]
     columns += [((column.name,), column.dtype, column.shape) for column in trailing]
     for path, dtype, shape in columns:
         nbytes = ITEMSIZE[dtype] * prod(shape)

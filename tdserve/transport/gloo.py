@@ -10,6 +10,7 @@ Facts this file rests on, measured with torch 2.13 on Linux:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -91,7 +92,8 @@ class _GlooWork:
     def wait(self, timeout_s: float) -> None:
         started = time.monotonic()
         try:
-            self._work.wait(timedelta(seconds=max(timeout_s, 0.001)))
+            # gloo counts whole milliseconds: rounded down, it would be over before the time is.
+            self._work.wait(timedelta(milliseconds=max(math.ceil(timeout_s * 1000), 1)))
         except RuntimeError as error:
             self._channel.close()
             if time.monotonic() - started >= timeout_s:

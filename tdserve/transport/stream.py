@@ -18,18 +18,25 @@ MESSAGES_UNDER_WAY = 3
 """While one message is on the wire, the next is being copied together and one more is posted: more gains nothing."""
 
 
+class PerMessage(float):
+    """A timeout in seconds that every message has for itself: what moves, however slowly, is not given up."""
+
+
 class _Clock:
-    """The rest of one transfer's time."""
+    """One transfer's time, spent on one work after the other, or ``PerMessage``."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
 
-    def remaining_s(self) -> float:
-        remaining = self._end - time.monotonic()
-        if remaining <= 0:
-            raise DeadlineExceededError(what="a transfer", timeout_s=self._timeout_s)
-        return remaining
+    def wait(self, work: Work) -> None:
+        """Waits for a work with what is left; it closes the channel itself when that is not enough, even when it is 0."""
+        try:
+            work.wait(max(self._end - time.monotonic(), 0.0))
+        except DeadlineExceededError as error:
+            raise DeadlineExceededError(what="a transfer", timeout_s=self._timeout_s) from error
+        if isinstance(self._timeout_s, PerMessage):
+            self._end = time.monotonic() + self._timeout_s
 
 
 def start_send(channel: Channel, tag: int, messages: Sequence[Message], source: Source, pool: BufferPool) -> list[Work]:
@@ -45,10 +52,10 @@ def start_send(channel: Channel, tag: int, messages: Sequence[Message], source: 
 
 
 def wait_all(works: Sequence[Work], timeout_s: float) -> None:
-    """Waits for works posted by ``start_send``."""
+    """Waits for works posted by ``start_send``; errors as of ``send_messages``."""
     clock = _Clock(timeout_s)
     for work in works:
-        work.wait(clock.remaining_s())
+        clock.wait(work)
 
 
 def send_messages(
@@ -67,7 +74,7 @@ def send_messages(
     num_direct = 0
     for number, message in enumerate(messages, 1):
         while len(under_way) >= MESSAGES_UNDER_WAY or (under_way and num_direct and number == len(messages)):
-            under_way.popleft().wait(clock.remaining_s())
+            clock.wait(under_way.popleft())
         buffer = source.direct(message)
         if buffer is None:
             buffer = pool.take(message.nbytes)
@@ -76,7 +83,7 @@ def send_messages(
             num_direct += 1
         under_way.append(channel.send(buffer, tag))
     while under_way:
-        under_way.popleft().wait(clock.remaining_s())
+        clock.wait(under_way.popleft())
 
 
 def recv_messages(
@@ -92,7 +99,7 @@ def recv_messages(
 
     def finish_oldest() -> None:
         work, message, staging = under_way.popleft()
-        work.wait(clock.remaining_s())
+        clock.wait(work)
         if staging is not None:
             sink.drain(message, staging)
 

@@ -1,0 +1,33 @@
+"""Row numbers as bytes: a run of consecutive rows, which is what writers nearly always get, takes 24 bytes at any length."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.errors import RemoteProtocolError
+
+_RUN = -1
+"""First number of the short form; no row has it."""
+
+
+def encode_rows(rows: NDArray[np.int64]) -> bytes:
+    """int64, little endian: ``[-1, first, count]`` for a run, else the numbers themselves."""
+    num_rows = len(rows)
+    if num_rows > 3 and int(rows[-1]) - int(rows[0]) == num_rows - 1 and bool((np.diff(rows) == 1).all()):
+        return np.array([_RUN, rows[0], num_rows], "<i8").tobytes()
+    return rows.astype("<i8", copy=False).tobytes()
+
+
+def decode_rows(content: bytes) -> NDArray[np.int64]:
+    """The numbers, in their order.
+
+    Raises:
+        RemoteProtocolError: The bytes are no row numbers.
+    """
+    if len(content) % 8:
+        raise RemoteProtocolError(expected="int64 row numbers", received=f"{len(content)} bytes")
+    numbers = np.frombuffer(content, "<i8")
+    if len(numbers) == 3 and numbers[0] == _RUN:
+        return np.arange(numbers[1], numbers[1] + numbers[2], dtype=np.int64)
+    return numbers.astype(np.int64, copy=False)

@@ -1,0 +1,117 @@
+"""The loopback channel: both ends in one process, joined by memory. The contract of a channel, in its strictest reading.
+
+Where real transports differ, this one takes the side that finds more mistakes: a send is taken only when it meets its
+receive (gloo lets small ones go ahead), and two ends that disagree on a length hear of it (gloo ends the process, or
+leaves the tail of the longer buffer as it was).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from threading import Condition
+
+import torch
+
+from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+
+_Queue = deque["_LoopbackWork"]
+
+
+class _Wire:
+    """What two ends share: the sends and receives that did not meet yet, by direction and tag."""
+
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.sends: dict[tuple[int, int], _Queue] = defaultdict(deque)
+        self.recvs: dict[tuple[int, int], _Queue] = defaultdict(deque)
+        self.lost: str | None = None
+
+    def meet(self, direction: int, tag: int) -> None:
+        """Copies the oldest send of a tag into the oldest receive, while there are both. Called with the lock held."""
+        sends, recvs = self.sends[direction, tag], self.recvs[direction, tag]
+        while sends and recvs:
+            sent, received = sends.popleft(), recvs.popleft()
+            if len(sent.buffer) != len(received.buffer):
+                self.close("its end and ours disagree on a length")
+                told = f"tag {tag}: {len(sent.buffer)} bytes were sent, {len(received.buffer)} are to be received"
+                raise LocalProtocolError(reason=told)
+            received.buffer.copy_(sent.buffer)
+            sent.is_done = received.is_done = True
+        self.changed.notify_all()
+
+    def close(self, reason: str) -> None:
+        """Ends both ends, for the first reason given. Called with the lock held."""
+        self.lost = self.lost or reason
+        self.sends.clear()
+        self.recvs.clear()
+        self.changed.notify_all()
+
+
+class _LoopbackWork:
+    def __init__(self, channel: LoopbackChannel, buffer: torch.Tensor) -> None:
+        self._channel = channel
+        self.buffer = buffer
+        self.is_done = False
+
+    def wait(self, timeout_s: float) -> None:
+        wire = self._channel.wire
+        end = time.monotonic() + timeout_s
+        with wire.changed:
+            while not self.is_done:
+                if wire.lost is not None:
+                    raise PeerLostError(peer=self._channel.peer, reason=wire.lost)
+                remaining_s = end - time.monotonic()
+                if remaining_s <= 0:
+                    wire.close("a transfer took too long")
+                    raise DeadlineExceededError(what="a loopback transfer", timeout_s=timeout_s)
+                wire.changed.wait(remaining_s)
+
+
+class LoopbackChannel:
+    """One end of a channel within a process; ``pair`` makes both. See ``tdserve.transport.channel.Channel``.
+
+    Args:
+        wire: What it shares with the other end.
+        rank: 0 or 1.
+        peer: Name of the other end, for errors.
+    """
+
+    transport = "loopback"
+
+    def __init__(self, wire: _Wire, rank: int, *, peer: str) -> None:
+        self.wire = wire
+        self.peer = peer
+        self._rank = rank
+
+    @classmethod
+    def pair(cls) -> tuple[LoopbackChannel, LoopbackChannel]:
+        """Two ends: what one sends, the other receives."""
+        wire = _Wire()
+        return cls(wire, 0, peer="end 1 of the loopback"), cls(wire, 1, peer="end 0 of the loopback")
+
+    def send(self, buffer: torch.Tensor, tag: int) -> _LoopbackWork:
+        return self._post(self.wire.sends, self._rank, tag, buffer)
+
+    def recv(self, buffer: torch.Tensor, tag: int) -> _LoopbackWork:
+        return self._post(self.wire.recvs, 1 - self._rank, tag, buffer)
+
+    def close(self) -> None:
+        """Ends both ends; what was sent and not yet received is gone."""
+        with self.wire.changed:
+            self.wire.close("the channel was closed")
+
+    def _post(
+        self, queues: dict[tuple[int, int], _Queue], direction: int, tag: int, buffer: torch.Tensor
+    ) -> _LoopbackWork:
+        """Queues a buffer. Raises LocalProtocolError when the two ends disagree on a length: the channel is closed."""
+        if buffer.dtype is not torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
+            kind = f"{buffer.dtype}{list(buffer.shape)}"
+            raise LocalProtocolError(reason=f"a channel moves contiguous uint8 tensors of one dimension, not {kind}")
+        work = _LoopbackWork(self, buffer)
+        with self.wire.changed:
+            if self.wire.lost is not None:
+                raise PeerLostError(peer=self.peer, reason=self.wire.lost)
+            queues[direction, tag].append(work)
+            self.wire.meet(direction, tag)
+        return work
