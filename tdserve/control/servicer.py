@@ -41,7 +41,7 @@ class SessionLink:
         async with self._lock:
             try:
                 await self._context.write(message)
-            except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
                 return
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.transfer import RequestLog
 
@@ -25,16 +28,21 @@ class Answers:
             for key, answer in db.scan("requests")
         )
         self._log = RequestLog.restore(entries, MAX_ANSWERS_PER_CLIENT)
+        self._stale: list[bytes] = []
 
     def seen(self, client_id: bytes, request: int) -> bytes | None:
         """The answer that this request already got; None for a new one."""
         return self._log.seen(client_id, request)
 
-    def record(self, txn: Transaction, client_id: bytes, request: int, answer: bytes) -> None:
-        """Remembers an answer as part of the transaction that commits what it answers."""
-        txn.put("requests", _key(client_id, request), answer)
-        for dropped in self._log.record(client_id, request, answer):
-            txn.delete("requests", _key(client_id, dropped))
+    @contextmanager
+    def transaction(self, client_id: bytes, request: int, answer: bytes) -> Iterator[Transaction]:
+        """A transaction that commits what a request changed, and its answer with it: both, or neither when it fails."""
+        with self._db.transaction() as txn:
+            txn.put("requests", _key(client_id, request), answer)
+            for key in self._stale:
+                txn.delete("requests", key)
+            yield txn
+        self._stale = [_key(client_id, dropped) for dropped in self._log.record(client_id, request, answer)]
 
     def forget_before(self, client_id: bytes, oldest: int) -> None:
         """Drops what the client says it will not ask for again."""
@@ -43,6 +51,19 @@ class Answers:
             with self._db.transaction() as txn:
                 for request in dropped:
                     txn.delete("requests", _key(client_id, request))
+
+
+    def forget_client(self, client_id: bytes) -> None:
+        """Drops all of a client that is gone for good."""
+        dropped = self._log.forget_client(client_id)
+        if dropped:
+            with self._db.transaction() as txn:
+                for request in dropped:
+                    txn.delete("requests", _key(client_id, request))
+
+    def clients(self) -> set[bytes]:
+        """Everybody of whom an answer is kept."""
+        return {client_id for client_id, _, _ in self._log.entries()}
 
 
 def _key(client_id: bytes, request: int) -> bytes:

@@ -30,6 +30,9 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2
 
+KEEP_ANSWERS_S = 600.0
+"""A client without a session asks again within its call's timeout, or never. Its answers take space in the catalog."""
+
 _log = logging.getLogger("tdserve.server")
 
 
@@ -46,6 +49,7 @@ class ControlProcess:
         self._root = root
         self._started_s = time.monotonic()
         self._is_draining = False
+        self._is_repaired = asyncio.Event()
         self._db = CatalogDB(root.catalog_folder)
         self._stores = Stores(root, self._db)
         self._workers = [
@@ -62,7 +66,7 @@ class ControlProcess:
         answers = Answers(self._db)
         inline_bytes = config.inline_bytes
         values_worker = self._workers[VALUES_WORKER]
-        self._creation = Creation(self._stores, self._workers)
+        self._creation = Creation(self._stores, self._workers, self._sessions)
         self._tensordicts = TensorDicts(
             self._stores, answers, values_worker=values_worker, traffic=self._traffic, inline_bytes=inline_bytes
         )
@@ -75,14 +79,20 @@ class ControlProcess:
             self._stores, answers, replays=replays, tensordicts=self._tensordicts, publishing=publishing
         )
 
-    async def start(self) -> None:
-        """Restores the stores, starts the workers, and finishes what a crash has cut short."""
+    def restore(self) -> None:
+        """Reads the catalog; to be called before anybody may ask."""
         self._stores.restore()
+
+    async def start(self) -> None:
+        """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
+        for client_id in self._answers.clients():
+            self._forget_later(client_id)
         for worker in self._workers:
             worker.start()
         repaired = await self._tensordicts.repair()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
+        self._is_repaired.set()
 
     async def drain(self) -> None:
         """Refuses new requests and waits for those under way, at most the grace period; then ends the sessions."""
@@ -104,6 +114,7 @@ class ControlProcess:
         if first is None or not first.HasField("hello"):
             raise RemoteProtocolError(expected="Hello", received="nothing" if first is None else "another message")
         try:
+            await self._is_repaired.wait()  # a retry of a write must not meet its own completion
             self._refuse_when_draining()
             session = await self._sessions.open(first.hello, link)
         except TDServeError as error:
@@ -124,6 +135,14 @@ class ControlProcess:
     async def _end(self, session: ClientSession) -> None:
         await self._sessions.close(session)
         await self._creation.abandon(session.number)
+        self._forget_later(session.client_id)
+
+    def _forget_later(self, client_id: bytes) -> None:
+        asyncio.get_running_loop().call_later(KEEP_ANSWERS_S, self._forget, client_id)
+
+    def _forget(self, client_id: bytes) -> None:
+        if all(session.client_id != client_id for session in self._sessions):
+            self._answers.forget_client(client_id)
 
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         async for message in messages:
@@ -149,7 +168,8 @@ class ControlProcess:
     async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
         """Creates a store, or finds the one that is accepted in its place."""
         self._refuse_when_draining()
-        return await self._creation.create(request)
+        # Shielded: a caller that goes away in the middle would leave files that are still being made.
+        return await asyncio.shield(self._creation.create(request))
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
         """Describes a store, waited for if it does not exist yet."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from tdserve.catalog import StoreKind, StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, InvalidSpecError, StoreExistsError
+from tdserve.errors import InvalidRequestError, InvalidSpecError, StoreExistsError, TransferAbortedError
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.server import descriptions
@@ -32,10 +34,12 @@ class Creation:
     Args:
         stores: The book.
         workers: Told of deleted stores.
+        sessions: Numbers of those that are open: with one a store that it did not fill goes.
     """
 
-    def __init__(self, stores: Stores, workers: list[DataWorker]) -> None:
+    def __init__(self, stores: Stores, workers: list[DataWorker], sessions: Container[object]) -> None:
         self._stores = stores
+        self._sessions = sessions
         self._workers = workers
 
     async def create(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
@@ -53,6 +57,8 @@ class Creation:
         spec = codec.decode(request.spec)
         record = _record(name, kind, spec, request)
         existing = self._stores.existing_or_refuse(name, record, exists_ok=request.exists_ok)
+        if request.loading and self._stores.is_loading(name, request.session, spec):
+            existing = self._stores.get_loading(name, request.session)  # asked again: the answer was lost
         created = existing is None
         if existing is None:
             try:
@@ -60,9 +66,12 @@ class Creation:
             except StoreExistsError:
                 if not request.exists_ok:
                     raise
-                # Somebody is quicker, and may still be making its files.
-                await self._stores.wait(name, Deadline.after(CREATION_TIMEOUT_S))
+                # Somebody is quicker, and may still be making its files, or may give up.
+                await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
                 return await self.create(request)
+            if request.loading and request.session not in self._sessions:
+                await self._stores.delete(existing)  # its session ended meanwhile, and will not be back for it
+                raise TransferAbortedError(transfer=0, reason=f"session {request.session} has ended")
         description = descriptions.describe(self._stores, existing, with_spec=False)
         return control_pb2.CreateStoreResponse(description=description, created=created)
 

@@ -62,6 +62,10 @@ class Entry:
             raise self.wrong_kind("weights")
         return self.versions
 
+    def check_present(self) -> None:
+        """Raises StoreNotFoundError once the store was deleted: nothing more may be committed to it."""
+        self.changed.check_present()
+
     def wrong_kind(self, wanted: str) -> WrongStateError:
         """The error for a call that asks for another kind of store."""
         return WrongStateError(

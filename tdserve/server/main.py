@@ -51,11 +51,12 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         address = f"[{shown_host}]:{server.port}" if ":" in shown_host else f"{shown_host}:{server.port}"
         root.set_address(address)
         stop = _stop_event(lifeline_fd)
+        process.restore()
         await server.start()
-        await process.start()
-        await server.set_serving(True)
-        print(f"{READY_PREFIX}{address}", flush=True)
-        await stop.wait()
+        if await _start_unless_stopped(process, stop):
+            await server.set_serving(True)
+            print(f"{READY_PREFIX}{address}", flush=True)
+            await stop.wait()
         await server.set_serving(False)
         await process.drain()
         await server.stop(1.0)
@@ -63,6 +64,18 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     finally:
         root.release()
     return 0
+
+
+async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) -> bool:
+    """Returns whether the process has started; it may wait long for a worker that repairs, and a signal ends that."""
+    starting, stopping = asyncio.create_task(process.start()), asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    return False
 
 
 def _listen(process: ControlProcess, config: ServerConfig, token: str | None) -> ControlServer:

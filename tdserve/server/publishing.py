@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path as FilePath
 
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import StoreExistsError, StoreNotFoundError
+from tdserve.errors import StoreExistsError
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
@@ -61,6 +60,7 @@ class Publishing:
         body.content.CopyFrom(asked.content)
         try:
             await session.worker.order(order)
+            entry.check_present()
         except BaseException:
             self._drop(entry, versions.abort(publishing))
             raise
@@ -68,12 +68,11 @@ class Publishing:
         done = control_pb2.Done(version=publishing.version)
         kept = {record.version for record in versions.kept}
         drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            self._stores.save_state(entry, txn, versions.state())
         for version in kept - {record.version for record in versions.kept}:
             self._retire(entry, version)
         self._drop(entry, drops)
-        with self._stores.db.transaction() as txn:
-            self._stores.save_state(entry, txn, versions.state())
-            self._answers.record(txn, session.client_id, request, done.SerializeToString())
         if versions.newest is not None and versions.newest.version == publishing.version:
             entry.spec = spec
         entry.changed.wake()
@@ -86,7 +85,8 @@ class Publishing:
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
             return control_pb2.Done(nothing_newer=True)
-        entry = await self._stores.wait(asked.store, deadline)
+        with session.waiting():
+            entry = await self._stores.wait(asked.store, deadline)
         versions = entry.weight_versions()
         newer_than = asked.newer_than if asked.HasField("newer_than") else 0
 

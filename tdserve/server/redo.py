@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tdserve.row_numbers import decode_rows, encode_rows
 from tdserve.server.entry import Entry
 from tdserve.store.catalog_db import CatalogDB, Transaction
 
@@ -40,8 +41,12 @@ class Redo:
 
     def save(self, txn: Transaction) -> None:
         """Writes it beside the commit, over the one before."""
-        head = json.dumps({"uid": self.uid, "num_rows": len(self.rows)}).encode()
-        txn.put("pending", _KEY, head + b"\n" + self.rows.tobytes() + self.generations.tobytes())
+        rows = encode_rows(self.rows)
+        head = json.dumps({"uid": self.uid, "rows_nbytes": len(rows)}).encode()
+        # Rows of one write mostly have gone round equally often.
+        is_equal = len(self.generations) > 1 and bool((self.generations == self.generations[0]).all())
+        generations = self.generations[:1] if is_equal else self.generations
+        txn.put("pending", _KEY, head + b"\n" + rows + generations.tobytes())
 
     @classmethod
     def load(cls, db: CatalogDB) -> Redo | None:
@@ -51,8 +56,9 @@ class Redo:
             return None
         head, _, numbers = content.partition(b"\n")
         fields = json.loads(head)
-        columns = np.frombuffer(numbers, "<i8").reshape(2, fields["num_rows"])
-        return cls(fields["uid"], columns[0], columns[1])
+        rows = decode_rows(numbers[: fields["rows_nbytes"]])
+        generations = np.frombuffer(numbers[fields["rows_nbytes"] :], "<i8")
+        return cls(fields["uid"], rows, np.broadcast_to(generations, rows.shape))
 
     def repair(self, values: np.ndarray) -> int:
         """Makes rows even that a crash has left odd, in a store's generations; returns how many."""

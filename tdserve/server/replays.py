@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 
 from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import SelectionError, SpecMismatchError
+from tdserve.errors import InvalidRequestError, SelectionError, SpecMismatchError
 from tdserve.replay.ring import Reservation
 from tdserve.replay.table import RowsPlan
+from tdserve.row_numbers import encode_rows
 from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
@@ -20,6 +22,9 @@ from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+MAX_SAMPLE_ROWS = 1 << 24
+"""Of one request: row numbers and generations of more would take this process, which serves everybody, 256 MiB."""
 
 
 class Replays:
@@ -65,12 +70,12 @@ class Replays:
         )
         try:
             await self._receive(session, request, entry, reservation, asked)
+            return self._commit(session, request, entry, reservation)
         except BaseException:
             # Whoever could still write is gone: a failed receive closes its channel, a dead worker was reaped.
             table.abort(reservation)
             entry.changed.wake()
             raise
-        return self._commit(session, request, entry, reservation)
 
     async def sample(
         self, session: ClientSession, request: int, asked: control_pb2.SampleRequest
@@ -81,16 +86,30 @@ class Replays:
             DeadlineExceededError: The limiter let nothing through in time; the message says what it waits for.
         """
         deadline = Deadline.after(asked.timeout_s)
-        entry = await self._stores.wait(asked.store, deadline)
+        with session.waiting():
+            entry = await self._stores.wait(asked.store, deadline)
         table = entry.replay_table()
         num_batches = max(asked.num_batches, 1)
+        if asked.num_rows * num_batches > MAX_SAMPLE_ROWS:
+            reason = f"{asked.num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
         plan = await session.wait(
             entry.changed,
             lambda: table.plan_sample(asked.num_rows, num_batches, rng=self._rng),
             deadline,
-            lambda: f"a sample of {asked.num_rows} rows from {entry.name!r}: {table.why()}; it",
+            lambda: f"{asked.num_rows * num_batches} rows: {table.why()}",
         )
-        return await self._send(session, request, entry, plan, known=asked.fingerprint)
+        if not asked.message_nbytes:
+            return await self._send(session, request, entry, plan, known=asked.fingerprint)
+        order = self._sending(session, request, entry, plan)
+        if order.send_rows.inline or entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
+            raise SpecMismatchError(
+                store=entry.name, key="", expected="the structure of its rows", actual="that of an older store"
+            )
+        order.is_accepted = True
+        session.accepted_requests.add(request)
+        self._traffic.sent(session.hello.transport, (await session.worker.order(order)).nbytes_moved)
+        return None
 
     async def read(self, session: ClientSession, request: int, asked: control_pb2.ReadRequest) -> control_pb2.Done | None:
         """Sends live rows by their numbers, without counting them as sampled."""
@@ -111,38 +130,37 @@ class Replays:
         receiving = session.order(request, is_accepted=bool(content.message_nbytes))
         ref = entry.ref(session.worker.known_specs)
         receiving.receive_rows.store.CopyFrom(ref)
-        receiving.receive_rows.rows = reservation.rows.tobytes()
+        receiving.receive_rows.rows = encode_rows(reservation.rows)
         receiving.receive_rows.content.fingerprint = content.fingerprint
         receiving.receive_rows.content.message_nbytes.extend(content.message_nbytes)
         if content.HasField("inline"):
             receiving.receive_rows.content.inline = content.inline
-        works = [session.worker.order(receiving)]
+        receive = session.worker.order(receiving)
         if content.values:
             storing = worker_pb2.Order()
             storing.put_values.store.CopyFrom(entry.ref(self._values_worker.known_specs))
             storing.put_values.values = content.values
-            storing.put_values.elements = reservation.rows.tobytes()
+            storing.put_values.elements = encode_rows(reservation.rows)
             storing.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
-            works.append(self._values_worker.order(storing))
-        done = await asyncio.gather(*works, return_exceptions=True)
-        for outcome in done:
-            if isinstance(outcome, BaseException):
-                raise outcome
+            store = self._values_worker.order(storing)
+            await asyncio.wait({receive, store})  # both, also when one fails: nobody may write after the rows are given up
+            await store
+        await receive
         self._traffic.received(session.hello.transport, content)
 
     def _commit(
         self, session: ClientSession, request: int, entry: Entry, reservation: Reservation
     ) -> control_pb2.Done:
         """The record goes first, then the generations: a crash between the two is repaired from the record."""
+        entry.check_present()
         table = entry.replay_table()
-        done = control_pb2.Done(indices=reservation.rows.tobytes())
+        done = control_pb2.Done(indices=encode_rows(reservation.rows))
         redo = Redo.of(entry, reservation.rows)
         state = table.state()
         state["inserts"] += len(reservation)
-        with self._stores.db.transaction() as txn:
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             redo.save(txn)
             self._stores.save_state(entry, txn, state)
-            self._answers.record(txn, session.client_id, request, done.SerializeToString())
         table.commit(reservation)
         entry.changed.wake()
         return done
@@ -151,18 +169,25 @@ class Replays:
         self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, known: bytes
     ) -> control_pb2.Done | None:
         assert entry.row_spec is not None
-        nbytes = sum(rows_layout(entry.spec, len(plan.rows)).message_nbytes)
-        is_inline = nbytes <= self._inline_bytes
-        has_values = bool(entry.spec.values)
-        order = session.order(request, is_accepted=not is_inline and not has_values)
-        order.send_rows.store.CopyFrom(entry.ref(session.worker.known_specs))
-        order.send_rows.rows = plan.rows.tobytes()
-        order.send_rows.generations = plan.generations.tobytes()
-        order.send_rows.inline = is_inline
+        order = self._sending(session, request, entry, plan)
+        order.is_accepted = not order.send_rows.inline and not entry.spec.values
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=entry.row_spec.fingerprint)
         if known != entry.row_spec.fingerprint:
             accepted.spec.CopyFrom(self._stores.message_of(entry.row_spec))
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+
+    def _sending(self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan) -> worker_pb2.Order:
+        order = session.order(request)
+        order.send_rows.store.CopyFrom(entry.ref(session.worker.known_specs))
+        order.send_rows.rows = encode_rows(plan.rows)
+        order.send_rows.generations = plan.generations.tobytes()
+        order.send_rows.inline = sum(rows_layout(entry.spec, len(plan.rows)).message_nbytes) <= self._inline_bytes
+        return order
+
+
+def _is_expected(entry: Entry, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:
+    """Whether the client waits for just the messages that these rows make."""
+    return rows_layout(entry.spec, len(plan.rows)).message_nbytes == tuple(message_nbytes)
 
 
 def numbers_of(selection: Selection, live: np.ndarray, store: str) -> np.ndarray:

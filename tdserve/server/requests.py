@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tdserve.deadline import Deadline
-from tdserve.errors import RemoteProtocolError, TDServeError, TransferAbortedError
+from tdserve.errors import (
+    ClosedError,
+    CorruptDataError,
+    RemoteProtocolError,
+    StoreNotFoundError,
+    TDServeError,
+    TransferAbortedError,
+    WrongStateError,
+)
 from tdserve.server.answers import Answers
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
@@ -51,12 +59,16 @@ class Requests:
         """Answers one request; never raises for what a client or worker did."""
         kind = message.WhichOneof("body") or ""
         request = message.request
-        asked = getattr(message, kind)
-        session.protocol.begin(request)
         try:
-            await self._serve(session, kind, request, asked)
-        except TDServeError as error:
+            session.protocol.begin(request)
+        except WrongStateError as error:  # the number is taken; whose content came first can no longer be told
             await session.fail(request, error)
+            session.ended.set()
+            return
+        try:
+            await self._serve(session, kind, request, message)
+        except TDServeError as error:
+            await session.fail(request, self._reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
             await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
         except Exception as fault:
@@ -66,10 +78,13 @@ class Requests:
             if session.protocol.end(request):
                 session.ended.set()
 
-    async def _serve(self, session: ClientSession, kind: str, request: int, asked: Any) -> None:
+    async def _serve(
+        self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage
+    ) -> None:
         handler = self._handlers.get(kind)
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
+        asked = getattr(message, kind)
         if kind in _WRITES:
             answered = self._answers.seen(session.client_id, request)
             if answered is not None:
@@ -81,15 +96,25 @@ class Requests:
         except BaseException:
             if kind in _WRITES and request not in session.accepted_requests:
                 session.discard(request, asked.content)
+            elif kind == "sample" and asked.message_nbytes and request not in session.accepted_requests:
+                session.send_void(request, asked.message_nbytes)
             raise
         if done is not None:
             await session.done(request, done)
+
+    def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
+        """What a request failed of: of missing or closed files, when the store was deleted meanwhile."""
+        name = getattr(getattr(message, kind, None), "store", "")
+        if isinstance(error, (CorruptDataError, ClosedError)) and name and name not in self._stores.catalog:
+            return StoreNotFoundError(name=name)
+        return error
 
     async def _read(
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
         deadline = Deadline.after(asked.timeout_s)
-        entry = await self._stores.wait(asked.store, deadline)
+        with session.waiting():
+            entry = await self._stores.wait(asked.store, deadline)
         if entry.record.kind == "replay":
             return await self._replays.read(session, request, asked)
         if entry.record.kind == "weights":

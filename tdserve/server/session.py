@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
-from tdserve.errors import LocalProtocolError, TDServeError
+from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker
 from tdserve.session import SessionEvent, SessionProtocol
@@ -73,12 +74,18 @@ class ClientSession:
     async def wait(
         self, waiters: Waiters, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
     ) -> _State:
-        """Waits in a way that the end of the session cuts short: before anything was begun."""
+        """Waits for a state, as ``waiting`` does."""
+        with self.waiting():
+            return await waiters.wait_for(look, deadline, what)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A block that a cancellation or the end of the session cuts short: nothing was begun yet."""
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
         try:
-            return await waiters.wait_for(look, deadline, what)
+            yield
         finally:
             self._waiting.discard(task)
 
@@ -86,13 +93,20 @@ class ClientSession:
         """An empty order for this session's worker, with the request's number as tag.
 
         With ``is_accepted`` the worker deals with what the client has on the channel, whatever becomes of the order.
+
+        Raises:
+            PeerLostError: The session has ended, and its worker forgets it: an order now would begin it anew there.
         """
+        if self.ended.is_set():
+            raise PeerLostError(peer=f"the client of session {self.number}", reason="its session has ended")
         if is_accepted:
             self.accepted_requests.add(request)
         return worker_pb2.Order(session=self.number, tag=request % TAG_MODULUS, is_accepted=is_accepted)
 
     def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         """Hands an entry of the client to the worker; the first one opens the channel there."""
+        if self.ended.is_set():
+            return
         if not self._is_channel_open:
             self._is_channel_open = True
             opening = self.order()
@@ -105,10 +119,16 @@ class ClientSession:
 
     def discard(self, request: int, content: control_pb2.Content) -> None:
         """Has the worker take in and forget what the client already sends for a refused request."""
-        if content.message_nbytes:
+        if content.message_nbytes and not self.ended.is_set():
             order = self.order(request)
             order.discard.message_nbytes.extend(content.message_nbytes)
             self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
+        """Has the worker send what the client of a refused read already waits for, marked as failed."""
+        order = self.order(request, is_accepted=True)
+        order.send_void.message_nbytes.extend(message_nbytes)
+        self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
         """Answers: content follows over the channel."""
@@ -122,12 +142,17 @@ class ClientSession:
         """Answers: refused or failed."""
         await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
-    async def finish(self, timeout_s: float) -> None:
-        """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that."""
+    async def finish(self, timeout_s: float) -> bool:
+        """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that.
+
+        Returns:
+            Whether nothing is under way any more.
+        """
         for task in list(self._waiting):
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        return not self._tasks
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from tdserve.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.control.servicer import SessionLink
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError, ProtocolVersionError
+from tdserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotSupportedError,
+    ProtocolVersionError,
+    TransferAbortedError,
+)
 from tdserve.ids import CLIENT_ID_BYTES
 from tdserve.server.session import ClientSession, local_address_towards
 from tdserve.server.workers import DataWorker
@@ -16,6 +22,9 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 OPEN_TIMEOUT_S = 20.0
 """A worker starts in about three seconds (torch); on a loaded machine in ten."""
+
+END_GRACE_S = 5.0
+"""A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""
 
 TRANSPORTS_HERE = ("gloo",)
 
@@ -39,6 +48,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_number)
 
+    def __contains__(self, number: object) -> bool:
+        return number in self._by_number
+
     def __iter__(self) -> Iterator[ClientSession]:
         return iter(list(self._by_number.values()))
 
@@ -51,6 +63,7 @@ class Sessions:
         Raises:
             ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
             DeadlineExceededError: No data worker came up in time.
+            TransferAbortedError: Something of the older session does not end; a retry could store it twice.
         """
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
@@ -63,7 +76,8 @@ class Sessions:
         for older in self:
             if older.client_id == hello.client_id:
                 older.ended.set()
-                await older.finish(self._config.transfer_timeout_s + 5.0)
+                if not await older.finish(self._config.transfer_timeout_s + END_GRACE_S):
+                    raise TransferAbortedError(transfer=0, reason=f"session {older.number} of this client does not end")
         worker = await self._choose_worker()
         self._last_number += 1
         interface = self._config.interface or local_address_towards(link.peer)
@@ -77,7 +91,11 @@ class Sessions:
             inline_bytes=self._config.inline_bytes,
             transport=hello.transport,
         )
-        await link.send(control_pb2.ServerMessage(welcome=welcome))
+        try:
+            await link.send(control_pb2.ServerMessage(welcome=welcome))
+        except BaseException:  # the client went away in this moment: nobody else knows of its session
+            await self.close(session)
+            raise
         return session
 
     async def close(self, session: ClientSession) -> None:
@@ -86,7 +104,7 @@ class Sessions:
         order = worker_pb2.Order(session=session.number)
         order.close_session.SetInParent()
         session.worker.send(order)
-        await session.finish(self._config.transfer_timeout_s + 5.0)
+        await session.finish(self._config.transfer_timeout_s + END_GRACE_S)
         self._by_number.pop(session.number, None)
 
     def on_report(self, report: worker_pb2.Report) -> None:

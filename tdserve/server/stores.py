@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 from tdserve.catalog import Catalog, StoreRecord, matches
 from tdserve.content import RESERVED_KEYS
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidSpecError, StoreExistsError, StoreNotFoundError
+from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError, StoreNotFoundError
 from tdserve.ids import check_store_name, new_uid
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
@@ -27,6 +27,7 @@ from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.root import Root
+from tdserve.store.version_names import tidy
 from tdserve.v1 import spec_pb2
 from tdserve.weights import Versions
 
@@ -97,6 +98,12 @@ class Stores:
             raise StoreNotFoundError(name=name)
         return entry
 
+    def is_loading(self, name: str, session: int, spec: Spec) -> bool:
+        """Whether this session has begun just such a store under this name."""
+        return any(
+            entry.name == name and entry.spec.fingerprint == spec.fingerprint for entry in self.loading_of(session)
+        )
+
     async def wait(self, name: str, deadline: Deadline) -> Entry:
         """The store of this name, waited for if it does not exist yet.
 
@@ -108,6 +115,14 @@ class Stores:
         if deadline.timeout_s == 0:
             return self.get(name)
         return await self.changed.wait_for(lambda: self.find(name), deadline, lambda: f"store {name!r}")
+
+    async def wait_settled(self, name: str, deadline: Deadline) -> None:
+        """Waits while a store of this name is being made or filled; then it is there, or the name is free again."""
+        await self.changed.wait_for(
+            lambda: True if name in self.catalog or not self.catalog.is_taken(name) else None,
+            deadline,
+            lambda: f"the creation of store {name!r}",
+        )
 
     async def create(self, record: StoreRecord, spec: Spec, *, owner_session: int = 0) -> Entry:
         """Makes a store's files and, unless it is ``loading``, shows it to everybody.
@@ -128,6 +143,7 @@ class Stores:
         self.catalog.add(hidden)  # takes the name
         folder = self._folder(hidden)
         try:
+            self.db.put("stores", name.encode(), hidden.to_bytes())  # a crash leaves no folder that nobody knows
             if record.kind == "weights":
                 (folder / "versions").mkdir(parents=True)
                 extra: list[str] = []
@@ -138,8 +154,10 @@ class Stores:
             self.db.put("stores", name.encode(), final.to_bytes())
             entry = self._entries[name] = self._open(final)
         except BaseException:
-            self.catalog.remove(name)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            self.db.delete("stores", name.encode())
+            self.catalog.remove(name)  # last: whoever takes the name next uses the same folder
+            self.changed.wake()
             raise
         entry.owner_session = owner_session
         if not record.loading:
@@ -156,15 +174,17 @@ class Stores:
     async def delete(self, entry: Entry) -> None:
         """Removes a store; readers under way end with what they have mapped."""
         self._entries.pop(entry.name, None)
-        self.catalog.remove(entry.name)
         if entry.generations is not None:
             entry.generations.mark_deleted()
-            entry.generations.close()
-        with self.db.transaction() as txn:
-            txn.delete("stores", entry.name.encode())
+        with self.db.transaction() as txn:  # as one that never became visible: a crash from here on ends in removal too
+            txn.put("stores", entry.name.encode(), replace(entry.record, loading=True).to_bytes())
             txn.delete("states", entry.record.uid.encode())
-        entry.changed.wake()
-        await asyncio.to_thread(self._remove_files, entry.record)
+        self._move_to_trash(entry.record)
+        self.db.delete("stores", entry.name.encode())
+        self.catalog.remove(entry.name)
+        entry.changed.delete(entry.name)
+        self.changed.wake()
+        await asyncio.to_thread(self._empty_trash, entry.record)
 
     def loading_of(self, session: int) -> list[Entry]:
         """Stores that this session has begun and not finished."""
@@ -218,7 +238,11 @@ class Stores:
         self.changed.wake()
 
     def _repair(self, redo: Redo) -> None:
-        entry = self.find_uid(redo.uid)
+        try:
+            entry = self.find_uid(redo.uid)
+        except CorruptDataError as error:  # found again, and told, when somebody asks for this store
+            _log.error("the last commit before the crash cannot be looked at: %s", error)
+            return
         if entry is not None and entry.generations is not None and redo.repair(entry.generations.values):
             _log.warning("store %r: the last commit before the crash was completed", entry.name)
             del self._entries[entry.name]  # its rules looked at the generations before
@@ -232,6 +256,8 @@ class Stores:
         state = json.loads(state_bytes) if state_bytes else None
         if record.kind == "weights":
             versions = Versions() if state is None else Versions.restore(state)
+            kept = {version.version for version in versions.kept}
+            tidy(folder / "versions", kept=kept, free=set(versions.files) - kept)
             newest = versions.newest
             spec = self.spec_of(newest.fingerprint if newest is not None else record.fingerprint)
             return Entry(record, spec, folder, versions=versions)
@@ -244,12 +270,20 @@ class Stores:
         return Entry(record, stored_spec(record, spec), folder, row_spec=spec, generations=generations, table=table)
 
     def _remove_files(self, record: StoreRecord) -> None:
-        """Moves the folder out of the way first, so that the name is free at once and a crash leaves no half store."""
+        self._move_to_trash(record)
+        self._empty_trash(record)
+
+    def _move_to_trash(self, record: StoreRecord) -> None:
+        """Takes the folder out of the way, so that the name is free at once and a crash leaves no half store."""
         folder = self._folder(record)
-        trash = folder.with_name(f"{_TRASH}{record.uid}")
         if folder.exists():
-            folder.rename(trash)
-        shutil.rmtree(trash, ignore_errors=True)
+            folder.rename(self._trash(record))
+
+    def _empty_trash(self, record: StoreRecord) -> None:
+        shutil.rmtree(self._trash(record), ignore_errors=True)
+
+    def _trash(self, record: StoreRecord) -> FilePath:
+        return self._folder(record).with_name(f"{_TRASH}{record.uid}")
 
 
 def stored_spec(record: StoreRecord, spec: Spec) -> Spec:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 
 import numpy as np
 
 from tdserve.deadline import Deadline
-from tdserve.errors import PeerLostError, SpecMismatchError, TDServeError
+from tdserve.errors import PeerLostError, SpecMismatchError, StoreExistsError, TDServeError
+from tdserve.row_numbers import encode_rows
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
@@ -24,6 +26,8 @@ from tdserve.server.workers import DataWorker
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _JOURNAL = b"apply:"
+
+_log = logging.getLogger("tdserve.server")
 
 
 class TensorDicts:
@@ -74,19 +78,23 @@ class TensorDicts:
         self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         """Fills a store for the first time, in place since nobody sees it, and shows it."""
+        if asked.store in self._stores.catalog:
+            raise StoreExistsError(name=asked.store)
         entry = self._stores.get_loading(asked.store, session.number)
         _check_fingerprint(entry, asked.content)
         receiving = self._receiving(session, request, entry, asked)
         await session.worker.order(receiving)
         if asked.content.values:
-            await self._worker.order(self._storing(entry, asked))
+            storing = self._storing(entry, asked)
+            storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+            await self._worker.order(storing)
         self._traffic.received(session.hello.transport, asked.content)
         assert entry.generations is not None
         entry.generations.values[:] = 2
         done = control_pb2.Done(version=entry.content_version)
-        with self._stores.db.transaction() as txn:
+        entry.check_present()
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.publish_loaded(entry, txn)
-            self._answers.record(txn, session.client_id, request, done.SerializeToString())
         return done
 
     async def write(
@@ -110,6 +118,7 @@ class TensorDicts:
                 await session.worker.order(receiving)
             self._traffic.received(session.hello.transport, asked.content)
             async with entry.write_lock:
+                entry.check_present()
                 done = control_pb2.Done(version=entry.content_version + 1)
                 journal = _Journal(session.client_id, request, done, asked, staging)
                 self._stores.db.put("pending", _JOURNAL + entry.record.uid.encode(), journal.to_bytes())
@@ -119,16 +128,20 @@ class TensorDicts:
         return done
 
     async def repair(self) -> int:
-        """After a restart: applies what a crash has cut short; returns how many writes."""
-        found = self._stores.db.scan("pending", _JOURNAL)
-        for key, content in found:
-            entry = self._stores.find_uid(key[len(_JOURNAL) :].decode())
-            if entry is None:
-                self._stores.db.delete("pending", key)
-                continue
-            journal = _Journal.from_bytes(content)
-            await self._apply(entry, from_message(journal.asked.selection).rows(entry.spec.batch_size), journal)
-        return len(found)
+        """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it is."""
+        num_applied = 0
+        for key, content in self._stores.db.scan("pending", _JOURNAL):
+            try:
+                entry = self._stores.find_uid(key[len(_JOURNAL) :].decode())
+                if entry is None:
+                    self._stores.db.delete("pending", key)
+                    continue
+                journal = _Journal.from_bytes(content)
+                await self._apply(entry, from_message(journal.asked.selection).rows(entry.spec.batch_size), journal)
+                num_applied += 1
+            except TDServeError as error:
+                _log.error("a write that a crash had cut short cannot be completed: %s", error)
+        return num_applied
 
     async def _apply(self, entry: Entry, rows: np.ndarray, journal: _Journal) -> None:
         assert entry.generations is not None
@@ -150,13 +163,15 @@ class TensorDicts:
         except TDServeError as error:
             failure = error  # such as no room for values: nothing of the tensors was touched
         values[watched] += 1
-        with self._stores.db.transaction() as txn:
-            txn.delete("pending", _JOURNAL + entry.record.uid.encode())
-            if failure is None:
-                self._answers.record(txn, journal.client_id, journal.request, journal.done.SerializeToString())
-        entry.changed.wake()
+        key = _JOURNAL + entry.record.uid.encode()
         if failure is not None:
+            self._stores.db.delete("pending", key)
+            entry.changed.wake()
             raise failure
+        answer = journal.done.SerializeToString()
+        with self._answers.transaction(journal.client_id, journal.request, answer) as txn:
+            txn.delete("pending", key)
+        entry.changed.wake()
 
     async def _insist(self, order: worker_pb2.Order, entry: Entry) -> None:
         """Has an order carried out, again after each death of the worker: what is journalled must happen."""
@@ -189,9 +204,9 @@ class TensorDicts:
         return order
 
     def _storing(self, entry: Entry, asked: control_pb2.WriteRequest) -> worker_pb2.Order:
+        """An order for the values of a write. The store's ref is set when it is sent: a spec goes along only once."""
         order = worker_pb2.Order()
         body = order.put_values
-        body.store.CopyFrom(entry.ref(self._worker.known_specs))
         body.values = asked.content.values
         keys = [tuple(key.parts) for key in asked.keys]
         spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
@@ -200,7 +215,7 @@ class TensorDicts:
         batch_size = entry.spec.batch_size
         body.everything = selection.is_everything
         if not body.everything:
-            body.elements = selection.elements(batch_size).tobytes()
+            body.elements = encode_rows(selection.elements(batch_size))
         return order
 
     def _take_staging(self, entry: Entry) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError
+from tdserve.errors import DeadlineExceededError, StoreNotFoundError
 
 _State = TypeVar("_State")
 
@@ -17,6 +17,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._futures: set[asyncio.Future[None]] = set()
+        self._deleted_name: str | None = None
 
     def wake(self) -> None:
         """Lets every waiter look again."""
@@ -25,6 +26,16 @@ class Waiters:
                 future.set_result(None)
         self._futures.clear()
 
+    def delete(self, name: str) -> None:
+        """The store ``name``, whose states these are, is no more: whoever waits, now or later, is told so."""
+        self._deleted_name = name
+        self.wake()
+
+    def check_present(self) -> None:
+        """Raises StoreNotFoundError after ``delete``."""
+        if self._deleted_name is not None:
+            raise StoreNotFoundError(name=self._deleted_name)
+
     async def wait_for(
         self, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
     ) -> _State:
@@ -32,14 +43,17 @@ class Waiters:
 
         Raises:
             DeadlineExceededError: There was none in time; ``what`` says what was waited for, and why.
+            StoreNotFoundError: The store was deleted.
         """
         while True:
+            self.check_present()
             state = look()
             if state is not None:
                 return state
             remaining_s = deadline.remaining_s
             if deadline.expired:
-                raise DeadlineExceededError(what=what(), timeout_s=deadline.timeout_s)
+                timeout_s = deadline.timeout_s  # the client's, less what the way here took
+                raise DeadlineExceededError(what=what(), timeout_s=None if timeout_s is None else round(timeout_s, 2))
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._futures.add(future)
             try:

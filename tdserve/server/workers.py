@@ -106,8 +106,12 @@ class DataWorker:
             return future
         self._last_order += 1
         order.order = self._last_order
+        try:
+            self._socket.order(order)
+        except PeerLostError as error:  # it died in this moment
+            future.set_exception(error)
+            return future
         self._pending[order.order] = _Pending(future, on_prepared)
-        self._socket.order(order)
         return future
 
     def _lost(self, reason: str) -> PeerLostError:
@@ -147,6 +151,7 @@ class DataWorker:
     def _on_report(self, report: worker_pb2.Report) -> None:
         if report.order == 0:
             if report.HasField("done"):
+                self.known_specs.clear()  # of orders that were made while there was nobody to send them to
                 self.ready.set()
             else:
                 self._on_session(report)

@@ -20,13 +20,17 @@ from tdserve.worker.opened import OpenStores
 from tdserve.worker.operations import perform
 from tdserve.worker.session import Surroundings, WorkerSession
 
+VALUES_WORKER = 0
+"""The one worker that control asks to write non-tensor values: an LMDB environment has one writing process."""
+
+
 class Worker:
     """Reads orders and hands them to the threads of their sessions."""
 
     def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float) -> None:
         self._connection = connection
         self._surroundings = Surroundings(
-            stores=OpenStores(),
+            stores=OpenStores(writes_values=number == VALUES_WORKER),
             pool=BufferPool(),
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,

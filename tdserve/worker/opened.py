@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from threading import Lock
 
 import torch
 
 from tdserve.errors import LocalProtocolError
+from tdserve.layout import Layout
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
@@ -19,6 +20,7 @@ from tdserve.v1 import spec_pb2, worker_pb2
 
 OBJECTS_FOLDER = "objects"
 
+
 @dataclass
 class OpenStore:
     """One mapped store.
@@ -27,25 +29,33 @@ class OpenStore:
         uid: Incarnation: a deleted and recreated store has another.
         spec: As stored, rows included.
         leaves: The mapped tensors by path.
-        ordered: The same in the spec's canonical order.
         generations: One number per row, then one for the store as a whole; read only.
+        writes_values: Whether this is the one process that writes non-tensor values.
     """
 
     uid: str
     folder: FilePath
     spec: Spec
     leaves: dict[Path, torch.Tensor]
-    ordered: list[torch.Tensor]
     generations: Generations
+    writes_values: bool
     _objects: Objects | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
+        """The mapped tensors in the order of a layout's slots."""
+        return [self.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
 
     def objects(self, *, writable: bool) -> Objects | None:
-        """The non-tensor values; None when none was ever written (and the caller only reads)."""
+        """The non-tensor values; None when none was ever written (and the caller only reads).
+
+        The process that writes them opens them for writing in any case: it could not open them a second time.
+        """
         if self._objects is None:
             folder = self.folder / OBJECTS_FOLDER
-            if not writable and not Objects.exists(folder):
-                return None
-            self._objects = Objects(folder, writable=writable)
+            with self._lock:
+                if self._objects is None and (writable or Objects.exists(folder)):
+                    self._objects = Objects(folder, writable=writable or self.writes_values)
         return self._objects
 
     def close(self) -> None:
@@ -56,9 +66,14 @@ class OpenStore:
 
 
 class OpenStores:
-    """The cache. Threads: safe; a store is opened once, by the first that needs it."""
+    """The cache. Threads: safe; a store is opened once, by the first that needs it.
 
-    def __init__(self) -> None:
+    Args:
+        writes_values: As in OpenStore.
+    """
+
+    def __init__(self, *, writes_values: bool) -> None:
+        self._writes_values = writes_values
         self._lock = Lock()
         self._stores: dict[str, OpenStore] = {}
         self._specs: dict[bytes, Spec] = {}
@@ -102,5 +117,4 @@ class OpenStores:
         folder = FilePath(ref.folder)
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
         leaves = open_leaves(folder, spec, writable=True)
-        ordered = [leaves[path] for path, _ in spec.tensors]
-        return OpenStore(ref.uid, folder, spec, leaves, ordered, generations)
+        return OpenStore(ref.uid, folder, spec, leaves, generations, self._writes_values)

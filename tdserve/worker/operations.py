@@ -11,11 +11,12 @@ import torch
 from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
+from tdserve.row_numbers import decode_rows
 from tdserve.selection import Selection, from_message
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.tree import Path
 from tdserve.store.staging import Staging
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd
+from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.opened import OpenStore
@@ -32,7 +33,7 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
     """Sends chosen rows with their numbers and generations; rows that moved meanwhile are marked."""
     wanted = order.send_rows
     store = session.surroundings.stores.get(wanted.store)
-    rows = np.frombuffer(wanted.rows, "<i8")
+    rows = decode_rows(wanted.rows)
     expected = np.frombuffer(wanted.generations, "<i8")
     layout = rows_layout(store.spec, len(rows))
     values = read_values(store, [path for path, _ in store.spec.values], rows)
@@ -41,7 +42,7 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
         found = np.where(store.generations.values[rows] == expected, expected, MISSING_GENERATION)
         return [torch.from_numpy(rows.copy()), torch.from_numpy(found), _status(ReadStatus.WHOLE, 0)]
 
-    source = RowEnd(layout, store.ordered, torch.from_numpy(rows.copy()), trail)
+    source = RowEnd(layout, store.leaves_of(layout), torch.from_numpy(rows.copy()), trail)
     if values and not wanted.inline:
         session.prepared(order, values)
     return answer(session, order, layout, source, values=values, inline=wanted.inline)
@@ -51,9 +52,9 @@ def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     """Receives rows straight into their places, which control has reserved for this transfer alone."""
     wanted = order.receive_rows
     store = session.surroundings.stores.get(wanted.store)
-    rows = np.frombuffer(wanted.rows, "<i8")
+    rows = decode_rows(wanted.rows)
     layout = write_layout(store.spec.with_rows(len(rows)))
-    sink = RowEnd(layout, store.ordered, torch.from_numpy(rows.copy()))
+    sink = RowEnd(layout, store.leaves_of(layout), torch.from_numpy(rows.copy()))
     return take(session, order, wanted.content, layout, sink)
 
 
@@ -91,7 +92,7 @@ def receive_selection(session: WorkerSession, order: worker_pb2.Order) -> worker
     store = session.surroundings.stores.get(wanted.store)
     layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
     if not wanted.staging:
-        return take(session, order, wanted.content, layout, LeafEnd(store.ordered))
+        return take(session, order, wanted.content, layout, LeafEnd(store.leaves_of(layout)))
     return take(session, order, wanted.content, layout, FlatEnd(_staging(wanted.staging, layout)))
 
 
@@ -127,6 +128,19 @@ def discard(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worke
     return worker_pb2.Worked(nbytes_moved=sum(order.discard.message_nbytes))
 
 
+def send_void(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Sends a client that already waits what it waits for, marked as failed; the reason comes over its session."""
+    sizes = order.send_void.message_nbytes
+    shared = session.surroundings
+    for number, nbytes in enumerate(sizes, 1):
+        buffer = torch.zeros(nbytes, dtype=torch.uint8)
+        if number == len(sizes):
+            status = as_bytes(_status(ReadStatus.FAILED, 0))
+            buffer[-len(status) :] = status
+        session.channel.send(buffer, order.tag).wait(shared.transfer_timeout_s)
+    return worker_pb2.Worked(nbytes_moved=sum(sizes))
+
+
 def store_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Stores non-tensor values; the one worker that writes them is asked."""
     put_values(session.surroundings.stores.get(order.put_values.store), order.put_values)
@@ -143,6 +157,7 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
     "receive_version": receive_version,
     "discard": discard,
     "put_values": store_values,
+    "send_void": send_void,
 }
 
 

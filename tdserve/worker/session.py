@@ -27,7 +27,7 @@ class Surroundings:
         stores: Mapped stores.
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
-        transfer_timeout_s: Seconds after which a transfer is given up, and its channel closed.
+        transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
     """
 
     stores: OpenStores
@@ -111,16 +111,25 @@ class WorkerSession:
             try:
                 report.done.CopyFrom(self._perform(self, order))
             except TDServeError as error:
-                report.failure.CopyFrom(encode_failure(error))
-                self.surroundings.report(report)
-                if order.is_accepted or isinstance(error, (TransportError, DeadlineExceededError)):
-                    self._lose(error)
-                continue
+                self._fail(order, report, error)
             except Exception as fault:
                 _log.exception("order %s failed", order.WhichOneof("body"))
-                ours = LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
-                report.failure.CopyFrom(encode_failure(ours))
-            self.surroundings.report(report)
+                self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
+            else:
+                self.surroundings.report(report)
+
+    def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
+        """Reports a failure. The channel goes first: after the report control gives the rows to somebody else."""
+        report.failure.CopyFrom(encode_failure(error))
+        is_lost = order.is_accepted or isinstance(error, (TransportError, DeadlineExceededError))
+        if is_lost:
+            self._is_closed = True
+            self._close_channel()
+        self.surroundings.report(report)
+        if is_lost:
+            lost = worker_pb2.Report(session=self.number)
+            lost.session_lost.reason = str(error)[:500]
+            self.surroundings.report(lost)
 
     def _start_opening(self, order: worker_pb2.Order) -> None:
         """In a thread of its own: orders that came before it, and do not need the channel, go on."""
@@ -138,14 +147,6 @@ class WorkerSession:
         self._opened.set()
         if self._is_closed:
             self._close_channel()
-        self.surroundings.report(report)
-
-    def _lose(self, error: TDServeError) -> None:
-        """A channel that failed once is closed for good; control ends the session and the client opens another."""
-        self._is_closed = True
-        self._close_channel()
-        report = worker_pb2.Report(session=self.number)
-        report.session_lost.reason = str(error)[:500]
         self.surroundings.report(report)
 
     def _close_channel(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tdserve.errors import RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.transport.ends import Sink, Source
-from tdserve.transport.stream import pack, recv_messages, send_messages, unpack
+from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, unpack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.session import WorkerSession
 
@@ -17,9 +17,8 @@ def answer(
     if inline:
         return worker_pb2.Worked(inline=pack(layout.messages, source), values=values)
     shared = session.surroundings
-    send_messages(
-        session.channel, order.tag, layout.messages, source, pool=shared.pool, timeout_s=shared.transfer_timeout_s
-    )
+    timeout_s = PerMessage(shared.transfer_timeout_s)
+    send_messages(session.channel, order.tag, layout.messages, source, pool=shared.pool, timeout_s=timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))
 
 
@@ -39,9 +38,8 @@ def take(
     if tuple(content.message_nbytes) != layout.message_nbytes:
         received = f"{len(content.message_nbytes)} messages of {sum(content.message_nbytes)} bytes"
         raise RemoteProtocolError(expected=f"messages of {sum(layout.message_nbytes)} bytes", received=received)
-    recv_messages(
-        session.channel, order.tag, layout.messages, sink, pool=shared.pool, timeout_s=shared.transfer_timeout_s
-    )
+    timeout_s = PerMessage(shared.transfer_timeout_s)
+    recv_messages(session.channel, order.tag, layout.messages, sink, pool=shared.pool, timeout_s=timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdserve.errors import CorruptDataError, RemoteProtocolError
+from tdserve.row_numbers import decode_rows
 from tdserve.spec.tree import Path
 from tdserve.store.objects import ALL_ROWS
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -55,7 +56,7 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues) -> None:
     paths = [_path(key) for key in order.keys]
     if len(block.columns) != len(paths):
         raise RemoteProtocolError(expected=f"{len(paths)} columns of values", received=f"{len(block.columns)}")
-    elements = np.frombuffer(order.elements, "<i8") if not order.everything else None
+    elements = decode_rows(order.elements) if not order.everything else None
     size = int(np.prod(store.spec.batch_size)) if elements is None else len(elements)
     items: list[tuple[int, Path, bytes]] = []
     cleared: list[Path] = []
@@ -68,6 +69,10 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues) -> None:
         if elements is None and not column.per_row:
             items.append((ALL_ROWS, path, column.values[0]))
             continue
+        if not objects.has_rows(path):
+            ((held,),) = objects.get_many([ALL_ROWS], [path])
+            if held is not None and all(value == held for value in column.values):
+                continue  # as in tensordict: a row that gets the value of all rows has no value of its own
         values = column.values if column.per_row else [column.values[0]] * size
         rows = range(size) if elements is None else elements
         items += [(int(row), path, value) for row, value in zip(rows, values)]
