@@ -148,6 +148,10 @@ class Catalog:
             del self._visible[bisect_left(self._visible, name)]
         return record
 
+    def is_taken(self, name: str) -> bool:
+        """Whether a store has this name, maybe one that is still loading."""
+        return name in self._records
+
     def get(self, name: str, *, with_loading: bool = False) -> StoreRecord:
         """The record of a store.
 

@@ -92,7 +92,7 @@ class ServerConfig:
             return False  # another host name: what it resolves to is not ours to promise
 
     def child_environment(self) -> dict[str, str]:
-        """The environment of a server process that ``from_env`` turns into these settings: this process's own, and them."""
+        """This process's environment with these settings in it, for a process that reads them by ``from_env``."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
         return {**os.environ, **ours}

@@ -166,7 +166,7 @@ class Selection:
         return Selection(self._mesh(batch_size))
 
     def elements(self, batch_size: Sequence[int]) -> Positions:
-        """Positions in the flattened batch of what a checked selection selects, in the order of the flattened result."""
+        """Positions in the flattened batch of what a checked selection selects, in the flattened result's order."""
         if not batch_size:
             return np.zeros(math.prod(self.result_batch_size(batch_size)), np.int64)
         canonical = self.canonical(batch_size)

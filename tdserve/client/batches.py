@@ -11,7 +11,7 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any
 
-from tdserve.client.calls import MAX_RETRY_BACKOFF_S, SessionClient
+from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.sampling import ask, mended, take
 from tdserve.client.session import Pending, Session
 from tdserve.deadline import Deadline
@@ -87,6 +87,8 @@ class Batches:
             try:
                 item = self._ready.get(timeout=POLL_S)
             except Empty:
+                if not self._thread.is_alive():  # it ended with an error, which an earlier call has raised
+                    raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
                 continue
             if isinstance(item, BaseException):
                 raise item
@@ -105,25 +107,36 @@ class Batches:
 
 
 def _run(order: _Order) -> None:
-    backoff_s = 0.05
+    progress = _Progress()
     while not order.closed.is_set():
         try:
-            _fetch(order)
+            _fetch(order, progress)
         except DeadlineExceededError as error:
             _put(order, error)
+            progress.made()
         except TransportError as error:
-            if backoff_s > order.timeout_s:
+            if time.monotonic() - progress.last_s >= order.timeout_s:
                 _put(order, error)
-            time.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
-            continue
+                progress.made()
+            order.closed.wait(progress.backoff_s)
+            progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
         except BaseException as error:  # outermost frame of the thread: whoever iterates gets it
             _put(order, error)
             return
-        backoff_s = 0.05
 
 
-def _fetch(order: _Order) -> None:
+class _Progress:
+    """When the thread last got anywhere, and how long it pauses before it tries again."""
+
+    def __init__(self) -> None:
+        self.made()
+
+    def made(self) -> None:
+        self.last_s = time.monotonic()
+        self.backoff_s = RETRY_BACKOFF_S
+
+
+def _fetch(order: _Order, progress: _Progress) -> None:
     """Asks and receives until the iterator is closed or something fails; then everything under way is given up."""
     under_way: deque[tuple[int, Pending, Deadline]] = deque()
     client = order.client
@@ -144,6 +157,7 @@ def _fetch(order: _Order) -> None:
                 client.answered(request)
             for batch in mended(client, order.name, order.stored, rows, deadline).split(order.num_rows):
                 _put(order, batch if order.device is None else batch.to(order.device))
+            progress.made()
     finally:
         _give_up(order, session, under_way)
 

@@ -14,7 +14,13 @@ from tdserve.client.catalog_client import CatalogClient
 from tdserve.client.session import TAG_MODULUS, Session
 from tdserve.config import TransportName, check_transport
 from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError, TDServeError, TransferAbortedError, TransportError
+from tdserve.errors import (
+    DeadlineExceededError,
+    NotSupportedError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
 from tdserve.ids import new_client_id
 from tdserve.transport.pool import BufferPool
 
@@ -26,6 +32,9 @@ TRANSFER_GRACE_S = 1.0
 
 UNTIMED_TRANSFER_S = 30.0
 """For the content of a call that asked without waiting (``timeout_s=0``)."""
+
+MIN_OPENING_S = 1.0
+"""For the session of a call that asked without waiting: a call cannot ask without one."""
 
 MAX_BACKGROUND_THREADS = 4
 """For calls with ``return_early=True``."""
@@ -57,6 +66,7 @@ class SessionClient(CatalogClient):
         self._requests = itertools.count(1)
         self._unanswered: set[int] = set()
         self._lock = Lock()
+        self._opening = Lock()
         self._session: Session | None = None
         self._executor: ThreadPoolExecutor | None = None
 
@@ -112,7 +122,7 @@ class SessionClient(CatalogClient):
     def later(self, work: Callable[[], _Result]) -> Future[_Result]:
         """Runs work in one of the client's own threads."""
         with self._lock:
-            if self._executor is None:
+            if self._executor is None:  # also once more after close(): work that finds the client closed fails by itself
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             return self._executor.submit(work)
 
@@ -134,30 +144,40 @@ class SessionClient(CatalogClient):
         session = self._session
         if session is not None and not session.is_lost:
             return session
-        with self._lock:
+        remaining_s = deadline.remaining_s
+        opening = Deadline.after(max(MIN_OPENING_S, self.timeout_s if remaining_s is None else remaining_s))
+        if not self._opening.acquire(timeout=opening.remaining_s or 0.0):
+            raise DeadlineExceededError(what=f"a session with {self.address}", timeout_s=opening.timeout_s)
+        try:
+            self._check_usable()
             if self._session is not None and not self._session.is_lost:
                 return self._session
-            remaining_s = deadline.remaining_s
-            timeout_s = max(1.0, self.timeout_s if remaining_s is None else remaining_s)
-            self._connection.wait_ready(timeout_s)
+            self._connection.wait_ready(opening.remaining_s or 0.0)
+            with self._lock:
+                oldest_request = min(self._unanswered, default=1)
             self._session = Session(
                 self._connection,
                 client_id=self._client_id,
                 transport="gloo",
-                oldest_request=min(self._unanswered, default=1),
-                timeout_s=max(1.0, timeout_s),
+                oldest_request=oldest_request,
+                timeout_s=opening.remaining_s or 0.0,
             )
             return self._session
+        finally:
+            self._opening.release()
 
     def close(self) -> None:
         """Ends the session and the connection. Idempotent; every later call raises ClosedError."""
         session, self._session = self._session, None
-        if os.getpid() == self._pid:
-            if session is not None:
-                session.close()
-            if self._executor is not None:
-                self._executor.shutdown(wait=False, cancel_futures=True)
         super().close()
+        if os.getpid() != self._pid:
+            return
+        if session is not None:
+            session.close()
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False)  # what it still has to do ends at once, and says ClosedError
 
 
 def transfer_timeout_s(deadline: Deadline) -> float:

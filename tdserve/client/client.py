@@ -12,6 +12,7 @@ from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.handle import StoreHandle
 from tdserve.client.reading import Content, Destination, read_selection
 from tdserve.client.replay import ReplayHandle, check_count
+from tdserve.client.session import Session
 from tdserve.client.weights import Weights
 from tdserve.client.writing import write_selection
 from tdserve.config import TransportName
@@ -86,23 +87,32 @@ class Client(SessionClient):
             kind=control_pb2.STORE_KIND_TENSORDICT,
             spec=codec.encode(captured.spec),
             loading=True,
-            session=self.session(deadline).welcome.session,
         )
+
+        def create(session: Session) -> None:
+            is_first = not request.session
+            request.session = session.welcome.session
+            try:
+                self._call("CreateStore", request, timeout_s=deadline.remaining_s)
+            except StoreExistsError:
+                if is_first:
+                    raise
+                # Else it may be the one that an earlier session has made: then the write is known, and answered.
+
         try:
-            self._call("CreateStore", request, timeout_s=deadline.remaining_s)
+            return write_selection(
+                self,
+                name,
+                _EVERYTHING,
+                captured,
+                fingerprint=captured.spec.fingerprint,
+                create=create,
+                deadline=deadline,
+            )
         except StoreExistsError:
             if not exists_ok:
                 raise
             return self._replace(name, captured, deadline=deadline)
-        return write_selection(
-            self,
-            name,
-            _EVERYTHING,
-            captured,
-            fingerprint=captured.spec.fingerprint,
-            creates=True,
-            deadline=deadline,
-        )
 
     def from_remote_init(
         self,

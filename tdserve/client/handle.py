@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription
+from tdserve.client.fitting import fitted
 from tdserve.client.reading import read_selection
 from tdserve.client.writing import write_selection
 from tdserve.content import selected_spec
-from tdserve.errors import InvalidRequestError, LocalProtocolError, SpecMismatchError
+from tdserve.errors import InvalidRequestError, LocalProtocolError
 from tdserve.selection import Selection, encode
 from tdserve.selection_torch import result_names
-from tdserve.spec.capture import Captured, capture
-from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Node, Path, Spec, TensorLeaf, check_matches, show
+from tdserve.spec.tree import Path, Spec
 
 _EVERYTHING = Selection()
+_NO_DEFAULT: Any = object()
 
 
 class StoreHandle:
@@ -80,7 +80,7 @@ class StoreHandle:
         """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
         path = as_path(index)
         if path is not None:
-            return self.get(path)
+            return _bare(self.get(path))
         return self._read(encode(index, batch_size=self.spec.batch_size, store=self.name))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -89,17 +89,18 @@ class StoreHandle:
         if path is not None:
             self.set(path, value)
         else:
-            self._write(encode(index, batch_size=self.spec.batch_size, store=self.name), value)
+            self.update_at_(value, index)
 
-    def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
+    def get(self, key: str | Path, default: Any = _NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
         """One leaf or nested part, whole.
 
         Args:
-            key: Of a leaf (a tensor, or a non-tensor value) or of a nested tensordict.
+            key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as from
+                ``TensorDict.get``; ``store[key]`` gives the value itself.
             default: Returned when the store has no such key; without one KeyNotFoundError is raised, a KeyError.
         """
         path = _path(key)
-        if default is not None and path not in _paths(self.spec):
+        if default is not _NO_DEFAULT and path not in _paths(self.spec):
             return default
         return self.get_at(path, ..., timeout_s=timeout_s)
 
@@ -108,7 +109,10 @@ class StoreHandle:
         path = _path(key)
         self.spec.find(path, store=self.name)
         selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-        return _at(self._read(selection, keys=(path,), timeout_s=timeout_s), path)
+        found = self._read(selection, keys=(path,), timeout_s=timeout_s)
+        for part in path:
+            found = found.get(part)
+        return found
 
     def set(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces one leaf or nested part."""
@@ -120,9 +124,7 @@ class StoreHandle:
         """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would."""
         path = _path(key)
         self.spec.find(path, store=self.name)
-        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-        chosen = selected_spec(self.spec, selection, (path,), store=self.name)
-        self._commit(selection, _nested(value, path, chosen, self.name), chosen, (path,), timeout_s)
+        self._write(index, value, at=path, timeout_s=timeout_s)
         return self
 
     def update_(self, values: Any, *, timeout_s: float | None = None) -> StoreHandle:
@@ -130,15 +132,8 @@ class StoreHandle:
         return self.update_at_(values, ..., timeout_s=timeout_s)
 
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Writes rows of the leaves that ``values`` has, all of them together."""
-        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-        if isinstance(values, dict):
-            batch_size = selection.result_batch_size(self.spec.batch_size)
-            values = TensorDict(values, batch_size=list(batch_size))
-        captured = capture(values, store=self.name)
-        keys = [path for path, _ in (*captured.spec.tensors, *captured.spec.values)]
-        chosen = selected_spec(self.spec, selection, keys, store=self.name)
-        self._commit(selection, values, chosen, keys, timeout_s)
+        """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values`` does."""
+        self._write(index, values, at=(), timeout_s=timeout_s)
         return self
 
     def to_tensordict(self, *, device: torch.device | str | None = None, timeout_s: float | None = None) -> Any:
@@ -163,96 +158,21 @@ class StoreHandle:
             td.names = list(names)
         return td
 
-    def _write(self, selection: Selection, value: Any) -> None:
-        chosen = selected_spec(self.spec, selection, (), store=self.name)
-        self._commit(selection, value, chosen, (), None)
-
-    def _commit(
-        self, selection: Selection, value: Any, chosen: Spec, keys: Sequence[Path], timeout_s: float | None
-    ) -> None:
-        captured = fitted(value, chosen, store=self.name)
+    def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:
+        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+        chosen = selected_spec(self.spec, selection, (at,) if at else (), store=self.name)
+        captured, keys = fitted(value, chosen, at=at, store=self.name, is_whole=bool(at))
+        if not captured.tensors and not captured.values:
+            return
         write_selection(
             self._client,
             self.name,
             selection,
             captured,
-            keys=keys,
+            keys=keys or ((at,) if at else ()),
             fingerprint=self.spec.fingerprint,
             deadline=self._client.deadline(timeout_s),
         )
-
-
-def fitted(value: Any, chosen: Spec, *, store: str) -> Captured:
-    """A value taken apart, expanded to the batch size of what it replaces where it has fewer dimensions.
-
-    Raises:
-        SpecMismatchError: It does not fit; names the key, what was expected, what came.
-    """
-    if isinstance(value, dict):
-        value = TensorDict(value, batch_size=list(chosen.batch_size))
-    elif isinstance(value, (int, float, bool)) or (isinstance(value, torch.Tensor)):
-        value = _filled(value, chosen, store)
-    batch_size = tuple(getattr(value, "batch_size", ()))
-    if batch_size != chosen.batch_size and len(batch_size) <= len(chosen.batch_size):
-        try:
-            value = value.expand(*chosen.batch_size)
-        except (RuntimeError, ValueError, NotImplementedError):
-            raise SpecMismatchError(
-                store=store, key="", expected=f"batch size {list(chosen.batch_size)}", actual=f"{list(batch_size)}"
-            ) from None
-    captured = capture(value, store=store)
-    check_matches(chosen, captured.spec, store=store)
-    return captured
-
-
-def _filled(value: Any, chosen: Spec, store: str) -> TensorDict:
-    """A scalar or tensor written to every leaf, as ``td[index] = 0`` does."""
-    filled = TensorDict({}, batch_size=list(chosen.batch_size))
-    for path, leaf in chosen.tensors:
-        filled[path] = _broadcast(value, leaf, path, store)
-    return filled
-
-
-def _broadcast(value: Any, leaf: TensorLeaf, path: Path, store: str) -> torch.Tensor:
-    tensor = torch.as_tensor(value)
-    if tensor.dtype != to_torch(leaf.dtype):
-        if isinstance(value, torch.Tensor):
-            actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-            raise SpecMismatchError(store=store, key=show(path), expected=f"{leaf.dtype}{list(leaf.shape)}", actual=actual)
-        tensor = tensor.to(to_torch(leaf.dtype))
-    try:
-        return tensor.expand(leaf.shape)
-    except RuntimeError:
-        raise SpecMismatchError(
-            store=store, key=show(path), expected=f"shape {list(leaf.shape)}", actual=f"{list(tensor.shape)}"
-        ) from None
-
-
-def _nested(value: Any, path: Path, chosen: Spec, store: str) -> TensorDict:
-    """A tensordict that holds ``value`` at ``path`` and nothing else."""
-    entry = chosen.find(path, store=store)
-    nested = _empty_like(chosen.root, path)
-    if isinstance(entry, TensorLeaf):
-        value = _broadcast(value, entry, path, store)
-    elif isinstance(entry, Node) and isinstance(value, dict):
-        value = TensorDict(value, batch_size=list(entry.batch_size))
-    _set_at(nested, path, value)
-    return nested
-
-
-def _empty_like(node: Node, path: Path) -> TensorDict:
-    td = TensorDict({}, batch_size=list(node.batch_size))
-    if len(path) > 1:
-        child = dict(node.entries)[path[0]]
-        assert isinstance(child, Node)
-        td._set_str(path[0], _empty_like(child, path[1:]), validated=True, inplace=False, non_blocking=False)
-    return td
-
-
-def _set_at(td: TensorDict, path: Path, value: Any) -> None:
-    for key in path[:-1]:
-        td = td.get(key)
-    td.set(path[-1], value) if isinstance(value, (torch.Tensor, TensorDictBase)) else td.set_non_tensor(path[-1], value)
 
 
 def as_path(index: Any) -> Path | None:
@@ -275,7 +195,8 @@ def _paths(spec: Spec) -> set[Path]:
     return {key if isinstance(key, tuple) else (key,) for key in spec.keys(include_nested=True)}
 
 
-def _at(td: Any, path: Path) -> Any:
-    for key in path:
-        td = td.get(key)
-    return td.data if type(td).__name__ == "NonTensorData" else td
+def _bare(entry: Any) -> Any:
+    """A non-tensor leaf as ``TensorDict.__getitem__`` gives it: the value, or the list of them."""
+    if isinstance(entry, NonTensorData):
+        return entry.data
+    return entry.tolist() if isinstance(entry, NonTensorStack) else entry

@@ -12,7 +12,7 @@ from tdserve.content import ReadStatus
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Node, Path, Spec, ValueLeaf
+from tdserve.spec.tree import Path, Spec
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import recv_messages, unpack
@@ -43,6 +43,11 @@ class Received:
         return self.columns[number]
 
     @property
+    def is_void(self) -> bool:
+        """Whether the read was refused; a Failure on the session says why."""
+        return int(self.columns[-1][0]) == ReadStatus.FAILED
+
+    @property
     def version(self) -> int:
         """Content version that a tensordict store had when it was read.
 
@@ -52,6 +57,8 @@ class Received:
         status = self.columns[-1]
         if int(status[0]) == ReadStatus.TORN:
             raise TransferAbortedError(transfer=0, reason="the rows were written while they were read")
+        if self.is_void:
+            raise RemoteProtocolError(expected="content, or a failure", received="void content")
         if int(status[0]) != ReadStatus.WHOLE:
             raise RemoteProtocolError(expected="the status of a read", received=str(int(status[0])))
         return int(status[1])
@@ -117,26 +124,13 @@ def decode_values(spec: Spec, content: bytes) -> tuple[Spec, dict[Path, Any]]:
     if len(block.columns) != len(spec.values):
         raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(block.columns)}")
     values: dict[Path, Any] = {}
-    changed: dict[Path, bool] = {}
+    is_per_row: dict[Path, bool] = {}
     for (path, leaf), column in zip(spec.values, block.columns):
         per_row = column.per_row and bool(leaf.batch_size)
         decoded = [decode_bytes(value) for value in column.values]
         values[path] = _nest(decoded, leaf.batch_size) if per_row else decoded[0]
-        if per_row != leaf.per_row:
-            changed[path] = per_row
-    return (Spec(_with_per_row(spec.root, (), changed)) if changed else spec), values
-
-
-def _with_per_row(node: Node, path: Path, changed: dict[Path, bool]) -> Node:
-    entries = []
-    for key, entry in node.entries:
-        below = (*path, key)
-        if isinstance(entry, Node):
-            entry = _with_per_row(entry, below, changed)
-        elif isinstance(entry, ValueLeaf) and below in changed:
-            entry = entry._replace(per_row=changed[below])
-        entries.append((key, entry))
-    return node._replace(entries=tuple(entries))
+        is_per_row[path] = per_row
+    return spec.with_per_row(is_per_row), values
 
 
 def _nest(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:

@@ -10,7 +10,7 @@ import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of, transfer_timeout_s
 from tdserve.client.incoming import Received, decode_values, receive
-from tdserve.client.session import Pending, Session
+from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, TransportError
@@ -21,6 +21,9 @@ from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
+
+
+_NOTHING_SAID = control_pb2.Accepted()
 
 
 @dataclass(frozen=True)
@@ -89,19 +92,21 @@ def finish_read(
     request: int,
     pending: Pending,
     *,
-    answer: control_pb2.ServerMessage,
+    answer: control_pb2.ServerMessage | None,
     spec: Spec,
     layout: Layout,
     deadline: Deadline,
     destination: Destination | None = None,
 ) -> Content:
-    """Receives what an answer announces (or holds) and checks that it is whole.
+    """Receives what an answer announces (or holds), or what comes without an answer, and checks that it is whole.
 
     A destination that does not fit is found out before a byte is written to it, after the content was taken off the
     channel.
     """
-    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-    inline = answer.done.inline if answer.HasField("done") else None
+    accepted, inline = _NOTHING_SAID, None
+    if answer is not None:
+        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+        inline = answer.done.inline if answer.HasField("done") else None
     mismatch: Exception | None = None
     places = None
     if destination is not None:
@@ -116,10 +121,11 @@ def finish_read(
             layout, session, tag_of(request), pool=client.pool, timeout_s=timeout_s, inline=inline, into=places
         )
     except (TransportError, DeadlineExceededError) as error:
-        session.close()
         raise session.failure_of(pending, error) from error
     if mismatch is not None:
         raise mismatch
+    if received.is_void:
+        pending.wait(ANSWER_GRACE_S, "a refused read")
     version = received.version
     spec, values = decode_values(spec, accepted.values)
     content = Content(spec, received, values, version or accepted.version, accepted)

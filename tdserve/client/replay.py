@@ -19,6 +19,7 @@ from tdserve.client.writing import write, write_early
 from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError
+from tdserve.row_numbers import decode_rows
 from tdserve.selection import encode, parse
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.tree import Spec, check_matches
@@ -205,7 +206,7 @@ def check_count(argument: str, value: Any) -> int:
 
 
 def _indices(done: control_pb2.Done) -> torch.Tensor:
-    return torch.frombuffer(bytearray(done.indices), dtype=torch.int64)
+    return torch.from_numpy(decode_rows(done.indices).copy())
 
 
 def _mapped(done: Future[control_pb2.Done]) -> Future[torch.Tensor]:

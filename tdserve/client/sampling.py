@@ -67,9 +67,19 @@ def ask(
 ) -> Pending:
     """Sends the request for a sample."""
     asked = control_pb2.SampleRequest(
-        store=name, num_rows=num_rows, num_batches=num_batches, timeout_s=deadline.remaining_s
+        store=name,
+        num_rows=num_rows,
+        num_batches=num_batches,
+        timeout_s=deadline.remaining_s,
+        message_nbytes=_expected(session, stored, num_rows * num_batches),
     )
     return session.send(request, sample=asked)
+
+
+def _expected(session: Session, stored: Spec, total: int) -> tuple[int, ...]:
+    """The messages to wait for without an answer first; none when the content may be inline or has values."""
+    message_nbytes = rows_layout(stored, total).message_nbytes
+    return message_nbytes if not stored.values and sum(message_nbytes) > session.welcome.inline_bytes else ()
 
 
 def take(
@@ -83,8 +93,8 @@ def take(
     what: str,
     deadline: Deadline,
 ) -> Sampled:
-    """Waits for the answer to ``ask`` and receives the rows."""
-    answer = pending.wait(answer_timeout_s(deadline), what)
+    """Receives the rows that ``ask`` asked for, after the answer where there is one."""
+    answer = None if _expected(session, stored, total) else pending.wait(answer_timeout_s(deadline), what)
     content = finish_read(
         client,
         session,

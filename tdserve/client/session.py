@@ -32,11 +32,17 @@ class Pending:
 
     Args:
         on_answer: Called in the stream's thread instead of keeping the answer for ``wait``; must not block.
+        on_silence: Called when ``wait`` has waited in vain: what may still come, nobody would take.
+
+    Attributes:
+        has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
     """
 
-    def __init__(self, on_answer: OnAnswer | None = None) -> None:
+    def __init__(self, on_answer: OnAnswer | None = None, *, on_silence: Callable[[], None]) -> None:
         self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._on_silence = on_silence
         self.put: OnAnswer = on_answer or self._answers.put
+        self.has_failed = False
 
     def wait(self, timeout_s: float | None, what: str) -> control_pb2.ServerMessage:
         """Returns the next answer.
@@ -48,7 +54,9 @@ class Pending:
         try:
             answer = self._answers.get(timeout=timeout_s)
         except Empty:
+            self._on_silence()
             raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
+        self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
         return checked(answer)
 
 
@@ -88,7 +96,7 @@ class Session:
         self.known_specs: set[bytes] = set()
         self._lock = Lock()
         self._channel_lock = Lock()
-        self._pending: dict[int, Pending] = {0: Pending()}
+        self._pending: dict[int, Pending] = {0: Pending(on_silence=self.close)}
         self._lost: TDServeError | None = None
         self._channel: Channel | None = None
         self._kv_store = KVStore(self._publish)
@@ -125,7 +133,9 @@ class Session:
         Raises:
             TransportError: The session is lost.
         """
-        pending = Pending(on_answer)
+        # The server answers within the time that it was told. When it does not, and then grants after all, its content
+        # would stand in the channel in front of everything else.
+        pending = Pending(on_answer, on_silence=self.close)
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -167,14 +177,18 @@ class Session:
             return self._channel
 
     def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
-        """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error."""
-        try:
-            pending.wait(ANSWER_GRACE_S, "the transfer")
-        except DeadlineExceededError:
-            return error
-        except TDServeError as told:
-            return told
-        return error
+        """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
+
+        Closes the session: content of this transfer may still be under way, and nobody takes it any more.
+        """
+        told = error
+        if not pending.has_failed:
+            try:
+                pending.wait(ANSWER_GRACE_S, "the transfer")
+            except TDServeError as failure:
+                told = failure if pending.has_failed else error
+        self.close()
+        return told
 
     def close(self) -> None:
         """Ends the session and everything under way in it. Idempotent."""

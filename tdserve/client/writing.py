@@ -46,9 +46,9 @@ def write(
             outgoing.send(session, tag_of(request), client.pool, transfer_timeout_s(deadline))
             return pending.wait(answer_timeout_s(deadline), what).done
         except (TransportError, DeadlineExceededError) as error:
-            if not outgoing.is_inline or isinstance(error, TransportError):
-                # What was posted may still be read by the peer: it must not see the caller's next content.
-                session.close()
+            if outgoing.is_inline:
+                raise
+            # What was posted may still be read by the peer: it must not see the caller's next content.
             raise session.failure_of(pending, error) from error
 
     return client.call(attempt, deadline, request=request)
@@ -74,15 +74,17 @@ def write_early(
             future.set_exception(error)
 
     def settle(answer: Answer) -> None:
-        if isinstance(answer, TransportError):
+        try:
+            done = checked(answer).done
+        except TransportError:
             client.later(again)
             return
-        session.forget(request)
-        client.answered(request)
-        try:
-            future.set_result(checked(answer).done)
         except TDServeError as error:
             future.set_exception(error)
+        else:
+            future.set_result(done)
+        session.forget(request)
+        client.answered(request)
         works.clear()
 
     try:
@@ -107,12 +109,19 @@ def write_selection(
     *,
     keys: Sequence[Path] = (),
     fingerprint: bytes,
-    creates: bool = False,
+    create: Callable[[Session], None] | None = None,
     deadline: Deadline,
 ) -> int:
-    """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made."""
+    """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made.
+
+    Args:
+        create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with the
+            session: called for every session that is tried.
+    """
 
     def make_outgoing(session: Session) -> Outgoing:
+        if create is not None:
+            create(session)
         inline_bytes = session.welcome.inline_bytes
         return Outgoing(captured, fingerprint=fingerprint, inline_bytes=inline_bytes, store=name)
 
@@ -124,7 +133,7 @@ def write_selection(
                 keys=[content_pb2.Path(parts=path) for path in keys],
                 content=outgoing.message,
                 timeout_s=deadline.remaining_s,
-                creates=creates,
+                creates=create is not None,
             )
         }
 

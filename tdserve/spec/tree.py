@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,19 @@ from tdserve.errors import InvalidSpecError, KeyNotFoundError, SpecMismatchError
 from tdserve.spec.canonical import fingerprint
 from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
 
-__all__ = ["DimNames", "Entry", "Node", "Path", "Spec", "TensorLeaf", "ValueLeaf", "check_matches", "quote", "show"]
+__all__ = [
+    "DimNames",
+    "Entry",
+    "Node",
+    "Path",
+    "Spec",
+    "TensorLeaf",
+    "ValueLeaf",
+    "check_matches",
+    "describe",
+    "quote",
+    "show",
+]
 
 _MAX_KEPT_ROW_COUNTS = 256
 """Specs kept by ``with_rows``: callers use a handful of batch sizes, an adversary must not fill the memory."""
@@ -149,6 +161,11 @@ class Spec:
             spec = self.memo["values per row"] = Spec(_per_row(self.root))
         return spec
 
+    def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
+        """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they are."""
+        changed = {path for path, leaf in self.values if is_per_row.get(path, leaf.per_row) != leaf.per_row}
+        return Spec(_flip_per_row(self.root, (), changed)) if changed else self
+
     @cached_property
     def _by_rows(self) -> dict[int, Spec]:
         return {}
@@ -188,13 +205,13 @@ def _check_node(expected: Node, actual: Node, path: Path, store: str) -> None:
     for key, entry in expected.entries:
         other = theirs.pop(key, None)
         if other is None:
-            raise _mismatch(store, (*path, key), _describe(entry), "no such key")
+            raise _mismatch(store, (*path, key), describe(entry), "no such key")
         if isinstance(entry, Node) and isinstance(other, Node):
             _check_node(entry, other, (*path, key), store)
         elif type(entry) is not type(other) or not _fits(entry, other):
-            raise _mismatch(store, (*path, key), _describe(entry), _describe(other))
+            raise _mismatch(store, (*path, key), describe(entry), describe(other))
     for key, other in theirs.items():
-        raise _mismatch(store, (*path, key), "no such key", _describe(other))
+        raise _mismatch(store, (*path, key), "no such key", describe(other))
 
 
 def _fits(expected: Entry, actual: Entry) -> bool:
@@ -207,7 +224,8 @@ def _mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatc
     return SpecMismatchError(store=store, key=show(path) if path else "", expected=expected, actual=actual)
 
 
-def _describe(entry: Entry) -> str:
+def describe(entry: Entry) -> str:
+    """What a key holds, as error messages show it: ``float32[4, 3]``."""
     if isinstance(entry, TensorLeaf):
         return f"{entry.dtype}{list(entry.shape)}"
     if isinstance(entry, ValueLeaf):
@@ -280,4 +298,16 @@ def _per_row(node: Node) -> Node:
             entries.append((key, ValueLeaf(entry.batch_size, per_row=bool(entry.batch_size))))
         else:
             entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def _flip_per_row(node: Node, path: Path, changed: set[Path]) -> Node:
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        below = (*path, key)
+        if isinstance(entry, Node):
+            entry = _flip_per_row(entry, below, changed)
+        elif isinstance(entry, ValueLeaf) and below in changed:
+            entry = entry._replace(per_row=not entry.per_row)
+        entries.append((key, entry))
     return node._replace(entries=tuple(entries))

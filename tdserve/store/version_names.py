@@ -41,6 +41,23 @@ def retire(path: str | os.PathLike[str]) -> None:
             os.replace(final, retired_name(final))
 
 
+def tidy(folder: Path, *, kept: set[int], free: set[int]) -> None:
+    """Brings the files after a restart in line with what is on record: a crash came between the two.
+
+    Args:
+        folder: Of a weights store's versions.
+        kept: Numbers that stay as they are.
+        free: Numbers whose files are to be recycled. Files of all others go.
+    """
+    with os_faults(folder):
+        numbers = {path.name.partition(".")[0] for path in folder.iterdir()}
+    for number in map(int, filter(str.isdecimal, numbers)):
+        if number in free:
+            retire(folder / f"{number}{SUFFIX}")
+        elif number not in kept:
+            discard(folder / f"{number}{SUFFIX}")
+
+
 def discard(path: str | os.PathLike[str]) -> None:
     """Removes every file of a version, in whatever state it is. Who has it mapped may go on; its space is freed after
     them.

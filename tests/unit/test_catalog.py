@@ -140,7 +140,7 @@ def test_page_when_the_last_name_was_deleted_meanwhile_then_goes_on_behind_it() 
 
 
 def test_page_when_after_comes_before_the_prefix_then_begins_at_the_prefix() -> None:
-    assert Catalog(map(_record, ["a", "b1", "b2", "c"])).page("b", after="a") == (["b1", "b2"], "")
+    assert Catalog(map(_record, ["a", "aa", "b1", "b2", "c"])).page("b", after="a") == (["b1", "b2"], "")
     assert Catalog(map(_record, ["a", "b1", "b2", "c"])).page("b", after="c") == ([], "")
 
 

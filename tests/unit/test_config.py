@@ -120,3 +120,12 @@ def test_client_from_env_when_transport_is_unknown_then_refused() -> None:
 def test_parsers_when_compared_with_fields_then_none_is_missing() -> None:
     assert list(config._SERVER_PARSERS) == [entry.name for entry in dataclasses.fields(ServerConfig)]
     assert list(config._CLIENT_PARSERS) == [entry.name for entry in dataclasses.fields(ClientConfig)]
+
+
+def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TDSERVE_TOKEN_FILE", "of/the/parent")
+    monkeypatch.setenv("HOME", "/home/x")
+    cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25)
+    environ = cfg.child_environment()
+    assert ServerConfig.from_env(environ) == cfg
+    assert environ["HOME"] == "/home/x"

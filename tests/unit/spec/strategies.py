@@ -184,5 +184,5 @@ def _entry(td: Any, key: str) -> Any:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.reshape(-1)
+    flat = tensor.contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)

@@ -1,0 +1,169 @@
+"""Values on their way into a store, made to fit what they replace: the rules of tensordict's own assignments.
+
+Numbers and smaller tensors are broadcast, dicts are read by key, dimensions that are missing in front are added. What
+tensordict would silently cast, or store as something else, is refused here: the structure of a store never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
+
+from tdserve.errors import NotSupportedError, SpecMismatchError
+from tdserve.spec.capture import Captured, capture
+from tdserve.spec.torch_types import from_torch, to_torch
+from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, describe, quote, show
+
+
+def fitted(
+    value: Any, chosen: Spec, *, at: Path = (), store: str, is_whole: bool = False
+) -> tuple[Captured, list[Path]]:
+    """A value taken apart into leaves of a structure.
+
+    Args:
+        value: Tensordict, tensorclass instance, dict, tensor, number, or non-tensor value.
+        chosen: Structure of what it replaces: the store's, selected.
+        at: Where in there it goes; the root by default. ``chosen`` has no leaf elsewhere.
+        store: Name, for errors.
+        is_whole: Whether every leaf below ``at`` must be given.
+
+    Returns:
+        The leaves that were given, and their keys; no keys when they are all of ``chosen``.
+
+    Raises:
+        SpecMismatchError: It does not fit; names the key, what was expected, what came. Nothing was written.
+        NotSupportedError: A value in there cannot travel.
+    """
+    reader = _Fitting(store)
+    entry = chosen.find(at, store=store)
+    reader.put(value, entry, at)
+    leaves: list[tuple[Path, Entry]] = [*chosen.tensors, *chosen.values]
+    given = [path for path, _ in leaves if path in reader.given]
+    is_all = len(given) == len(leaves)
+    if is_whole and not is_all:
+        path, leaf = next((path, leaf) for path, leaf in leaves if path[: len(at)] == at and path not in reader.given)
+        raise reader.mismatch(path, describe(leaf), "no such key")
+    spec = (chosen if is_all else chosen.select(given)).with_per_row(reader.per_row)
+    return Captured(spec, reader.tensors, reader.values), [] if is_all else given
+
+
+class _Fitting:
+    """One walk over one value."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self.tensors: dict[Path, torch.Tensor] = {}
+        self.values: dict[Path, Any] = {}
+        self.per_row: dict[Path, bool] = {}
+
+    @property
+    def given(self) -> set[Path]:
+        """Every leaf that there is something for."""
+        return {*self.tensors, *self.values}
+
+    def put(self, value: Any, entry: Entry, path: Path) -> None:
+        if isinstance(entry, TensorLeaf):
+            self.tensors[path] = self._broadcast(value, entry, path)
+        elif isinstance(entry, ValueLeaf):
+            self._value(value, entry, path)
+        elif is_tensor_collection(value):
+            self._collection(value, entry, path)
+        elif isinstance(value, dict):
+            entries = dict(entry.entries)
+            for key, item in value.items():
+                below = (*path, *((key,) if isinstance(key, str) else key))
+                self.put(item, self._entry(entries, below, len(path), item), below)
+        elif isinstance(value, (bool, int, float, complex, torch.Tensor, np.ndarray, np.number, np.bool_)):
+            for key, child in entry.entries:
+                if not isinstance(child, ValueLeaf):  # a number is no value of theirs: tensordict 0.17 leaves them too
+                    self.put(value, child, (*path, key))
+        else:
+            raise self.mismatch(path, describe(entry), type(value).__name__)
+
+    def mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
+        return SpecMismatchError(store=self.store, key=show(path) if path else "", expected=expected, actual=actual)
+
+    def _entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:
+        """What lies at a key of a dict, which may be nested."""
+        found: Entry | None = None
+        for key in path[depth:]:
+            found = entries.get(key)
+            if found is None:
+                raise self.mismatch(path, "no such key", type(item).__name__)
+            entries = dict(found.entries) if isinstance(found, Node) else {}
+        assert found is not None
+        return found
+
+    def _collection(self, value: Any, node: Node, path: Path) -> None:
+        """The leaves of a tensordict; keys, dtypes and shapes count, nested batch sizes and classes do not."""
+        batch_size = tuple(value.batch_size)
+        if batch_size != node.batch_size:
+            try:
+                value = value.expand(*node.batch_size)
+            except (RuntimeError, ValueError, NotImplementedError, IndexError):
+                expected = f"batch size {list(node.batch_size)}"
+                raise self.mismatch(path, expected, f"{list(batch_size)}") from None
+        captured = capture(value, store=self.store)
+        entries = dict(node.entries)
+        for below, leaf in captured.spec.tensors:
+            full = (*path, *below)
+            entry = self._entry(entries, full, len(path), captured.tensors[below])
+            if entry != leaf:
+                raise self.mismatch(full, describe(entry), describe(leaf))
+            self.tensors[full] = captured.tensors[below]
+        for below, value_leaf in captured.spec.values:
+            full = (*path, *below)
+            entry = self._entry(entries, full, len(path), captured.values[below])
+            is_fit = isinstance(entry, ValueLeaf) and (
+                not value_leaf.per_row or value_leaf.batch_size == entry.batch_size
+            )
+            if not is_fit:
+                raise self.mismatch(full, describe(entry), describe(value_leaf))
+            self.values[full] = captured.values[below]
+            self.per_row[full] = value_leaf.per_row
+
+    def _value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
+        """A non-tensor value; a list with one element per row gives each row its own, as in tensordict."""
+        rows: Any = None
+        if isinstance(value, NonTensorStack):
+            rows = value.tolist()
+        elif isinstance(value, NonTensorData):
+            value = value.data
+        elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
+            raise self.mismatch(path, describe(leaf), type(value).__name__)
+        elif isinstance(value, list) and leaf.batch_size and _has_shape(value, leaf.batch_size):
+            rows = value
+        if rows is not None and not _has_shape(rows, leaf.batch_size):
+            raise self.mismatch(path, describe(leaf), f"values of batch size {list(np.shape(rows))}")
+        self.per_row[path] = rows is not None and bool(leaf.batch_size)
+        self.values[path] = value if rows is None else rows
+
+    def _broadcast(self, value: Any, leaf: TensorLeaf, path: Path) -> torch.Tensor:
+        try:
+            tensor = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise self.mismatch(path, describe(leaf), type(value).__name__) from None
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+            raise NotSupportedError(
+                feature=f"such a tensor at key {quote(path)}", reason="only dense ones with memory travel"
+            )
+        actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
+        if actual.dtype != leaf.dtype:
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                raise self.mismatch(path, describe(leaf), describe(actual))
+            tensor = tensor.to(to_torch(leaf.dtype))
+        try:
+            return tensor.resolve_neg().resolve_conj().expand(leaf.shape)
+        except RuntimeError:
+            raise self.mismatch(path, describe(leaf), describe(actual)) from None
+
+
+def _has_shape(value: Any, batch_size: tuple[int, ...]) -> bool:
+    if not batch_size:
+        return True
+    if not isinstance(value, list) or len(value) != batch_size[0]:
+        return False
+    return all(_has_shape(row, batch_size[1:]) for row in value)

@@ -1,0 +1,93 @@
+"""A listening ControlServer whose handlers are written for tests, on an event loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from threading import Thread
+from typing import Any, TypeVar
+
+from tdserve.control.servicer import ControlServer, SessionLink
+from tdserve.errors import TDServeError
+from tdserve.v1 import control_pb2
+
+_Answer = TypeVar("_Answer")
+
+
+class Answering:
+    """Handlers that do as they are told: what is in ``failures`` is raised for a store of that name."""
+
+    def __init__(self, failures: dict[str, Exception] | None = None) -> None:
+        self.failures = failures or {}
+        self.peers: list[str] = []
+        self.ended_links: list[SessionLink] = []
+
+    async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+        """Answers every message with its number; the number 99 ends the session, 98 breaks it."""
+        self.peers.append(link.peer)
+        async for message in messages:
+            if message.request == 99:
+                break
+            if message.request == 98:
+                raise self.failures["session"]
+            await link.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
+        self.ended_links.append(link)
+
+    async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
+        return self._answer(request.name, control_pb2.CreateStoreResponse(created=True))
+
+    async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
+        return self._answer(request.name, control_pb2.StoreDescription(name=request.name))
+
+    async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
+        for link in self.ended_links:
+            await link.send(control_pb2.ServerMessage())
+        return control_pb2.ListStoresResponse(names=[request.prefix])
+
+    async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
+        return self._answer(request.name, control_pb2.DeleteStoreResponse())
+
+    async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+        return self._answer(request.name, control_pb2.ListKeysResponse(keys=["k"]))
+
+    async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
+        return control_pb2.GetStatsResponse(server_id="test")
+
+    def _answer(self, name: str, answer: _Answer) -> _Answer:
+        if name in self.failures:
+            raise self.failures[name]
+        return answer
+
+
+@contextlib.contextmanager
+def serving(
+    handlers: Any, *, port: int = 0, token: str | None = None, is_serving: bool = True
+) -> Iterator[str]:
+    """Yields the address; the server is gone afterwards."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="test-control-server")
+    thread.start()
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10.0)
+
+    async def start() -> ControlServer:
+        server = ControlServer(handlers, host="127.0.0.1", port=port, token=token)
+        await server.start()
+        await server.set_serving(is_serving)
+        return server
+
+    try:
+        server = run(start())
+        yield f"127.0.0.1:{server.port}"
+        run(server.stop(0.0))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def same(first: TDServeError, second: TDServeError) -> bool:
+    """Whether two errors are of one class and say the same."""
+    return type(first) is type(second) and first.fields == second.fields and str(first) == str(second)

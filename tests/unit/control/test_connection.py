@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import grpc
+import pytest
+
+from tdserve.control.connection import ControlConnection, SessionStream, check_health
+from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError, WrongStateError
+from tdserve.v1 import control_pb2
+from tests.unit.control.serving import Answering, same, serving
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server whose session breaks with a typed error when told to."""
+    with serving(Answering({"session": WrongStateError(state="a", event="b")})) as found:
+        yield found
+
+
+@pytest.fixture
+def connection(address: str) -> Iterator[ControlConnection]:
+    """A connection to it."""
+    made = ControlConnection(address)
+    yield made
+    made.close()
+
+
+class Heard:
+    """A session stream and what it said."""
+
+    def __init__(self, connection: ControlConnection) -> None:
+        self.messages: SimpleQueue[control_pb2.ServerMessage] = SimpleQueue()
+        self.ends: SimpleQueue[TDServeError] = SimpleQueue()
+        self.stream: SessionStream = connection.open_session(on_message=self.messages.put, on_lost=self.ends.put)
+
+    def send(self, request: int) -> None:
+        self.stream.send(control_pb2.ClientMessage(request=request))
+
+
+def test_call_when_answered_then_the_answer(connection: ControlConnection) -> None:
+    answer = connection.call("ListStores", control_pb2.ListStoresRequest(prefix="p"), timeout_s=TIMEOUT_S)
+    assert list(answer.names) == ["p"]
+
+
+def test_call_when_nobody_listens_then_connect_error(free_port: int) -> None:
+    connection = ControlConnection(f"127.0.0.1:{free_port}")
+    with pytest.raises(ConnectError) as raised:
+        connection.call("GetStats", control_pb2.GetStatsRequest(), timeout_s=0.1)
+    assert raised.value.address == f"127.0.0.1:{free_port}"
+    connection.close()
+
+
+def test_call_when_the_server_comes_later_then_answered(free_port: int) -> None:
+    connection = ControlConnection(f"127.0.0.1:{free_port}")
+    with ThreadPoolExecutor(1) as thread:
+        request = control_pb2.GetStatsRequest()
+        calling = thread.submit(connection.call, "GetStats", request, timeout_s=TIMEOUT_S)
+        with serving(Answering(), port=free_port):
+            assert calling.result(TIMEOUT_S).server_id == "test"
+    connection.close()
+
+
+def test_wait_ready_when_nobody_listens_then_says_what_to_do(free_port: int) -> None:
+    connection = ControlConnection(f"127.0.0.1:{free_port}")
+    with pytest.raises(ConnectError, match="tdserve serve ROOT"):
+        connection.wait_ready(0.05)
+    connection.close()
+
+
+def test_wait_ready_when_it_listens_then_returns(connection: ControlConnection) -> None:
+    connection.wait_ready(TIMEOUT_S)
+
+
+def test_session_when_messages_are_sent_then_answers_come_in_order(connection: ControlConnection) -> None:
+    heard = Heard(connection)
+    for request in range(20):
+        heard.send(request)
+    assert [heard.messages.get(timeout=TIMEOUT_S).request for _ in range(20)] == list(range(20))
+    heard.stream.close()
+    assert isinstance(heard.ends.get(timeout=TIMEOUT_S), TDServeError)
+
+
+def test_session_when_the_server_ends_it_then_lost_once(connection: ControlConnection) -> None:
+    heard = Heard(connection)
+    heard.send(99)
+    assert isinstance(heard.ends.get(timeout=TIMEOUT_S), ConnectError)
+    heard.stream.close()
+    heard.stream.close()
+    assert heard.ends.empty()
+
+
+def test_session_when_it_fails_then_lost_with_the_servers_error(connection: ControlConnection) -> None:
+    heard = Heard(connection)
+    heard.send(98)
+    assert same(heard.ends.get(timeout=TIMEOUT_S), WrongStateError(state="a", event="b"))
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_check_health_when_the_server_says_then_so(is_serving: bool) -> None:
+    with serving(Answering(), is_serving=is_serving, token="secret") as address:
+        assert check_health(address, timeout_s=TIMEOUT_S) is is_serving
+
+
+def test_check_health_when_nobody_listens_then_connect_error(free_port: int) -> None:
+    with pytest.raises(ConnectError):
+        check_health(f"127.0.0.1:{free_port}", timeout_s=0.5)
+
+
+def test_call_when_the_server_is_another_program_then_remote_protocol_error() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    connection = ControlConnection(f"127.0.0.1:{port}")
+    with pytest.raises(RemoteProtocolError, match="a server without its service"):
+        connection.call("ListStores", control_pb2.ListStoresRequest(), timeout_s=TIMEOUT_S)
+    connection.close()
+    server.stop(None).wait(TIMEOUT_S)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader, WorkerSocket, frame
+from tdserve.errors import PeerLostError, RemoteProtocolError
+from tdserve.v1 import worker_pb2
+
+
+@given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 30), min_size=1))
+def test_frames_when_they_arrive_in_any_pieces_then_come_out_whole(contents: list[bytes], lengths: list[int]) -> None:
+    stream = b"".join(map(frame, contents))
+    reader = FrameReader()
+    found, at, turn = [], 0, 0
+    while at < len(stream):
+        length = lengths[turn % len(lengths)]
+        found += reader.feed(stream[at : at + length])
+        at, turn = at + length, turn + 1
+    assert found == contents
+
+
+def test_frame_when_longer_than_allowed_then_error_before_its_content_came() -> None:
+    assert FrameReader().feed(struct.pack("<I", MAX_FRAME_BYTES)) == []
+    with pytest.raises(RemoteProtocolError, match=str(MAX_FRAME_BYTES + 1)):
+        FrameReader().feed(struct.pack("<I", MAX_FRAME_BYTES + 1))
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def report(number: int) -> worker_pb2.Report:
+    """A report of some length."""
+    return worker_pb2.Report(order=number, done=worker_pb2.Worked(inline=bytes(1000 * (number + 1))))
+
+
+def test_sockets_when_joined_then_orders_and_reports_pass(sockets: tuple[socket.socket, socket.socket]) -> None:
+    worker = WorkerSocket(sockets[1])
+    received: list[worker_pb2.Report] = []
+
+    async def control() -> None:
+        arrived, lost = asyncio.Event(), asyncio.Event()
+
+        def on_report(found: worker_pb2.Report) -> None:
+            received.append(found)
+            arrived.set()
+
+        end = await ControlSocket.open(sockets[0], on_report, lost.set)
+        for number in (1, 2):
+            end.order(worker_pb2.Order(order=number, tag=5))
+        await asyncio.wait_for(arrived.wait(), 5.0)
+        end.close()
+        await asyncio.wait_for(lost.wait(), 5.0)
+        with pytest.raises(PeerLostError):
+            end.order(worker_pb2.Order(order=3))
+
+    def work() -> list[int]:
+        numbers: list[int] = []
+        while orders := worker.orders():
+            numbers += [order.order for order in orders]
+            worker.report(report(len(numbers)))
+        return numbers
+
+    with ThreadPoolExecutor(1) as thread:
+        working = thread.submit(work)
+        asyncio.run(control())
+        assert working.result(5.0) == [1, 2]
+    assert received[0] == report(received[0].order)
+
+
+def test_reports_when_of_many_threads_then_never_mix(sockets: tuple[socket.socket, socket.socket]) -> None:
+    worker = WorkerSocket(sockets[1])
+    reader = FrameReader()
+    found: list[int] = []
+    with ThreadPoolExecutor(8) as threads:
+        sending = [threads.submit(worker.report, report(number)) for number in range(200)]
+        while len(found) < 200:
+            for content in reader.feed(sockets[0].recv(1 << 16)):
+                message = worker_pb2.Report.FromString(content)
+                assert message == report(message.order)
+                found.append(message.order)
+        for each in sending:
+            each.result(5.0)
+    assert sorted(found) == list(range(200))
+
+
+def test_orders_when_the_control_process_goes_then_none(sockets: tuple[socket.socket, socket.socket]) -> None:
+    worker = WorkerSocket(sockets[1])
+    sockets[0].close()
+    assert worker.orders() == []
+    worker.report(report(1))  # nobody is there to hear it
+
+
+def test_close_when_a_thread_reads_then_it_wakes(sockets: tuple[socket.socket, socket.socket]) -> None:
+    worker = WorkerSocket(sockets[1])
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(worker.orders)
+        worker.close()
+        assert reading.result(5.0) == []

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tdserve.control.connection import ControlConnection
+from tdserve.control.servicer import SERVICE_NAME, ControlServer
+from tdserve.errors import LocalProtocolError, StoreNotFoundError, TDServeError, UnauthenticatedError, error_classes
+from tdserve.v1 import control_pb2
+from tests.unit.control.serving import Answering, same, serving
+
+TIMEOUT_S = 10.0
+
+EVERY_ERROR: dict[str, Exception] = {name: cls() for name, cls in error_classes().items()}
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[ControlConnection]:
+    """To a server that raises any error of ours by its name, and ``ZeroDivisionError`` for "fault"."""
+    with serving(Answering(EVERY_ERROR | {"fault": ZeroDivisionError("by zero")})) as address:
+        made = ControlConnection(address)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_ERROR if name != "ConnectError"])
+def test_handler_when_it_raises_then_the_caller_gets_the_same_error(connection: ControlConnection, name: str) -> None:
+    expected = EVERY_ERROR[name]
+    assert isinstance(expected, TDServeError)
+    with pytest.raises(type(expected)) as raised:
+        connection.call("DescribeStore", control_pb2.DescribeStoreRequest(name=name), timeout_s=TIMEOUT_S)
+    assert same(raised.value, expected)
+
+
+METHODS: list[tuple[str, Any, Any]] = [
+    ("CreateStore", control_pb2.CreateStoreRequest(name="a"), control_pb2.CreateStoreResponse(created=True)),
+    ("DescribeStore", control_pb2.DescribeStoreRequest(name="a"), control_pb2.StoreDescription(name="a")),
+    ("ListStores", control_pb2.ListStoresRequest(prefix="a"), control_pb2.ListStoresResponse(names=["a"])),
+    ("DeleteStore", control_pb2.DeleteStoreRequest(name="a"), control_pb2.DeleteStoreResponse()),
+    ("ListKeys", control_pb2.ListKeysRequest(name="a"), control_pb2.ListKeysResponse(keys=["k"])),
+    ("GetStats", control_pb2.GetStatsRequest(), control_pb2.GetStatsResponse(server_id="test")),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "expected"), METHODS, ids=[method for method, _, _ in METHODS])
+def test_method_when_called_then_its_handler_answers(
+    connection: ControlConnection, method: str, request_: Any, expected: Any
+) -> None:
+    assert connection.call(method, request_, timeout_s=TIMEOUT_S) == expected
+
+
+def test_handler_when_it_has_a_fault_then_logged_and_told(
+    connection: ControlConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR), pytest.raises(LocalProtocolError, match="ZeroDivisionError: by zero"):
+        connection.call("DescribeStore", control_pb2.DescribeStoreRequest(name="fault"), timeout_s=TIMEOUT_S)
+    assert "a handler failed" in caplog.text
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "secre", "secret2"])
+def test_call_when_the_token_is_wrong_then_refused(token: str | None) -> None:
+    with serving(Answering(), token="secret") as address:
+        connection = ControlConnection(address, token=token)
+        with pytest.raises(UnauthenticatedError):
+            connection.call("GetStats", control_pb2.GetStatsRequest(), timeout_s=TIMEOUT_S)
+        connection.close()
+
+
+def test_call_when_the_token_is_right_then_answered() -> None:
+    with serving(Answering({"x": StoreNotFoundError(name="x")}), token="secret") as address:
+        connection = ControlConnection(address, token="secret")
+        with pytest.raises(StoreNotFoundError):
+            connection.call("DescribeStore", control_pb2.DescribeStoreRequest(name="x"), timeout_s=TIMEOUT_S)
+        connection.close()
+
+
+def test_session_when_the_token_is_wrong_then_lost_with_the_reason() -> None:
+    ends: SimpleQueue[TDServeError] = SimpleQueue()
+    with serving(Answering(), token="secret") as address:
+        connection = ControlConnection(address, token="wrong")
+        connection.open_session(on_message=lambda message: None, on_lost=ends.put)
+        assert isinstance(ends.get(timeout=TIMEOUT_S), UnauthenticatedError)
+        connection.close()
+
+
+def test_link_when_the_session_has_ended_then_send_does_nothing() -> None:
+    handlers = Answering()
+    ends: SimpleQueue[TDServeError] = SimpleQueue()
+    with serving(handlers) as address:
+        connection = ControlConnection(address)
+        stream = connection.open_session(on_message=lambda message: None, on_lost=ends.put)
+        stream.send(control_pb2.ClientMessage(request=99))
+        ends.get(timeout=TIMEOUT_S)
+        assert len(handlers.ended_links) == 1
+        connection.call("ListStores", control_pb2.ListStoresRequest(), timeout_s=TIMEOUT_S)  # sends there
+        connection.close()
+    assert handlers.peers[0].startswith("ipv4:127.0.0.1:")
+
+
+def test_reflection_when_asked_then_lists_our_service() -> None:
+    with serving(Answering()) as address, grpc.insecure_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = stub.ServerReflectionInfo(iter([ask]), timeout=TIMEOUT_S)
+    assert SERVICE_NAME in [service.name for service in answer.list_services_response.service]
+
+
+def test_server_when_port_is_zero_then_takes_a_free_one() -> None:
+    with serving(Answering()) as first, serving(Answering()) as second:
+        assert first != second
+        assert not first.endswith(":0")
+
+
+def test_server_when_the_port_is_taken_then_refused() -> None:
+    async def listen(port: int) -> None:
+        ControlServer(Answering(), host="127.0.0.1", port=port, token=None)
+
+    with serving(Answering()) as address, pytest.raises(RuntimeError):
+        asyncio.run(listen(int(address.rpartition(":")[2])))

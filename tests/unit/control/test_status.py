@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+
+import grpc
+import pytest
+
+from tdserve.control.status import ERROR_METADATA_KEY, decode_failure, encode_failure, from_rpc_error
+from tdserve.errors import (
+    CapacityError,
+    ConnectError,
+    DeadlineExceededError,
+    Field,
+    PeerLostError,
+    RemoteProtocolError,
+    StoreNotFoundError,
+    TDServeError,
+    UnauthenticatedError,
+    error_classes,
+)
+from tdserve.v1 import control_pb2
+from tests.unit.control.serving import same
+
+
+class Failed(grpc.RpcError):
+    """A failed call as gRPC shows it."""
+
+    def __init__(self, code: grpc.StatusCode, *metadata: tuple[str, bytes]) -> None:
+        self._code = code
+        self._metadata = metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "told by grpc"
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._metadata
+
+
+def example(cls: type[TDServeError]) -> TDServeError:
+    """An error of the class, with a value of its own in every field."""
+    texts = {name: f"{name} of {cls.__name__}" for name, value in cls.defaults.items() if isinstance(value, str)}
+    numbers = {name: 17 + place for place, (name, value) in enumerate(cls.defaults.items()) if name not in texts}
+    return cls(**texts, **numbers)
+
+
+@pytest.mark.parametrize("cls", error_classes().values(), ids=list(error_classes()))
+def test_error_when_it_crosses_the_wire_then_equal(cls: type[TDServeError]) -> None:
+    sent = encode_failure(example(cls)).SerializeToString()
+    assert same(decode_failure(control_pb2.Failure.FromString(sent)), example(cls))
+
+
+@pytest.mark.parametrize("cls", error_classes().values(), ids=list(error_classes()))
+def test_error_when_it_has_a_code_then_grpc_knows_it(cls: type[TDServeError]) -> None:
+    assert isinstance(getattr(grpc.StatusCode, cls.code), grpc.StatusCode)
+
+
+@pytest.mark.parametrize("value", [None, True, False, 0, -(2**63), 2**63 - 1, 2.5, -0.0, math.inf, "", "ä\n"])
+def test_field_when_of_any_kind_then_survives(value: Field) -> None:
+    found = decode_failure(encode_failure(CapacityError(asked=value))).fields["asked"]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(("value", "shown"), [(2**63, str(2**63)), ("\ud800", "?")])
+def test_field_when_it_fits_no_message_then_arrives_as_text(value: Field, shown: str) -> None:
+    assert decode_failure(encode_failure(CapacityError(asked=value))).fields["asked"] == shown
+
+
+def test_failure_when_its_class_is_unknown_then_remote_protocol_error() -> None:
+    error = decode_failure(control_pb2.Failure(error="FutureError"))
+    assert isinstance(error, RemoteProtocolError)
+    assert error.received == "FutureError"
+
+
+def test_failure_when_it_has_an_unknown_field_then_the_rest_arrives() -> None:
+    failure = encode_failure(StoreNotFoundError(name="x"))
+    failure.fields["novelty"].text = "y"
+    assert same(decode_failure(failure), StoreNotFoundError(name="x"))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ConnectError(address="host:1", reason="told by grpc")),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceededError(what="ListStores at host:1", timeout_s=2.0)),
+        (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError(address="host:1")),
+        (grpc.StatusCode.CANCELLED, PeerLostError(peer="the server at host:1", reason="ListStores was cancelled")),
+    ],
+)
+def test_rpc_error_when_grpc_itself_failed_then_its_meaning(code: grpc.StatusCode, expected: TDServeError) -> None:
+    assert same(from_rpc_error(Failed(code), address="host:1", what="ListStores", timeout_s=2.0), expected)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED])
+def test_rpc_error_when_nobody_of_ours_would_say_it_then_remote_protocol_error(code: grpc.StatusCode) -> None:
+    error = from_rpc_error(Failed(code), address="host:1", what="ListStores", timeout_s=2.0)
+    assert isinstance(error, RemoteProtocolError)
+    assert "host:1" in error.expected
+
+
+def test_rpc_error_when_the_server_sent_ours_then_that() -> None:
+    ours = StoreNotFoundError(name="x")
+    failed = Failed(grpc.StatusCode.NOT_FOUND, (ERROR_METADATA_KEY, encode_failure(ours).SerializeToString()))
+    assert same(from_rpc_error(failed, address="", what="", timeout_s=0.0), ours)
+
+
+def test_rpc_error_when_it_says_nothing_at_all_then_remote_protocol_error() -> None:
+    assert isinstance(from_rpc_error(grpc.RpcError(), address="", what="", timeout_s=0.0), RemoteProtocolError)

@@ -1,0 +1,42 @@
+"""One event loop and one data worker for all tests of the control process: a worker takes seconds to import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tdserve.server.workers import DataWorker
+from tests.unit.server.world import Loop, World
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Loop]:
+    """Runs coroutines."""
+    made = Loop()
+    yield made
+    made.loop.run_until_complete(made.loop.shutdown_default_executor())
+    made.loop.close()
+
+
+@pytest.fixture(scope="session")
+def worker(run: Loop) -> Iterator[DataWorker]:
+    """A live data worker."""
+    made = DataWorker(0, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
+
+    async def start() -> None:
+        made.start()
+        await made.ready.wait()
+
+    run(start())
+    yield made
+    run(made.stop())
+
+
+@pytest.fixture
+def world(tmp_path: Path, worker: DataWorker) -> Iterator[World]:
+    """The parts of a control process on a fresh root."""
+    made = World(tmp_path / "root", worker)
+    yield made
+    made.close()

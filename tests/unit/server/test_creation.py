@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.errors import (
+    InvalidRequestError,
+    InvalidSpecError,
+    NotSupportedError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TDServeError,
+)
+from tdserve.server.creation import MAX_CAPACITY_ROWS
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, World
+
+SPEC = codec.encode(capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec)
+TENSORDICT = control_pb2.STORE_KIND_TENSORDICT
+REPLAY = control_pb2.STORE_KIND_REPLAY
+
+
+def asked(**fields: Any) -> control_pb2.CreateStoreRequest:
+    """A request for a tensordict store "x"."""
+    return control_pb2.CreateStoreRequest(**{"name": "x", "kind": TENSORDICT, "spec": SPEC, **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_rows"), [(TENSORDICT, 4), (REPLAY, 0), (control_pb2.STORE_KIND_WEIGHTS, 4)]
+)
+def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: Any, num_rows: int) -> None:
+    answer = run(world.creation.create(asked(kind=kind, capacity=10)))
+    assert answer.created
+    assert (answer.description.kind, answer.description.num_rows) == (kind, num_rows)
+    assert list((world.root.path / answer.description.path).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"name": ""}, InvalidRequestError),
+        ({"name": "../x"}, InvalidRequestError),
+        ({"kind": 0}, InvalidRequestError),
+        ({"spec": None}, InvalidSpecError),
+        ({"kind": REPLAY, "capacity": 0}, InvalidRequestError),
+        ({"kind": REPLAY, "capacity": MAX_CAPACITY_ROWS + 1}, InvalidRequestError),
+        ({"kind": REPLAY, "capacity": 5, "min_size": 6}, InvalidRequestError),
+        ({"kind": REPLAY, "capacity": 5, "settings": '{"sampler": {"kind": "psychic"}}'}, NotSupportedError),
+    ],
+)
+def test_create_when_it_cannot_be_then_typed_error_and_nothing_is_there(
+    world: World, run: Loop, fields: dict[str, Any], error: type[TDServeError]
+) -> None:
+    with pytest.raises(error):
+        run(world.creation.create(asked(**fields)))
+    assert len(world.stores.catalog) == 0
+    assert list((world.root.path / "stores").glob("*")) == []
+
+
+def test_create_when_it_exists_then_returned_only_with_exists_ok(world: World, run: Loop) -> None:
+    run(world.creation.create(asked()))
+    assert not run(world.creation.create(asked(exists_ok=True))).created
+    with pytest.raises(StoreExistsError):
+        run(world.creation.create(asked()))
+    with pytest.raises(StoreExistsError, match="'x'"):
+        run(world.creation.create(asked(exists_ok=True, kind=REPLAY, capacity=3)))
+
+
+def test_create_when_two_ask_at_once_then_one_is_made_and_both_get_it(world: World, run: Loop) -> None:
+    async def scenario() -> list[bool]:
+        answers = await asyncio.gather(*(world.creation.create(asked(exists_ok=True)) for _ in range(5)))
+        assert len({answer.description.uid for answer in answers}) == 1
+        return [answer.created for answer in answers]
+
+    assert sorted(run(scenario())) == [False, False, False, False, True]
+
+
+def test_delete_when_there_is_no_such_store_then_error(world: World, run: Loop) -> None:
+    run(world.creation.create(asked()))
+    run(world.creation.delete("x"))
+    with pytest.raises(StoreNotFoundError):
+        run(world.creation.delete("x"))
+
+
+def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: World, run: Loop) -> None:
+    run(world.creation.create(asked(name="whole")))
+    run(world.creation.create(asked(name="half", loading=True, session=3)))
+    run(world.creation.create(asked(name="other", loading=True, session=4)))
+    run(world.creation.abandon(3))
+    assert world.stores.loading_of(3) == []
+    assert [entry.name for entry in world.stores.loading_of(4)] == ["other"]
+    run(world.creation.create(asked(name="half")))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.errors import WrongStateError
+from tdserve.server.entry import Entry
+from tdserve.spec import codec
+from tests.unit.server.world import Loop, World
+
+TD = TensorDict({"a": torch.zeros(4, 2)}, [4])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A tensordict store."""
+    return run(world.create("x", TD))
+
+
+def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: Entry) -> None:
+    known: set[bytes] = set()
+    first, second = entry.ref(known), entry.ref(known)
+    assert codec.decode(first.spec) == entry.spec
+    assert not second.HasField("spec")
+    assert first.uid == second.uid == entry.record.uid
+    assert first.folder == str(entry.folder)
+
+
+def test_rules_when_of_another_kind_then_error_names_store_and_kind(entry: Entry) -> None:
+    with pytest.raises(WrongStateError, match="store 'x' is a tensordict store"):
+        entry.replay_table()
+    with pytest.raises(WrongStateError, match="weights"):
+        entry.weight_versions()
+
+
+def test_content_version_when_writes_are_applied_then_counts_them(entry: Entry) -> None:
+    assert entry.content_version == 0
+    assert entry.generations is not None
+    entry.generations.values[-1] = 6
+    assert entry.content_version == 3

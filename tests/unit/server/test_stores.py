@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.catalog import StoreRecord
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    CapacityError,
+    CorruptDataError,
+    DeadlineExceededError,
+    InvalidSpecError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
+from tdserve.server.stores import stored_spec
+from tdserve.spec.capture import capture
+from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tests.unit.server.world import Loop, World
+
+TD = TensorDict({"a": torch.zeros(4, 2)}, [4])
+SPEC = capture(TD).spec
+RECORD = StoreRecord(name="x", kind="tensordict", uid="", fingerprint=SPEC.fingerprint, num_rows=4)
+
+
+def test_create_when_done_then_visible_with_files(world: World, run: Loop) -> None:
+    entry = run(world.stores.create(RECORD, SPEC))
+    assert world.stores.get("x") is entry
+    assert (entry.folder / "rows").is_dir()
+    assert entry.record.nbytes == 32
+    assert world.stores.find_uid(entry.record.uid) is entry
+
+
+def test_create_when_the_name_is_taken_then_error_and_the_first_stays(world: World, run: Loop) -> None:
+    entry = run(world.stores.create(RECORD, SPEC))
+    with pytest.raises(StoreExistsError):
+        run(world.stores.create(RECORD, SPEC))
+    assert world.stores.get("x") is entry
+    assert entry.folder.is_dir()
+
+
+def test_create_when_the_disk_is_too_small_then_nothing_stays(world: World, run: Loop) -> None:
+    huge = Spec(Node((1,), None, None, None, (("a", TensorLeaf("uint8", (1, 2**50))),)))
+    with pytest.raises(CapacityError):
+        run(world.stores.create(RECORD, huge))
+    assert world.stores.find("x") is None
+    assert list((world.root.path / "stores").glob("*")) == []
+    run(world.stores.create(RECORD, SPEC))
+
+
+def test_find_when_loading_then_hidden_but_its_session_has_it(world: World, run: Loop) -> None:
+    entry = run(world.stores.create(replace(RECORD, loading=True), SPEC, owner_session=3))
+    assert world.stores.find("x") is None
+    assert world.stores.get_loading("x", 3) is entry
+    assert world.stores.loading_of(3) == [entry]
+    with pytest.raises(StoreNotFoundError):
+        world.stores.get_loading("x", 4)
+    with world.db.transaction() as txn:
+        world.stores.publish_loaded(entry, txn)
+    assert world.stores.find("x") is entry
+    assert world.stores.loading_of(3) == []
+
+
+def test_restore_when_restarted_then_stores_are_back_and_half_made_ones_gone(world: World, run: Loop) -> None:
+    uid = run(world.stores.create(RECORD, SPEC)).record.uid
+    half = run(world.stores.create(replace(RECORD, name="half", loading=True), SPEC, owner_session=3))
+    world.reopen()
+    assert [record.name for record in world.stores.catalog] == ["x"]
+    assert world.stores.get("x").record.uid == uid
+    assert not half.folder.exists()
+
+
+def test_restore_when_killed_in_the_middle_of_a_delete_then_the_rest_is_removed(world: World) -> None:
+    trash = world.root.path / "stores" / ".deleted-abc"
+    trash.mkdir(parents=True)
+    world.reopen()
+    assert not trash.exists()
+
+
+def test_delete_when_done_then_name_and_files_are_free(world: World, run: Loop) -> None:
+    first = run(world.stores.create(RECORD, SPEC))
+    run(world.stores.delete(first))
+    assert world.stores.find("x") is None
+    assert not first.folder.exists()
+    assert run(world.stores.create(RECORD, SPEC)).record.uid != first.record.uid
+
+
+def test_find_when_files_are_damaged_then_error_and_other_stores_go_on(world: World, run: Loop) -> None:
+    folder = run(world.stores.create(RECORD, SPEC)).folder
+    run(world.stores.create(replace(RECORD, name="y"), SPEC))
+    (path,) = folder.glob("gen*")
+    path.write_bytes(b"short")
+    world.reopen()
+    with pytest.raises(CorruptDataError, match=path.name):
+        world.stores.find("x")
+    assert world.stores.get("y").name == "y"
+
+
+def test_wait_when_the_store_comes_then_returned(world: World, run: Loop) -> None:
+    async def scenario() -> bool:
+        waiting = asyncio.create_task(world.stores.wait("x", Deadline.after(20.0)))
+        await asyncio.sleep(0)
+        created = await world.stores.create(RECORD, SPEC)
+        return await waiting is created
+
+    assert run(scenario())
+
+
+def test_wait_when_it_does_not_come_then_error_by_the_way_of_asking(world: World, run: Loop) -> None:
+    with pytest.raises(StoreNotFoundError):
+        run(world.stores.wait("x", Deadline.after(0)))
+    with pytest.raises(DeadlineExceededError, match="store 'x'"):
+        run(world.stores.wait("x", Deadline.after(0.01)))
+
+
+def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -> None:
+    assert world.stores.existing_or_refuse("x", RECORD, exists_ok=True) is None
+    entry = run(world.stores.create(RECORD, SPEC))
+    assert world.stores.existing_or_refuse("x", RECORD, exists_ok=True) is entry
+    with pytest.raises(StoreExistsError):
+        world.stores.existing_or_refuse("x", RECORD, exists_ok=False)
+    with pytest.raises(StoreExistsError):
+        world.stores.existing_or_refuse("x", replace(RECORD, fingerprint=b"other"), exists_ok=True)
+
+
+def test_spec_of_when_learnt_then_known_also_after_a_restart(world: World) -> None:
+    with pytest.raises(InvalidSpecError):
+        world.stores.spec_of(SPEC.fingerprint)
+    world.stores.learn_spec(SPEC)
+    world.reopen()
+    assert world.stores.spec_of(SPEC.fingerprint) == SPEC
+
+
+def test_stored_spec_when_of_a_replay_then_has_its_capacity_and_no_key_of_ours() -> None:
+    replay = replace(RECORD, kind="replay", capacity=9)
+    assert stored_spec(replay, SPEC).batch_size == (9, 4)
+    taken = capture(TensorDict({"index": torch.zeros(4)}, [4])).spec
+    with pytest.raises(InvalidSpecError, match="'index'"):
+        stored_spec(replay, taken)
+    assert stored_spec(RECORD, taken) is taken

@@ -1,0 +1,157 @@
+"""The parts of a control process on a root of their own, joined to one real data worker; clients are outboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path as FilePath
+from typing import Any, TypeVar
+
+import torch
+
+from tdserve.client.incoming import views
+from tdserve.client.outgoing import Outgoing
+from tdserve.control.servicer import SessionLink
+from tdserve.control.status import decode_failure
+from tdserve.errors import TDServeError
+from tdserve.ids import new_client_id
+from tdserve.layout import Layout
+from tdserve.replay.limiter import MinSize
+from tdserve.replay.settings import Settings
+from tdserve.server.answers import Answers
+from tdserve.server.creation import Creation
+from tdserve.server.entry import Entry
+from tdserve.server.publishing import Publishing
+from tdserve.server.replays import Replays
+from tdserve.server.session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.tensordicts import TensorDicts
+from tdserve.server.traffic import Traffic
+from tdserve.server.workers import DataWorker
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.root import Root
+from tdserve.transport.ends import FlatEnd
+from tdserve.transport.stream import unpack
+from tdserve.v1 import control_pb2
+
+TIMEOUT_S = 30.0
+INLINE_BYTES = 1 << 20
+
+_Result = TypeVar("_Result")
+
+
+class Loop:
+    """One event loop for all tests of this folder: the data worker's socket lives on it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+
+    def __call__(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Runs a coroutine to its end, which must come."""
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, TIMEOUT_S))
+
+
+class Outbox:
+    """What gRPC gives for a stream, kept in memory."""
+
+    def __init__(self) -> None:
+        self.messages: list[control_pb2.ServerMessage] = []
+
+    async def write(self, message: control_pb2.ServerMessage) -> None:
+        self.messages.append(message)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def done(self) -> control_pb2.Done:
+        """The one answer, which is Done."""
+        (message,) = self.messages
+        assert message.HasField("done"), message
+        self.messages.clear()
+        return message.done
+
+    def error(self) -> TDServeError:
+        """The one answer, which is Failure."""
+        (message,) = self.messages
+        assert message.HasField("failure"), message
+        self.messages.clear()
+        return decode_failure(message.failure)
+
+
+class World:
+    """Everything but the gRPC server."""
+
+    def __init__(self, path: FilePath, worker: DataWorker) -> None:
+        self.worker = worker
+        self.path = path
+        self.open()
+
+    def open(self) -> None:
+        """As after a start."""
+        self.root = Root.acquire(self.path)
+        self.db = CatalogDB(self.root.catalog_folder)
+        self.stores = Stores(self.root, self.db)
+        self.stores.restore()
+        self.answers = Answers(self.db)
+        self.traffic = Traffic()
+        self.creation = Creation(self.stores, [self.worker])
+        self.tensordicts = TensorDicts(
+            self.stores, self.answers, values_worker=self.worker, traffic=self.traffic, inline_bytes=INLINE_BYTES
+        )
+        self.replays = Replays(
+            self.stores, self.answers, values_worker=self.worker, traffic=self.traffic, inline_bytes=INLINE_BYTES
+        )
+        self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic, inline_bytes=INLINE_BYTES)
+
+    def close(self) -> None:
+        """As after a stop."""
+        self.db.close()
+        self.root.release()
+
+    def reopen(self) -> None:
+        """As after a restart."""
+        self.close()
+        self.open()
+
+    def session(self, number: int = 1) -> ClientSession:
+        """An open session of a client of its own; ``outbox`` gives what it is told."""
+        hello = control_pb2.Hello(client_id=new_client_id(), transport="gloo")
+        link = SessionLink(Outbox())
+        session = ClientSession(number, hello, link, worker=self.worker, interface="127.0.0.1")
+        session.opened()
+        return session
+
+    async def create(self, name: str, td: Any, **fields: Any) -> Entry:
+        """A tensordict store of this structure, visible, of zeros."""
+        fields = {"kind": control_pb2.STORE_KIND_TENSORDICT, **fields}
+        request = control_pb2.CreateStoreRequest(name=name, spec=codec.encode(capture(td).spec), **fields)
+        await self.creation.create(request)
+        return self.stores.get(name) if not request.loading else self.stores.get_loading(name, request.session)
+
+    async def create_replay(self, name: str, like: Any, capacity: int, *, min_size: int = 1) -> Entry:
+        """A replay of rows like this one."""
+        settings = Settings(limiter=MinSize(min_size)).to_json()
+        kind = control_pb2.STORE_KIND_REPLAY
+        return await self.create(name, like, kind=kind, capacity=capacity, settings=settings)
+
+
+def outbox(session: ClientSession) -> Outbox:
+    """Where the session's answers go."""
+    box: Outbox = session.link._context
+    return box
+
+
+def content_of(td: Any, fingerprint: bytes | None = None) -> control_pb2.Content:
+    """A tensordict as inline content; the fingerprint is that of the store, by default that of ``td``."""
+    captured = capture(td)
+    known = captured.spec.fingerprint if fingerprint is None else fingerprint
+    return Outgoing(captured, fingerprint=known, inline_bytes=INLINE_BYTES, store="").message
+
+
+def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:
+    """Inline content by the last key of each column."""
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    unpack(inline, layout.messages, FlatEnd(buffer))
+    return {slot.path[-1]: column for slot, column in zip(layout.slots, views(layout, buffer))}

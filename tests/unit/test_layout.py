@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdserve.layout import ALIGNMENT_BYTES, LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing, align
+from tdserve.spec import codec
+from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.tree import Entry, Node, Spec, TensorLeaf
+from tdserve.v1 import spec_pb2
+
+dtypes = st.sampled_from(sorted(ITEMSIZE))
+sizes = st.sampled_from([0, 1, 2, 3, 64, 1000, LARGE_LEAF_BYTES // 4, MAX_MESSAGE_BYTES, 3 * MAX_MESSAGE_BYTES + 1])
+shapes = st.lists(st.integers(0, 5), max_size=2).flatmap(lambda dims: sizes.map(lambda size: (*dims, size)))
+leaves = st.builds(TensorLeaf, dtypes, st.just(()) | shapes)
+trailings = st.lists(st.tuples(dtypes, shapes), max_size=3).map(
+    lambda columns: tuple(Trailing(f"t{number}", dtype, shape) for number, (dtype, shape) in enumerate(columns))
+)
+
+
+def spec_of(*entries: Entry) -> Spec:
+    """A flat structure."""
+    return Spec(Node((), None, None, None, tuple((f"k{number}", entry) for number, entry in enumerate(entries))))
+
+
+specs = st.lists(leaves, max_size=12).map(lambda found: spec_of(*found))
+
+
+@given(specs, trailings)
+def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
+    layout = Layout.of(spec, trailing)
+    assert [slot.path for slot in layout.slots[: layout.num_leaves]] == [path for path, _ in spec.tensors]
+    assert all(slot.offset % ALIGNMENT_BYTES == 0 for slot in layout.slots)
+    assert all(first.offset + first.nbytes <= second.offset for first, second in pairwise(layout.slots))
+    end = max((slot.offset + slot.nbytes for slot in layout.slots), default=0)
+    assert layout.nbytes == align(end)
+
+
+@given(specs, trailings)
+def test_messages_when_cut_then_cover_every_byte_once(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
+    layout = Layout.of(spec, trailing)
+    parts = [part for message in layout.messages for part in message.parts]
+    for number, slot in enumerate(layout.slots):
+        spans = [(part.start, part.stop) for part in parts if part.slot == number]
+        ends = [0, *(stop for _, stop in spans)]
+        assert [start for start, _ in spans] == ends[:-1]
+        assert ends[-1] == slot.nbytes
+    assert all(part.stop > part.start for part in parts)
+
+
+@given(specs, trailings)
+def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
+    spec: Spec, trailing: tuple[Trailing, ...]
+) -> None:
+    layout = Layout.of(spec, trailing)
+    for message in layout.messages:
+        for part in message.parts:
+            assert message.offset + part.offset == layout.slots[part.slot].offset + part.start
+            assert part.offset + part.stop - part.start <= message.nbytes
+    assert layout.message_nbytes == tuple(message.nbytes for message in layout.messages)
+
+
+@given(specs, trailings)
+def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
+    spec: Spec, trailing: tuple[Trailing, ...]
+) -> None:
+    layout = Layout.of(spec, trailing)
+    for message in layout.messages:
+        of_leaves = [part for part in message.parts if part.slot < layout.num_leaves]
+        assert sum(part.stop - part.start for part in of_leaves) <= MAX_MESSAGE_BYTES
+        if any(layout.slots[part.slot].nbytes >= LARGE_LEAF_BYTES for part in of_leaves):
+            assert len(message.parts) == 1
+
+
+@given(specs, trailings)
+def test_trailing_when_there_is_any_then_all_of_it_is_in_the_last_message(
+    spec: Spec, trailing: tuple[Trailing, ...]
+) -> None:
+    layout = Layout.of(spec, trailing)
+    with_trailing = [
+        message for message in layout.messages if any(part.slot >= layout.num_leaves for part in message.parts)
+    ]
+    assert with_trailing == ([layout.messages[-1]] if with_trailing else [])
+    assert [slot.path for slot in layout.slots[layout.num_leaves :]] == [(column.name,) for column in trailing]
+
+
+@given(specs, trailings)
+def test_layout_when_the_spec_crossed_the_wire_then_equal(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
+    theirs = codec.decode(spec_pb2.Spec.FromString(codec.encode(spec).SerializeToString()))
+    assert Layout.of(theirs, trailing) == Layout.of(spec, trailing)
+    assert Layout.of(theirs, trailing).messages == Layout.of(spec, trailing).messages
+
+
+def test_layout_when_asked_again_then_the_same_object() -> None:
+    spec = spec_of(TensorLeaf("float32", (3,)))
+    column = Trailing("t", "int64", (3,))
+    assert Layout.of(spec) is Layout.of(spec)
+    assert Layout.of(spec) is not Layout.of(spec, (column,))
+
+
+def test_large_leaf_when_cut_then_pieces_end_between_rows() -> None:
+    (slot,) = Layout.of(spec_of(TensorLeaf("uint8", (100, 84_001)))).slots
+    messages = Layout.of(spec_of(TensorLeaf("uint8", (100, 84_001)))).messages
+    assert slot.row_nbytes == 84_001
+    assert len(messages) == 3
+    assert all(part.start % 84_001 == 0 for message in messages for part in message.parts)
+
+
+def test_row_nbytes_when_there_is_no_row_then_the_whole_leaf() -> None:
+    scalar, empty = Layout.of(spec_of(TensorLeaf("float64", ()), TensorLeaf("float64", (0, 3)))).slots
+    assert (scalar.row_nbytes, empty.row_nbytes) == (8, 0)

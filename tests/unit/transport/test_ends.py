@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
+from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes
+
+SMALL = TensorLeaf("float32", (3, 2))
+LARGE = TensorLeaf("uint8", (3, LARGE_LEAF_BYTES))
+COUNT = Trailing("count", "int64", (1,))
+
+
+def layout_of(*leaves: TensorLeaf, trailing: tuple[Trailing, ...] = ()) -> Layout:
+    """Leaves of three rows, in this order."""
+    entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
+    return Layout.of(Spec(Node((3,), None, None, None, entries)), trailing)
+
+
+def filled(end: Any, message: Message) -> torch.Tensor:
+    """A message's bytes as the source copies them together."""
+    staging = torch.zeros(message.nbytes, dtype=torch.uint8)
+    end.fill(message, staging)
+    return staging
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float8_e5m2])
+def test_as_bytes_when_viewed_then_shares_memory(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(3, 2).to(dtype)
+    raw = as_bytes(tensor)
+    assert (raw.dtype, raw.shape, raw.data_ptr()) == (torch.uint8, (tensor.nbytes,), tensor.data_ptr())
+    assert as_bytes(torch.tensor(1.5)).shape == (4,)
+
+
+def test_leaf_end_when_a_message_is_one_leaf_then_its_own_memory() -> None:
+    layout = layout_of(LARGE)
+    leaf = torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)
+    place = LeafEnd([leaf]).direct(layout.messages[0])
+    assert place is not None
+    place.fill_(9)
+    assert bool((leaf == 9).all())
+
+
+def test_leaf_end_when_a_message_has_several_leaves_then_copied_together() -> None:
+    layout = layout_of(SMALL, SMALL)
+    leaves = [torch.arange(6.0).view(3, 2), -torch.ones(3, 2)]
+    (message,) = layout.messages
+    assert LeafEnd(leaves).direct(message) is None
+    targets = [torch.zeros(3, 2), torch.zeros(3, 2)]
+    LeafEnd(targets).drain(message, filled(LeafEnd(leaves), message))
+    assert all(map(torch.equal, leaves, targets))
+
+
+def test_flat_end_when_filled_and_drained_then_the_buffer_itself() -> None:
+    layout = layout_of(SMALL, LARGE)
+    first = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
+    second = first.clone()
+    for message in layout.messages:
+        assert FlatEnd(first).direct(message).data_ptr() == first[message.offset :].data_ptr()
+        FlatEnd(second).drain(message, filled(FlatEnd(first), message))
+    assert torch.equal(first, second)
+
+
+def test_indexed_end_when_walked_then_each_leaf_is_taken_once() -> None:
+    layout = layout_of(SMALL, TensorLeaf("uint8", (3, 4_000_000)))
+    taken: list[int] = []
+
+    def take(slot: int) -> torch.Tensor:
+        taken.append(slot)
+        return torch.zeros(layout.slots[slot].shape[::-1], dtype=torch.uint8 if slot else torch.float32).T
+
+    end = IndexedEnd(layout, take)
+    pieces = [end.direct(message) for message in layout.messages]
+    assert taken == [0, 1]
+    assert [len(piece) for piece in pieces if piece is not None] == list(layout.message_nbytes)
+
+
+def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
+    layout = layout_of(SMALL, trailing=(COUNT, COUNT))
+    calls: list[str] = []
+
+    def take(slot: int) -> torch.Tensor:
+        calls.append("leaf")
+        return torch.ones(3, 2)
+
+    def trail() -> list[torch.Tensor]:
+        calls.append("trailer")
+        return [torch.tensor([5]), torch.tensor([6])]
+
+    end = IndexedEnd(layout, take, trail)
+    assert end.direct(layout.messages[-1]) is None
+    staging = filled(end, layout.messages[-1])
+    assert calls == ["leaf", "trailer"]
+    assert staging[64:72].view(torch.int64).item() == 5
+    assert staging[128:136].view(torch.int64).item() == 6
+
+
+def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
+    layout = layout_of(LARGE)
+    ring = torch.zeros(10, LARGE_LEAF_BYTES, dtype=torch.uint8)
+    place = RowEnd(layout, [ring], torch.tensor([4, 5, 6])).direct(layout.messages[0])
+    assert place is not None
+    place.fill_(1)
+    assert ring.sum(1).nonzero().flatten().tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("rows", [[4, 6, 5], [9, 0, 1], [2, 2, 2]])
+def test_row_end_when_rows_are_scattered_then_copied(rows: list[int]) -> None:
+    layout = layout_of(SMALL, LARGE)
+    rings = [torch.rand(10, 2), torch.randint(0, 256, (10, LARGE_LEAF_BYTES), dtype=torch.uint8)]
+    end = RowEnd(layout, rings, torch.tensor(rows))
+    taken = [torch.zeros(3, 2), torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)]
+    for message in layout.messages:
+        assert len(message.parts) > 1 or end.direct(message) is None
+        LeafEnd(taken).drain(message, filled(end, message))
+    assert all(torch.equal(ring[rows], leaf) for ring, leaf in zip(rings, taken))
+
+
+def test_row_end_when_rows_wrap_around_then_scattered_to_both_ends() -> None:
+    layout = layout_of(SMALL)
+    ring = torch.zeros(10, 2)
+    content = torch.arange(1.0, 7.0).view(3, 2)
+    message = layout.messages[0]
+    RowEnd(layout, [ring], torch.tensor([8, 9, 0])).drain(message, as_bytes(content))
+    assert torch.equal(ring[[8, 9, 0]], content)
+    assert not ring[1:8].any()
+
+
+def test_row_end_when_there_is_no_row_then_nothing_to_do() -> None:
+    spec = Spec(Node((0,), None, None, None, (("a", TensorLeaf("float32", (0, 2))),)))
+    RowEnd(Layout.of(spec), [torch.zeros(10, 2)], torch.empty(0, dtype=torch.int64))
+    assert Layout.of(spec).messages == ()

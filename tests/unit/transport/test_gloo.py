@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+
+from tdserve.errors import ConnectError, DeadlineExceededError
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tests.conformance.test_transport_gloo import gloo_pair
+
+
+def test_set_when_called_then_published_and_known_here() -> None:
+    told: list[tuple[str, bytes]] = []
+    store = KVStore(lambda key, value: told.append((key, value)))
+    store.set("rank 0", "text")
+    store.set("rank 1", b"bytes")
+    assert told == [("rank 0", b"text"), ("rank 1", b"bytes")]
+    assert store.get("rank 0") == b"text"
+
+
+def test_wait_when_the_other_end_sets_later_then_returns() -> None:
+    store = KVStore(lambda key, value: None)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(store.wait, ["a", "b"], timedelta(seconds=1))
+        store.feed("b", b"2")
+        store.feed("a", b"1")
+        waiting.result(5.0)
+    assert store.get("a") == b"1"
+
+
+def test_get_when_closed_then_connect_error_but_known_entries_stay() -> None:
+    store = KVStore(lambda key, value: None)
+    store.feed("known", b"x")
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(store.get, "unknown")
+        store.close()
+        with pytest.raises(ConnectError, match="closed during the rendezvous"):
+            waiting.result(5.0)
+    assert store.get("known") == b"x"
+
+
+def test_connect_when_the_session_ends_meanwhile_then_connect_error() -> None:
+    store = KVStore(lambda key, value: None)
+    store.close()
+    with pytest.raises(ConnectError, match="gloo"):
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody")
+
+
+def test_connect_when_the_address_is_not_ours_then_connect_error() -> None:
+    store = KVStore(lambda key, value: None)
+    with pytest.raises(ConnectError) as raised:
+        GlooChannel(store, CLIENT_RANK, host="192.0.2.1", peer="nobody")
+    assert raised.value.address == "192.0.2.1"
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.0109, 0.0209, 0.0309, 0.0409])
+def test_wait_when_timeout_is_no_whole_millisecond_then_still_a_deadline(timeout_s: float) -> None:
+    first, second = gloo_pair()
+    with pytest.raises(DeadlineExceededError) as raised:
+        second.recv(torch.zeros(8, dtype=torch.uint8), 0).wait(timeout_s)
+    assert raised.value.timeout_s == timeout_s
+    first.close()

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tdserve.errors import DeadlineExceededError, PeerLostError
+from tdserve.layout import Layout, Trailing
+from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
+from tdserve.transport.loopback import LoopbackChannel
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack, wait_all
+
+STATE = Trailing("state", "int64", (1,))
+
+
+def layout_of(num_large: int, *, num_small: int = 0, trailing: tuple[Trailing, ...] = ()) -> Layout:
+    """Leaves of 300 kB, which travel alone, and of 12 bytes, which do not."""
+    leaves = [TensorLeaf("uint8", (300_000,))] * num_large + [TensorLeaf("float32", (3,))] * num_small
+    entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
+    return Layout.of(Spec(Node((), None, None, None, entries)), trailing)
+
+
+def random_bytes(nbytes: int) -> torch.Tensor:
+    """Content."""
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+
+
+def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_made_after_the_rest_left() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(4, trailing=(STATE,))
+    leaves = [random_bytes(300_000) for _ in range(4)]
+    received = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    has_arrived: list[bool] = []
+
+    def trail() -> list[torch.Tensor]:
+        # The loopback takes a send only when it is received: what has left lies there.
+        pairs = zip(layout.slots, leaves)
+        has_arrived.extend(torch.equal(received[slot.offset : slot.offset + slot.nbytes], leaf) for slot, leaf in pairs)
+        return [torch.tensor([77])]
+
+    with ThreadPoolExecutor(1) as thread:
+        source = IndexedEnd(layout, leaves.__getitem__, trail)
+        sending = thread.submit(send_messages, ours, 0, layout.messages, source, pool=BufferPool(), timeout_s=5.0)
+        recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=5.0)
+        sending.result(5.0)
+    assert has_arrived == [True] * 4
+    assert received[layout.slots[-1].offset :][:8].view(torch.int64).item() == 77
+
+
+def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(5, num_small=3)
+    content = random_bytes(layout.nbytes)
+    works = start_send(ours, 0, layout.messages, FlatEnd(content), BufferPool())
+    assert len(works) == len(layout.messages) == 6
+    received = torch.zeros_like(content)
+    recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=1.0)
+    wait_all(works, 0.0)
+    for slot in layout.slots:
+        assert torch.equal(received[slot.offset :][: slot.nbytes], content[slot.offset :][: slot.nbytes])
+
+
+def test_wait_all_when_time_is_over_then_deadline_names_the_whole_time_and_the_channel_is_closed() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(2)
+    works = start_send(ours, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), BufferPool())
+    with pytest.raises(DeadlineExceededError, match=r"a transfer did not happen within 0\.01 s"):
+        wait_all(works, 0.01)
+    with pytest.raises(PeerLostError):
+        theirs.recv(torch.zeros(1, dtype=torch.uint8), 0)
+
+
+def test_recv_messages_when_time_is_over_before_the_first_wait_then_the_channel_is_closed() -> None:
+    # Otherwise the receives that were posted would take what is sent to the next one.
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(2)
+    with pytest.raises(DeadlineExceededError):
+        recv_messages(theirs, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), pool=BufferPool(), timeout_s=0.0)
+    with pytest.raises(PeerLostError):
+        ours.send(torch.zeros(1, dtype=torch.uint8), 0)
+
+
+def test_recv_messages_when_all_is_there_then_needs_no_time() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(7)
+    works = start_send(ours, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), BufferPool())
+    received = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=0.0)
+    wait_all(works, 0.0)
+
+
+def test_unpack_when_packed_then_equal() -> None:
+    layout = layout_of(1, num_small=2)
+    leaves = [random_bytes(300_000), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 1.0])]
+    packed = pack(layout.messages, LeafEnd(leaves))
+    assert len(packed) == sum(layout.message_nbytes)
+    received = [torch.zeros_like(leaf) for leaf in leaves]
+    unpack(packed, layout.messages, LeafEnd(received))
+    assert all(map(torch.equal, leaves, received))
+
+
+def test_pack_when_there_is_nothing_then_empty() -> None:
+    assert pack((), LeafEnd([])) == b""
+    unpack(b"", (), LeafEnd([]))
