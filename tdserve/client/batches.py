@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any
@@ -38,6 +38,13 @@ class _Order:
     timeout_s: float
     ready: Queue[Any]
     closed: Event
+    under_way: dict[int, Session] = field(default_factory=dict)
+
+    def end(self) -> None:
+        """Ends the thread, also one that waits for rows: its requests are given up."""
+        self.closed.set()
+        for request, session in list(self.under_way.items()):
+            session.cancel(request)
 
 
 class Batches:
@@ -61,7 +68,7 @@ class Batches:
     ) -> None:
         self._closed = Event()
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
-        order = _Order(
+        self._order = order = _Order(
             client=client,
             name=name,
             stored=stored,
@@ -74,7 +81,7 @@ class Batches:
         )
         self._name = name
         self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{name}", daemon=True)
-        self._finalizer = weakref.finalize(self, self._closed.set)
+        self._finalizer = weakref.finalize(self, order.end)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Any]:
@@ -102,7 +109,7 @@ class Batches:
 
     def close(self) -> None:
         """Ends the iterator and its thread. Idempotent, from any thread."""
-        self._closed.set()
+        self._order.end()
         self._thread.join(timeout=5.0)
 
 
@@ -146,6 +153,8 @@ def _fetch(order: _Order, progress: _Progress) -> None:
         while not order.closed.is_set():
             while len(under_way) < REQUESTS_UNDER_WAY:
                 under_way.append(_ask(order, session))
+            if order.closed.is_set():  # looked at after asking: end() either saw those requests, or was seen here
+                return
             request, pending, deadline = under_way.popleft()
             try:
                 what = f"a batch of {order.name!r}"
@@ -153,8 +162,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                     client, session, request, pending, stored=order.stored, total=total, what=what, deadline=deadline
                 )
             finally:
-                session.forget(request)
-                client.answered(request)
+                _forget(order, session, request)
             for batch in mended(client, order.name, order.stored, rows, deadline).split(order.num_rows):
                 _put(order, batch if order.device is None else batch.to(order.device))
             progress.made()
@@ -174,7 +182,14 @@ def _ask(order: _Order, session: Session) -> tuple[int, Pending, Deadline]:
         num_batches=order.num_batches,
         deadline=deadline,
     )
+    order.under_way[request] = session
     return request, pending, deadline
+
+
+def _forget(order: _Order, session: Session, request: int) -> None:
+    order.under_way.pop(request, None)
+    session.forget(request)
+    order.client.answered(request)
 
 
 def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Pending, Deadline]]) -> None:
@@ -190,8 +205,7 @@ def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Pendin
         except (TransportError, DeadlineExceededError, ClosedError):
             session.close()  # content may still come that nobody would take
         finally:
-            session.forget(request)
-            client.answered(request)
+            _forget(order, session, request)
 
 
 def _put(order: _Order, item: Any) -> None:

@@ -126,6 +126,10 @@ class SessionClient(CatalogClient):
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             return self._executor.submit(work)
 
+    def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | Future[_Result]:
+        """Runs work now and returns its result, or in the background and returns a future."""
+        return self.later(work) if return_early else work()
+
     def next_request(self) -> int:
         """A number for a request; to be handed to ``answered`` when its result is known."""
         with self._lock:

@@ -56,6 +56,7 @@ class ControlProcess:
             DataWorker(
                 number,
                 arguments=(str(config.transfer_timeout_s),),
+                root_fd=root.lock_fd,
                 on_session=lambda report: self._sessions.on_report(report),
                 on_lost=lambda worker: self._sessions.on_worker_lost(worker),
             )

@@ -83,11 +83,12 @@ class Replays:
         """Draws rows and has them sent. None: Accepted was sent, the content follows over the channel.
 
         Raises:
+            StoreNotFoundError: It was deleted: who samples has seen it.
             DeadlineExceededError: The limiter let nothing through in time; the message says what it waits for.
         """
         deadline = Deadline.after(asked.timeout_s)
         with session.waiting():
-            entry = await self._stores.wait(asked.store, deadline)
+            entry = self._stores.get(asked.store)
         table = entry.replay_table()
         num_batches = max(asked.num_batches, 1)
         if asked.num_rows * num_batches > MAX_SAMPLE_ROWS:

@@ -38,6 +38,7 @@ class DataWorker:
     Args:
         number: 0 to ``--workers`` - 1.
         arguments: Handed to the process after its socket and number.
+        root_fd: The root's lock, which the process holds too: it may still write when this process is gone.
         on_session: Called with reports that concern a session: rendezvous entries and losses.
         on_lost: Called when the process has died, after it was reaped: nothing it did goes on any more.
     """
@@ -47,6 +48,7 @@ class DataWorker:
         number: int,
         *,
         arguments: tuple[str, ...],
+        root_fd: int | None = None,
         on_session: Callable[[worker_pb2.Report], None],
         on_lost: Callable[[DataWorker], None],
     ) -> None:
@@ -55,6 +57,7 @@ class DataWorker:
         self.known_specs: set[bytes] = set()
         self.ready = asyncio.Event()
         self._arguments = arguments
+        self._root_fd = root_fd
         self._on_session = on_session
         self._on_lost = on_lost
         self._pending: dict[int, _Pending] = {}
@@ -132,8 +135,9 @@ class DataWorker:
 
     async def _run_once(self) -> None:
         ours, theirs = socket.socketpair()
+        fds = [fd for fd in (theirs.fileno(), self._root_fd) if fd is not None]
         command = [sys.executable, "-m", "tdserve.worker.main", str(theirs.fileno()), str(self.number), *self._arguments]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
         theirs.close()
         gone = asyncio.Event()
         self._socket = await ControlSocket.open(ours, self._on_report, gone.set)

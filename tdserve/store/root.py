@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from pathlib import Path
 
 from tdserve.errors import ClosedError, CorruptDataError, RootInUseError
@@ -16,6 +17,9 @@ from tdserve.store.faults import free_bytes, os_faults
 
 FORMAT_VERSION = 1
 """Version of the whole folder layout. Another one is refused, never converted in silence."""
+
+ORPHANS_TIMEOUT_S = 10.0
+"""Data workers of a server that was killed leave within milliseconds; one that hangs in the kernel may never."""
 
 _FORMAT_FILE = "tdserve.json"
 _LOCK_FILE = "tdserve.lock"
@@ -28,7 +32,9 @@ class Root:
     """An acquired root folder. Build it with :meth:`acquire`, once per server process.
 
     The exclusive ``flock`` belongs to the open file: it ends with :meth:`release` or with this process, however that
-    ends, unless a forked child still holds the file open. So start other processes by ``spawn`` or ``exec``.
+    ends, unless another process still holds the file open. Processes that write below the root are given
+    :attr:`lock_fd`, so that no other server begins before the last of them is gone; any others are to be started by
+    ``spawn`` or ``exec``.
 
     Attributes:
         path: The folder, absolute.
@@ -93,6 +99,11 @@ class Root:
             self._lock_fd = -1
 
     @property
+    def lock_fd(self) -> int:
+        """Descriptor of the lock, for ``pass_fds``: the root is taken for as long as anybody has it open."""
+        return self._held_fd()
+
+    @property
     def is_held(self) -> bool:
         """Whether this object still owns the root."""
         return self._lock_fd >= 0
@@ -132,10 +143,30 @@ class Root:
 
 
 def _lock_or_refuse(lock_fd: int, root: Path) -> None:
+    deadline = time.monotonic() + ORPHANS_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as fault:
+            content = os.pread(lock_fd, 4096, 0)
+            if not _is_gone(content) or time.monotonic() > deadline:
+                raise RootInUseError(root=str(root), holder=_holder_text(content)) from fault
+        time.sleep(0.02)
+
+
+def _is_gone(content: bytes) -> bool:
+    """Whether the holder was killed, and only processes that it had started still keep the lock."""
     try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as fault:
-        raise RootInUseError(root=str(root), holder=_holder_text(os.pread(lock_fd, 4096, 0))) from fault
+        holder = json.loads(content)
+        if holder["host"] != socket.gethostname():
+            return False
+        state = Path(f"/proc/{int(holder['pid'])}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return False
+    return state in (b"Z", b"X")
 
 
 def _holder_text(content: bytes) -> str:

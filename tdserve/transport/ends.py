@@ -38,6 +38,8 @@ class Sink(Protocol):
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor's memory as uint8 ``[nbytes]``; shares it."""
     flat = tensor.reshape(-1) if tensor.dim() != 1 else tensor
+    if flat.stride(0) != 1:  # of none or one element, where torch calls any stride contiguous
+        flat = flat.as_strided(flat.shape, (1,))
     return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)
 
 

@@ -5,6 +5,7 @@ FD is an inherited UNIX socket. When its other end goes, this process ends: a wo
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -22,6 +23,10 @@ from tdserve.worker.session import Surroundings, WorkerSession
 
 VALUES_WORKER = 0
 """The one worker that control asks to write non-tensor values: an LMDB environment has one writing process."""
+
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that this process gets when the one that started it dies."""
 
 
 class Worker:
@@ -77,6 +82,8 @@ def main(arguments: list[str]) -> None:
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Also when this process is stopped, or hangs where it cannot see the socket: nobody can use the root before it is gone.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
     connection = WorkerSocket(socket.socket(fileno=fd))

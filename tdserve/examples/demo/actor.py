@@ -12,7 +12,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.examples.demo.dqn import epsilon, make_network
 from tdserve.examples.demo.options import DemoOptions, parse
-from tdserve.examples.demo.processes import end_on_sigterm
+from tdserve.examples.demo.processes import end_with_parent
 from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_tensordict
 from tdserve.examples.demo.stores import PATIENCE_S, POLICY, WARMUP_ROWS, open_stores, sizes
 
@@ -87,5 +87,5 @@ def act(options: DemoOptions) -> int:
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
+    end_with_parent()
     sys.exit(act(parse("actor")))

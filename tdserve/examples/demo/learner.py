@@ -14,7 +14,7 @@ from torch import nn
 import tdserve
 from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, loss, make_network
 from tdserve.examples.demo.options import DemoOptions, parse
-from tdserve.examples.demo.processes import end_on_sigterm
+from tdserve.examples.demo.processes import end_with_parent
 from tdserve.examples.demo.stores import PATIENCE_S, POLICY, open_stores, sizes
 
 BATCH_SIZE = 256
@@ -62,5 +62,5 @@ def update(network: nn.Module, target: nn.Module, optimizer: torch.optim.Optimiz
 
 
 if __name__ == "__main__":
-    end_on_sigterm()
+    end_with_parent()
     sys.exit(learn(parse("learner")))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 STOP_TIMEOUT_S = 5.0
@@ -45,7 +47,7 @@ class Processes:
         with self._log(name).open("wb") as log:
             self._children[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -72,6 +74,8 @@ class Processes:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
         self._children.clear()
 
     def _log(self, name: str) -> Path:
@@ -98,6 +102,12 @@ class Signals:
         self.received = self.received or signal.Signals(number)
 
 
-def end_on_sigterm() -> None:
-    """In a child: SIGTERM unwinds the stack, so that ``with`` closes the client."""
+def end_with_parent() -> None:
+    """In a child: SIGTERM unwinds the stack, so that ``with`` closes the client; so does a parent that dies unseen."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def wait_for_parent() -> None:
+        sys.stdin.buffer.read()  # ends when the parent, which never writes, is gone
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=wait_for_parent, name="demo-lifeline", daemon=True).start()

@@ -23,8 +23,12 @@ TRANSITIONS_CAPACITY = 50_000
 EPISODES_CAPACITY = 20_000
 """Rows. Many more than a run has, so that the row number is the episode's number."""
 
-WARMUP_ROWS = 512
-"""Rows that each actor collects at random before the first policy, and that learning waits for."""
+MIN_ROWS = 256
+"""Transitions that learning waits for."""
+
+WARMUP_ROWS = 2 * MIN_ROWS
+"""Steps that each actor takes at random before it waits for a first policy: enough for learning to begin, although the
+last steps of unfinished episodes have not been joined and sent yet."""
 
 PATIENCE_S = 60.0
 """Seconds that actors and learner wait for one another; who needs longer is gone."""
@@ -86,7 +90,7 @@ def open_stores(client: tdserve.Client, env: str) -> Stores:
     )
     return Stores(
         client.create_replay(
-            "transitions", like=transition, capacity=TRANSITIONS_CAPACITY, min_size=WARMUP_ROWS, exists_ok=True
+            "transitions", like=transition, capacity=TRANSITIONS_CAPACITY, min_size=MIN_ROWS, exists_ok=True
         ),
         client.create_replay("episodes", like=episode, capacity=EPISODES_CAPACITY, exists_ok=True),
     )
