@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from tdserve.client.client import Client, connect
 from tdserve.config import ServerConfig
@@ -101,7 +101,7 @@ class Server:
         finally:
             os.close(read_fd)
         try:
-            self._address = self._await_ready(timeout_s)
+            self._address = self._await_ready(self._process, timeout_s)
         except BaseException:
             self.shutdown(timeout_s=2.0)
             raise
@@ -137,18 +137,18 @@ class Server:
     ) -> None:
         self.shutdown()
 
-    def _await_ready(self, timeout_s: float) -> str:
-        assert self._process is not None and self._process.stdout is not None
+    def _await_ready(self, process: subprocess.Popen[str], timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s
+        stdout = cast(TextIO, process.stdout)
         while True:
-            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            readable, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not readable:
                 raise DeadlineExceededError(what=f"the start of a server on {self.config.root}", timeout_s=timeout_s)
-            line = self._process.stdout.readline()
+            line = stdout.readline()
             if line.startswith(READY_PREFIX):
                 return line.removeprefix(READY_PREFIX).strip()
             if line.startswith(FAILED_PREFIX):
                 told = json.loads(line.removeprefix(FAILED_PREFIX))
                 raise error_classes()[told["error"]](**told["fields"])
             if not line:
-                raise RemoteProtocolError(expected="a server that starts", received=f"exit code {self._process.wait()}")
+                raise RemoteProtocolError(expected="a server that starts", received=f"exit code {process.wait()}")

@@ -31,3 +31,10 @@ def decode_rows(content: bytes) -> NDArray[np.int64]:
     if len(numbers) == 3 and numbers[0] == _RUN:
         return np.arange(numbers[1], numbers[1] + numbers[2], dtype=np.int64)
     return numbers.astype(np.int64, copy=False)
+
+
+def spread(rows: NDArray[np.int64], num_each: int) -> NDArray[np.int64]:
+    """Positions in an array of ``num_each`` elements per row, of all elements of these rows, in order."""
+    if num_each == 1:
+        return rows
+    return (rows[:, None] * num_each + np.arange(num_each)).reshape(-1)

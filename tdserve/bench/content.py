@@ -10,6 +10,8 @@ from tdserve.errors import CorruptDataError
 POOL_ROWS = 512
 """Rows of random content that the workloads write again and again. A row names itself in one leaf."""
 
+LAYER_PARTS = ("query", "key", "value", "output")
+
 
 def transitions(num_rows: int) -> TensorDict:
     """Rows of a control task; ``reward`` is the row's number in this pool."""
@@ -44,12 +46,14 @@ def pixels(num_rows: int) -> TensorDict:
 
 
 def weights(num_tensors: int, nbytes: int) -> TensorDict:
-    """Equal float32 tensors, one in each of ``num_tensors`` layers, ``nbytes`` in all."""
+    """Equal float32 tensors, ``nbytes`` in all, nested as modules nest them: four in each layer."""
     width = nbytes // num_tensors // 4
     generator = torch.Generator().manual_seed(3)
-    return TensorDict(
-        {f"layer_{i:05d}": {"weight": torch.randn(width, generator=generator)} for i in range(num_tensors)}, []
-    )
+    tree = TensorDict({}, [])
+    for number in range(num_tensors):
+        layer, part = divmod(number, len(LAYER_PARTS))
+        tree[f"layer_{layer:05d}", LAYER_PARTS[part]] = torch.randn(width, generator=generator)
+    return tree
 
 
 def stamp(tree: TensorDictBase, number: int) -> None:

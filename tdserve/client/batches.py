@@ -15,7 +15,14 @@ from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionCl
 from tdserve.client.sampling import ask, mended, take
 from tdserve.client.session import Pending, Session
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, TransportError
+from tdserve.errors import (
+    ClosedError,
+    ConnectError,
+    DeadlineExceededError,
+    PeerLostError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.spec.tree import Spec
 
 REQUESTS_UNDER_WAY = 2
@@ -202,8 +209,10 @@ def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Pendin
         try:
             deadline = Deadline.after(1.0)
             take(client, session, request, pending, stored=order.stored, total=total, what="", deadline=deadline)
-        except (TransportError, DeadlineExceededError, ClosedError):
+        except (PeerLostError, ConnectError, DeadlineExceededError, ClosedError):
             session.close()  # content may still come that nobody would take
+        except TDServeError:
+            continue  # refused, most likely as cancelled: nothing comes, others may go on using the session
         finally:
             _forget(order, session, request)
 

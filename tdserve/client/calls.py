@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
-from tdserve.client.catalog_client import CatalogClient
+from tdserve.client.catalog_client import CatalogClient, checked_wait_s
 from tdserve.client.session import TAG_MODULUS, Session
 from tdserve.config import TransportName, check_transport
 from tdserve.deadline import Deadline
@@ -75,7 +75,7 @@ class SessionClient(CatalogClient):
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """When a call must be over; None is the client's default."""
-        return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+        return Deadline.after(checked_wait_s(self.timeout_s if timeout_s is None else timeout_s))
 
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None

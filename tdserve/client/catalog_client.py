@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.control.connection import ControlConnection
+from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, ForkedClientError, InvalidRequestError, StoreNotFoundError
 from tdserve.ids import check_store_name
 from tdserve.spec.tree import Path
@@ -15,6 +16,9 @@ from tdserve.v1 import control_pb2
 
 DEFAULT_TIMEOUT_S = 30.0
 """Long enough for a server that is being restarted, short enough for a person to wait."""
+
+LONGEST_WAIT_S = 7 * 24 * 3600.0
+"""An infinite ``timeout_s`` waits a week: gRPC, gloo and the messages want a number."""
 
 _Self = TypeVar("_Self", bound="CatalogClient")
 
@@ -35,7 +39,7 @@ class CatalogClient:
         if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
             raise InvalidRequestError(argument="address", reason=f"{address!r} is not of the form host:port")
         self.address = address
-        self.timeout_s = timeout_s
+        self.timeout_s = checked_wait_s(timeout_s)
         self._token = token
         self._pid = os.getpid()
         self._is_closed = False
@@ -53,8 +57,10 @@ class CatalogClient:
             request.page_token = page.next_page_token
 
     def __contains__(self, name: object) -> bool:
-        request = control_pb2.DescribeStoreRequest(name=str(name), without_spec=True)
+        if not isinstance(name, str):
+            return False
         try:
+            request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
             self._call("DescribeStore", request)
         except (StoreNotFoundError, InvalidRequestError):
             return False
@@ -86,7 +92,7 @@ class CatalogClient:
             StoreNotFoundError: There is no such store.
             DeadlineExceededError: It did not appear in time.
         """
-        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
         return from_message(self._call("DescribeStore", request, timeout_s=max(wait_s, self.timeout_s)))
 
@@ -110,7 +116,7 @@ class CatalogClient:
             if os.getpid() == self._pid:
                 self._connection.close()
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
         return self
 
     def __exit__(
@@ -127,3 +133,8 @@ class CatalogClient:
     def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self._check_usable()
         return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+
+def checked_wait_s(timeout_s: float) -> float:
+    """A timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
+    return LONGEST_WAIT_S if Deadline.after(timeout_s).timeout_s is None else timeout_s

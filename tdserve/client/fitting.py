@@ -142,6 +142,8 @@ class _Fitting:
         self.values[path] = value if rows is None else rows
 
     def _broadcast(self, value: Any, leaf: TensorLeaf, path: Path) -> torch.Tensor:
+        if is_tensor_collection(value):
+            raise self.mismatch(path, describe(leaf), type(value).__name__)
         try:
             tensor = torch.as_tensor(value).detach()
         except (TypeError, ValueError, RuntimeError):

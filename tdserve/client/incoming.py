@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
 from tdserve.client.session import Session
 from tdserve.content import ReadStatus
@@ -33,8 +34,9 @@ class Received:
 
     def leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves of the spec by path."""
-        slots = self._layout.slots[: self._layout.num_leaves]
-        return {slot.path: column for slot, column in zip(slots, self.columns)}
+        num_leaves = self._layout.num_leaves
+        slots = self._layout.slots[:num_leaves]
+        return {slot.path: column for slot, column in zip(slots, self.columns[:num_leaves], strict=True)}
 
     def trailing(self, name: str) -> torch.Tensor:
         """A column that the service has added."""
@@ -120,12 +122,15 @@ def decode_values(spec: Spec, content: bytes) -> tuple[Spec, dict[Path, Any]]:
     """
     if not spec.values:
         return spec, {}
-    block = control_pb2.ValueBlock.FromString(content)
+    try:
+        block = control_pb2.ValueBlock.FromString(content)
+    except DecodeError:
+        raise RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none") from None
     if len(block.columns) != len(spec.values):
         raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(block.columns)}")
     values: dict[Path, Any] = {}
     is_per_row: dict[Path, bool] = {}
-    for (path, leaf), column in zip(spec.values, block.columns):
+    for (path, leaf), column in zip(spec.values, block.columns, strict=True):
         per_row = column.per_row and bool(leaf.batch_size)
         decoded = [decode_bytes(value) for value in column.values]
         values[path] = _nest(decoded, leaf.batch_size) if per_row else decoded[0]

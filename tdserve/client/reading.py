@@ -13,7 +13,7 @@ from tdserve.client.incoming import Received, decode_values, receive
 from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, TransportError
+from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TransportError
 from tdserve.layout import Layout
 from tdserve.selection import Selection
 from tdserve.spec import codec
@@ -21,7 +21,6 @@ from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
-
 
 _NOTHING_SAID = control_pb2.Accepted()
 
@@ -157,7 +156,7 @@ def read_selection(
             selection=selection.to_message(),
             keys=[content_pb2.Path(parts=path) for path in keys],
             fingerprint=spec.fingerprint if spec is not None else b"",
-            newer_than=newer_than,
+            newer_than=None if newer_than is None or newer_than < 0 else newer_than,
             timeout_s=deadline.remaining_s,
         )
         pending = session.send(request, read=asked)
@@ -166,7 +165,8 @@ def read_selection(
             return None
         accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
         stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
-        assert stored is not None
+        if stored is None:
+            raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
         chosen = selected_spec(stored, selection, keys, store=name)
         return finish_read(
             client,

@@ -42,7 +42,7 @@ class Sampled:
         for path, tensor in self.tensors.items():
             tensor[positions] = rows.tensors[path]
         for path, values in self.values.items():
-            for position, value in zip(positions.tolist(), rows.values[path]):
+            for position, value in zip(positions.tolist(), rows.values[path], strict=True):
                 values[position] = value
 
     def build(self) -> Any:
@@ -58,8 +58,8 @@ class Sampled:
             return list(self.build().split(num_rows))
         spec = self.spec.with_rows(num_rows)
         paths = list(self.tensors)
-        pieces = zip(*(torch.split(tensor, num_rows) for tensor in self.tensors.values()))
-        return [build(spec, dict(zip(paths, piece)), {}) for piece in pieces]
+        pieces = zip(*(torch.split(tensor, num_rows) for tensor in self.tensors.values()), strict=True)
+        return [build(spec, dict(zip(paths, piece, strict=True)), {}) for piece in pieces]
 
 
 def ask(
@@ -71,6 +71,7 @@ def ask(
         num_rows=num_rows,
         num_batches=num_batches,
         timeout_s=deadline.remaining_s,
+        fingerprint=stored.fingerprint,
         message_nbytes=_expected(session, stored, num_rows * num_batches),
     )
     return session.send(request, sample=asked)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any, Union
+from typing import Any
 
 from tdserve.config import PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
@@ -23,7 +23,7 @@ ANSWER_GRACE_S = 1.0
 TAG_MODULUS = 2**31
 
 
-Answer = Union[control_pb2.ServerMessage, TDServeError]
+Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
 
 

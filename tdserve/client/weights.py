@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from tensordict import TensorDict
+from torch import nn
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.reading import Destination, finish_read
+from tdserve.client.replay import check_count
 from tdserve.client.session import Session
 from tdserve.client.writing import write
 from tdserve.content import read_layout
 from tdserve.deadline import Deadline
+from tdserve.errors import RemoteProtocolError
 from tdserve.ids import check_store_name
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -45,6 +46,8 @@ def publish(
     captured = capture(TensorDict.from_module(td) if isinstance(td, nn.Module) else td, store=name)
     spec = captured.spec
     said = encode_bytes(dict(metadata or {}), key="metadata")
+    if keep != 0:
+        check_count("keep", keep)
 
     def make_outgoing(session: Session) -> Outgoing:
         return Outgoing(
@@ -81,7 +84,7 @@ def latest(
         spec = known.get(name)
         asked = control_pb2.LatestRequest(
             store=name,
-            newer_than=newer_than,
+            newer_than=None if newer_than is None else max(newer_than, 0),  # there is no version 0
             timeout_s=deadline.remaining_s,
             fingerprint=spec.fingerprint if spec is not None else b"",
         )
@@ -92,7 +95,8 @@ def latest(
         accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
         if accepted.HasField("spec"):
             spec = known[name] = codec.decode(accepted.spec)
-        assert spec is not None
+        if spec is None:
+            raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
         content = finish_read(
             client,
             session,

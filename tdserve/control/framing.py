@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
 from threading import Lock
+from typing import cast
 
 from tdserve.errors import PeerLostError, RemoteProtocolError
 from tdserve.v1 import worker_pb2
@@ -77,10 +79,8 @@ class WorkerSocket:
 
     def close(self) -> None:
         """Ends the connection; wakes a reader."""
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._connection.close()
 
 
@@ -108,8 +108,7 @@ class ControlSocket(asyncio.Protocol):
         return protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         for content in self._reader.feed(data):

@@ -139,7 +139,7 @@ class ControlServer:
         interceptors = [_TokenCheck(token, f"{host}:{port}")] if token else []
         options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
-        self._health: Any = getattr(health, "aio").HealthServicer()
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_ControlServiceServicer_to_server(Servicer(handlers), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -6,6 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tdserve.catalog import StoreRecord
 from tdserve.errors import WrongStateError
 from tdserve.replay.table import Table
@@ -71,6 +74,18 @@ class Entry:
         return WrongStateError(
             state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
         )
+
+    def spec_of_row(self) -> Spec:
+        """Structure of one row of a replay. Raises WrongStateError for another kind of store."""
+        if self.row_spec is None:
+            raise self.wrong_kind("replay")
+        return self.row_spec
+
+    def generation_values(self) -> NDArray[np.int64]:
+        """The mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""
+        if self.generations is None:
+            raise self.wrong_kind("tensordict or replay")
+        return self.generations.values
 
     @property
     def content_version(self) -> int:

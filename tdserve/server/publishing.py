@@ -48,8 +48,6 @@ class Publishing:
         spec = self._spec(asked)
         entry = await self._store(asked, spec)
         versions = entry.weight_versions()
-        if asked.keep:
-            self._drop(entry, versions.set_keep(asked.keep))
         publishing = versions.begin(fingerprint=spec.fingerprint)
         self._drop(entry, publishing.drops)
         order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
@@ -67,7 +65,8 @@ class Publishing:
         self._traffic.received(session.hello.transport, asked.content)
         done = control_pb2.Done(version=publishing.version)
         kept = {record.version for record in versions.kept}
-        drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
+        dropped = versions.set_keep(asked.keep) if asked.keep else ()
+        drops = dropped + versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.save_state(entry, txn, versions.state())
         for version in kept - {record.version for record in versions.kept}:

@@ -36,8 +36,7 @@ class Redo:
     @classmethod
     def of(cls, entry: Entry, rows: np.ndarray) -> Redo:
         """For a commit of reserved (odd) rows of a store."""
-        assert entry.generations is not None
-        return cls(entry.record.uid, rows, entry.generations.values[rows] + 1)
+        return cls(entry.record.uid, rows, entry.generation_values()[rows] + 1)
 
     def save(self, txn: Transaction) -> None:
         """Writes it beside the commit, over the one before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, SelectionError, SpecMismatchError
 from tdserve.replay.ring import Reservation
 from tdserve.replay.table import RowsPlan
-from tdserve.row_numbers import encode_rows
+from tdserve.row_numbers import encode_rows, spread
 from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
@@ -57,11 +58,8 @@ class Replays:
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
         table = entry.replay_table()
-        assert entry.row_spec is not None
-        if asked.content.fingerprint != entry.row_spec.fingerprint:
-            raise SpecMismatchError(
-                store=entry.name, key="", expected="the structure of its rows", actual="that of an older store"
-            )
+        if asked.content.fingerprint != entry.spec_of_row().fingerprint:
+            raise _older_store(entry)
         reservation = await session.wait(
             entry.changed,
             lambda: table.plan_extend(asked.num_rows),
@@ -90,6 +88,8 @@ class Replays:
         with session.waiting():
             entry = self._stores.get(asked.store)
         table = entry.replay_table()
+        if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
+            raise _older_store(entry)
         num_batches = max(asked.num_batches, 1)
         if asked.num_rows * num_batches > MAX_SAMPLE_ROWS:
             reason = f"{asked.num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
@@ -101,12 +101,10 @@ class Replays:
             lambda: f"{asked.num_rows * num_batches} rows: {table.why()}",
         )
         if not asked.message_nbytes:
-            return await self._send(session, request, entry, plan, known=asked.fingerprint)
+            return await self._send(session, request, entry, plan, tells_spec=not asked.fingerprint)
         order = self._sending(session, request, entry, plan)
         if order.send_rows.inline or entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
-            raise SpecMismatchError(
-                store=entry.name, key="", expected="the structure of its rows", actual="that of an older store"
-            )
+            raise _older_store(entry)
         order.is_accepted = True
         session.accepted_requests.add(request)
         self._traffic.sent(session.hello.transport, (await session.worker.order(order)).nbytes_moved)
@@ -116,8 +114,10 @@ class Replays:
         """Sends live rows by their numbers, without counting them as sampled."""
         entry = self._stores.get(asked.store)
         table = entry.replay_table()
+        if asked.fingerprint != entry.spec_of_row().fingerprint:
+            raise _older_store(entry)
         plan = table.plan_read(numbers_of(from_message(asked.selection), table.live_rows(), entry.name))
-        return await self._send(session, request, entry, plan, known=asked.fingerprint)
+        return await self._send(session, request, entry, plan, tells_spec=False)
 
     async def _receive(
         self,
@@ -141,7 +141,7 @@ class Replays:
             storing = worker_pb2.Order()
             storing.put_values.store.CopyFrom(entry.ref(self._values_worker.known_specs))
             storing.put_values.values = content.values
-            storing.put_values.elements = encode_rows(reservation.rows)
+            storing.put_values.elements = encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:])))
             storing.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
             store = self._values_worker.order(storing)
             await asyncio.wait({receive, store})  # both, also when one fails: nobody may write after the rows are given up
@@ -167,14 +167,14 @@ class Replays:
         return done
 
     async def _send(
-        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, known: bytes
+        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
     ) -> control_pb2.Done | None:
-        assert entry.row_spec is not None
+        row_spec = entry.spec_of_row()
         order = self._sending(session, request, entry, plan)
         order.is_accepted = not order.send_rows.inline and not entry.spec.values
-        accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=entry.row_spec.fingerprint)
-        if known != entry.row_spec.fingerprint:
-            accepted.spec.CopyFrom(self._stores.message_of(entry.row_spec))
+        accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
+        if tells_spec:
+            accepted.spec.CopyFrom(self._stores.message_of(row_spec))
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
 
     def _sending(self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan) -> worker_pb2.Order:
@@ -184,6 +184,11 @@ class Replays:
         order.send_rows.generations = plan.generations.tobytes()
         order.send_rows.inline = sum(rows_layout(entry.spec, len(plan.rows)).message_nbytes) <= self._inline_bytes
         return order
+
+
+def _older_store(entry: Entry) -> SpecMismatchError:
+    expected, actual = "the structure of its rows", "that of an older store of this name"
+    return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
 
 
 def _is_expected(entry: Entry, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:

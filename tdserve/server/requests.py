@@ -117,6 +117,8 @@ class Requests:
             # Who knows the store's structure has seen the store: it was deleted, and is not waited for.
             entry = self._stores.get(asked.store) if asked.fingerprint else await self._stores.wait(asked.store, deadline)
         if entry.record.kind == "replay":
+            if not asked.fingerprint:  # it takes the store for a tensordict, and would lay the content out as one
+                raise entry.wrong_kind("tensordict")
             return await self._replays.read(session, request, asked)
         if entry.record.kind == "weights":
             raise entry.wrong_kind("tensordict or replay")

@@ -221,7 +221,7 @@ class Stores:
         """A structure that some store or version has."""
         spec = self._specs.get(fingerprint)
         if spec is None:
-            content = self.db.get("specs", fingerprint)
+            content = self.db.get("specs", fingerprint) if fingerprint else None
             if content is None:
                 raise InvalidSpecError(reason=f"no store has a structure {fingerprint.hex()[:16]}; send it along")
             spec = self._specs[fingerprint] = codec.decode(spec_pb2.Spec.FromString(content))

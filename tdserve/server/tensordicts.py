@@ -13,8 +13,9 @@ import logging
 
 import numpy as np
 
+from tdserve.content import selected_spec, write_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import PeerLostError, SpecMismatchError, StoreExistsError, TDServeError
+from tdserve.errors import PeerLostError, RemoteProtocolError, SpecMismatchError, StoreExistsError, TDServeError
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
@@ -89,8 +90,7 @@ class TensorDicts:
             storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
             await self._worker.order(storing)
         self._traffic.received(session.hello.transport, asked.content)
-        assert entry.generations is not None
-        entry.generations.values[:] = 2
+        entry.generation_values()[:] = 2
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
@@ -110,6 +110,7 @@ class TensorDicts:
         if entry.generations is None or entry.table is not None:
             raise entry.wrong_kind("tensordict")
         _check_fingerprint(entry, asked.content)
+        _check_content(entry, asked)
         rows = from_message(asked.selection).rows(entry.spec.batch_size)
         staging = "" if not asked.content.message_nbytes else self._take_staging(entry)
         try:
@@ -144,8 +145,7 @@ class TensorDicts:
         return num_applied
 
     async def _apply(self, entry: Entry, rows: np.ndarray, journal: _Journal) -> None:
-        assert entry.generations is not None
-        values = entry.generations.values
+        values = entry.generation_values()
         watched = np.append(rows, len(values) - 1)
         values[watched] |= 1
         failure: TDServeError | None = None
@@ -263,3 +263,14 @@ def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
         raise SpecMismatchError(
             store=entry.name, key="", expected="the structure of this store", actual="that of an older store of this name"
         )
+
+
+def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+    """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
+    keys = [tuple(key.parts) for key in asked.keys]
+    chosen = selected_spec(entry.spec, from_message(asked.selection), keys, store=entry.name)
+    expected, content = write_layout(chosen).message_nbytes, asked.content
+    inline = len(content.inline) if content.HasField("inline") else None
+    if (inline is None and tuple(content.message_nbytes) != expected) or (inline is not None and inline != sum(expected)):
+        received = f"{sum(content.message_nbytes) if inline is None else inline} bytes"
+        raise RemoteProtocolError(expected=f"{sum(expected)} bytes of content for {entry.name!r}", received=received)

@@ -29,6 +29,10 @@ _MAX_KEPT_ROW_COUNTS = 256
 """Specs kept by ``with_rows``: callers use a handful of batch sizes, an adversary must not fill the memory."""
 
 
+_MAX_KEPT_SELECTIONS = 1024
+"""Specs kept by ``select``, for the same reasons."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """A structure. Equal specs have equal trees, entry order included; equal fingerprints ignore that order."""
@@ -91,11 +95,11 @@ class Spec:
             KeyNotFoundError: There is nothing. ``store`` is only for its message.
         """
         entry: Entry = self.root
-        for key in path:
-            child = dict(entry.entries).get(key) if isinstance(entry, Node) else None
+        for depth, key in enumerate(path):
+            child = self._children(path[:depth], entry).get(key) if isinstance(entry, Node) else None
             if child is None:
                 raise KeyNotFoundError(store=store, key=show(path))
-            entry = child
+            entry = child[1]
         return entry
 
     def select(self, paths: Sequence[Path], *, store: str = "") -> Spec:
@@ -104,9 +108,17 @@ class Spec:
         Raises:
             KeyNotFoundError: A path names nothing. ``store`` is only for its message.
         """
-        for path in paths:
-            self.find(path, store=store)
-        return Spec(_select(self.root, paths))
+        kept: dict[tuple[Path, ...], Spec] = self.memo.setdefault("selected", {})
+        wanted = tuple(paths)
+        spec = kept.get(wanted)
+        if spec is None:
+            for path in wanted:
+                self.find(path, store=store)
+            spec = Spec(self._select((), self.root, wanted))
+            if len(kept) >= _MAX_KEPT_SELECTIONS:
+                kept.clear()
+            kept[wanted] = spec
+        return spec
 
     def with_batch(self, num_dims: int, batch_size: tuple[int, ...], names: DimNames | None = None) -> Spec:
         """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf.
@@ -165,6 +177,28 @@ class Spec:
         """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they are."""
         changed = {path for path, leaf in self.values if is_per_row.get(path, leaf.per_row) != leaf.per_row}
         return Spec(_flip_per_row(self.root, (), changed)) if changed else self
+
+    def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
+        """The entries of the node at ``path`` by key, with their positions; kept, since a node may have 10,000."""
+        kept: dict[Path, dict[str, tuple[int, Entry]]] = self.memo.setdefault("children", {})
+        children = kept.get(path)
+        if children is None:
+            children = kept[path] = {key: (number, entry) for number, (key, entry) in enumerate(node.entries)}
+        return children
+
+    def _select(self, at: Path, node: Node, paths: Sequence[Path]) -> Node:
+        below: dict[str, list[Path]] = {}
+        for path in paths:
+            if not path:
+                return node
+            below.setdefault(path[0], []).append(path[1:])
+        children = self._children(at, node)
+        found = sorted(((*children[key], key) for key in below), key=lambda child: child[0])
+        entries = tuple(
+            (key, self._select((*at, key), entry, below[key]) if isinstance(entry, Node) else entry)
+            for _, entry, key in found
+        )
+        return node._replace(entries=entries)
 
     @cached_property
     def _by_rows(self) -> dict[int, Spec]:
@@ -242,20 +276,6 @@ def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[P
 
 def _joined(key: str | Path) -> str:
     return key if isinstance(key, str) else ".".join(key)
-
-
-def _select(node: Node, paths: Sequence[Path]) -> Node:
-    below: dict[str, list[Path]] = {}
-    for path in paths:
-        if not path:
-            return node
-        below.setdefault(path[0], []).append(path[1:])
-    entries = tuple(
-        (key, _select(entry, below[key]) if isinstance(entry, Node) else entry)
-        for key, entry in node.entries
-        if key in below
-    )
-    return node._replace(entries=entries)
 
 
 def _rebatch(node: Node, num_dims: int, batch_size: tuple[int, ...], names: DimNames | None) -> Node:

@@ -107,10 +107,11 @@ def recv_messages(
         if len(under_way) >= MESSAGES_UNDER_WAY:
             finish_oldest()
         place = sink.direct(message)
-        staging = pool.take(message.nbytes) if place is None else None
-        buffer = place if staging is None else staging
-        assert buffer is not None
-        under_way.append((channel.recv(buffer, tag), message, staging))
+        if place is None:
+            staging = pool.take(message.nbytes)
+            under_way.append((channel.recv(staging, tag), message, staging))
+        else:
+            under_way.append((channel.recv(place, tag), message, None))
     while under_way:
         finish_oldest()
 

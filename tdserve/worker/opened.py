@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path as FilePath
 from threading import Lock
 
@@ -41,6 +42,16 @@ class OpenStore:
     writes_values: bool
     _objects: Objects | None = None
     _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def name(self) -> str:
+        """Name of the store; its folder has the same."""
+        return self.folder.name
+
+    @cached_property
+    def value_batch_sizes(self) -> dict[Path, tuple[int, ...]]:
+        """Batch size of every non-tensor leaf by path."""
+        return {path: leaf.batch_size for path, leaf in self.spec.values}
 
     def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
         """The mapped tensors in the order of a layout's slots."""

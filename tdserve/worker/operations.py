@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import torch
 from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
-from tdserve.row_numbers import decode_rows
+from tdserve.row_numbers import decode_rows, spread
 from tdserve.selection import Selection, from_message
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.tree import Path
@@ -36,7 +37,8 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
     rows = decode_rows(wanted.rows)
     expected = np.frombuffer(wanted.generations, "<i8")
     layout = rows_layout(store.spec, len(rows))
-    values = read_values(store, [path for path, _ in store.spec.values], rows)
+    elements = spread(rows, math.prod(store.spec.batch_size[1:]))
+    values = read_values(store, [path for path, _ in store.spec.values], elements)
 
     def trail() -> list[torch.Tensor]:
         found = np.where(store.generations.values[rows] == expected, expected, MISSING_GENERATION)
@@ -64,7 +66,7 @@ def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb
     store = session.surroundings.stores.get(wanted.store)
     selection = from_message(wanted.selection)
     keys = [tuple(key.parts) for key in wanted.keys]
-    spec = selected_spec(store.spec, selection, keys)
+    spec = selected_spec(store.spec, selection, keys, store=store.name)
     layout = read_layout(spec)
     watched = _watched(store, selection)
     before = _settled(store, watched, session.surroundings.transfer_timeout_s)
@@ -176,7 +178,7 @@ def _staging(path: str, layout: Layout) -> torch.Tensor:
 
 
 def _selection_layout(store: OpenStore, selection: content_pb2.Selection, keys: list[Path]) -> Layout:
-    return write_layout(selected_spec(store.spec, from_message(selection), keys))
+    return write_layout(selected_spec(store.spec, from_message(selection), keys, store=store.name))
 
 
 def _watched(store: OpenStore, selection: Selection) -> slice | np.ndarray:

@@ -9,7 +9,14 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from tdserve.control.status import encode_failure
-from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError, TransportError
+from tdserve.errors import (
+    DeadlineExceededError,
+    LocalProtocolError,
+    PeerLostError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, GlooChannel, KVStore
 from tdserve.transport.pool import BufferPool
@@ -120,7 +127,10 @@ class WorkerSession:
 
     def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
         """Reports a failure. The channel goes first: after the report control gives the rows to somebody else."""
-        report.failure.CopyFrom(encode_failure(error))
+        told = error
+        if isinstance(error, DeadlineExceededError):  # ours, not the caller's, who may well have time for a retry
+            told = TransferAbortedError(transfer=order.tag, reason=str(error))
+        report.failure.CopyFrom(encode_failure(told))
         is_lost = order.is_accepted or isinstance(error, (TransportError, DeadlineExceededError))
         if is_lost:
             self._is_closed = True

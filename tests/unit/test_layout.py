@@ -31,7 +31,7 @@ specs = st.lists(leaves, max_size=12).map(lambda found: spec_of(*found))
 @given(specs, trailings)
 def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
     layout = Layout.of(spec, trailing)
-    assert [slot.path for slot in layout.slots[: layout.num_leaves]] == [path for path, _ in spec.tensors]
+    assert {slot.path: (slot.dtype, slot.shape) for slot in layout.slots[: layout.num_leaves]} == dict(spec.tensors)
     assert all(slot.offset % ALIGNMENT_BYTES == 0 for slot in layout.slots)
     assert all(first.offset + first.nbytes <= second.offset for first, second in pairwise(layout.slots))
     end = max((slot.offset + slot.nbytes for slot in layout.slots), default=0)

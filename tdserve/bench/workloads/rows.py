@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tensordict import TensorDictBase
@@ -154,13 +156,14 @@ class Rows:
 @contextmanager
 def open_rows(stage: Stage, workload: str, pool: TensorDictBase, *, source_key: str, capacity: int) -> Iterator[Rows]:
     """Creates the store and its local counterpart, both full: no page is touched for the first time while measured."""
-    mapped = MappedRows(pool, capacity, stage.folder / workload)
-    replay = stage.client.create_replay(workload, like=pool[0], capacity=capacity)
-    try:
-        rows = Rows(stage, workload, pool, source_key, replay, mapped)
-        next_batch = rows.batches(FILL_ROWS)
-        for _ in range(capacity // FILL_ROWS):
-            replay.extend(next_batch())
-        yield rows
-    finally:
-        stage.client.delete(workload)
+    with TemporaryDirectory(dir=stage.folder) as folder:
+        mapped = MappedRows(pool, capacity, Path(folder))
+        replay = stage.client.create_replay(workload, like=pool[0], capacity=capacity)
+        try:
+            rows = Rows(stage, workload, pool, source_key, replay, mapped)
+            next_batch = rows.batches(FILL_ROWS)
+            for _ in range(capacity // FILL_ROWS):
+                replay.extend(next_batch())
+            yield rows
+        finally:
+            stage.client.delete(workload)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -43,34 +44,36 @@ def measure_small(stage: Stage) -> Iterator[Figure]:
 
 
 def _get_one(stage: Stage, items: TensorDict) -> Figure:
+    num_items = len(list(items.keys()))
     handle = stage.client[STORE]
-    local = items.memmap_like(stage.folder / STORE)
-    local.update_(items)
-    numbers = cycle([i * KEY_STRIDE % len(items.keys()) for i in range(len(items.keys()))])
+    numbers = cycle([i * KEY_STRIDE % num_items for i in range(num_items)])
     last: list[tuple[int, torch.Tensor]] = []
 
     def get() -> None:
         number = next(numbers)
         last[:] = [(number, handle[f"k{number}"])]
 
-    def get_local() -> object:
-        return local[f"k{next(numbers)}"].clone()
-
     def check() -> None:
         number, value = last[0]
         if value.item() != float(number):
             raise CorruptDataError(path=f"item k{number}", expected=str(float(number)), actual=str(value))
 
-    series = alternate(
-        {
-            "gloo round trip": stage.gloo.fetch(REQUEST_NBYTES),
-            "local memmap": Task(lambda: timed_round(get_local, stage.pacing)),
-            SUBJECT: Task(lambda: timed_round(get, stage.pacing), check),
-        },
-        stage.num_rounds,
-    )
+    with TemporaryDirectory(dir=stage.folder) as folder:
+        local = items.memmap(folder)
+
+        def get_local() -> object:
+            return local[f"k{next(numbers)}"].clone()
+
+        series = alternate(
+            {
+                "gloo round trip": stage.gloo.fetch(REQUEST_NBYTES),
+                "local memmap": Task(lambda: timed_round(get_local, stage.pacing)),
+                SUBJECT: Task(lambda: timed_round(get, stage.pacing), check),
+            },
+            stage.num_rounds,
+        )
     subject = series.pop(SUBJECT)
-    name = f"get one scalar of {len(items.keys()):,}"
+    name = f"get one scalar of {num_items:,}"
     return make_figure("small", name, Scale("us"), subject=subject, floors=series, target=Target("below", GET_BELOW_US))
 
 

@@ -107,7 +107,7 @@ def end_with_parent() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def wait_for_parent() -> None:
-        sys.stdin.buffer.read()  # ends when the parent, which never writes, is gone
+        os.read(sys.stdin.fileno(), 1)  # returns when the parent, which never writes, is gone
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait_for_parent, name="demo-lifeline", daemon=True).start()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError
+from tdserve.errors import DeadlineExceededError, StoreNotFoundError
 from tdserve.server.waiting import Waiters
 from tests.unit.server.world import Loop
 
@@ -65,3 +65,16 @@ def test_wake_when_ten_thousand_wait_then_all_return(run: Loop) -> None:
         return sum(await asyncio.gather(*tasks))
 
     assert run(scenario()) == 10_000
+
+
+def test_delete_when_somebody_waits_then_now_and_later_told(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        waiters = Waiters()
+        waiting = asyncio.create_task(waiters.wait_for(lambda: None, Deadline.never, lambda: ""))
+        await asyncio.sleep(0)
+        waiters.delete("x")
+        later = asyncio.create_task(waiters.wait_for(lambda: 1, Deadline.never, lambda: ""))
+        errors = await asyncio.gather(waiting, later, return_exceptions=True)
+        return [error.name for error in errors if isinstance(error, StoreNotFoundError)]
+
+    assert run(scenario()) == ["x", "x"]

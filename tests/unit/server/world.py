@@ -38,6 +38,7 @@ from tdserve.v1 import control_pb2
 
 TIMEOUT_S = 30.0
 INLINE_BYTES = 1 << 20
+OPEN_SESSIONS = range(1, 10)
 
 _Result = TypeVar("_Result")
 
@@ -96,7 +97,7 @@ class World:
         self.stores.restore()
         self.answers = Answers(self.db)
         self.traffic = Traffic()
-        self.creation = Creation(self.stores, [self.worker])
+        self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
         self.tensordicts = TensorDicts(
             self.stores, self.answers, values_worker=self.worker, traffic=self.traffic, inline_bytes=INLINE_BYTES
         )

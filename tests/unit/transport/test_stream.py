@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tdserve.errors import DeadlineExceededError, PeerLostError
-from tdserve.layout import Layout, Trailing
+from tdserve.layout import LARGE_LEAF_BYTES, Layout, Trailing
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
 from tdserve.transport.loopback import LoopbackChannel
@@ -17,8 +17,8 @@ STATE = Trailing("state", "int64", (1,))
 
 
 def layout_of(num_large: int, *, num_small: int = 0, trailing: tuple[Trailing, ...] = ()) -> Layout:
-    """Leaves of 300 kB, which travel alone, and of 12 bytes, which do not."""
-    leaves = [TensorLeaf("uint8", (300_000,))] * num_large + [TensorLeaf("float32", (3,))] * num_small
+    """Leaves that travel alone, and of 12 bytes, which do not; the small ones lie first."""
+    leaves = [TensorLeaf("uint8", (LARGE_LEAF_BYTES,))] * num_large + [TensorLeaf("float32", (3,))] * num_small
     entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
     return Layout.of(Spec(Node((), None, None, None, entries)), trailing)
 
@@ -31,7 +31,7 @@ def random_bytes(nbytes: int) -> torch.Tensor:
 def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_made_after_the_rest_left() -> None:
     ours, theirs = LoopbackChannel.pair()
     layout = layout_of(4, trailing=(STATE,))
-    leaves = [random_bytes(300_000) for _ in range(4)]
+    leaves = [random_bytes(LARGE_LEAF_BYTES) for _ in range(4)]
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
     has_arrived: list[bool] = []
 
@@ -94,7 +94,7 @@ def test_recv_messages_when_all_is_there_then_needs_no_time() -> None:
 
 def test_unpack_when_packed_then_equal() -> None:
     layout = layout_of(1, num_small=2)
-    leaves = [random_bytes(300_000), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 1.0])]
+    leaves = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 1.0]), random_bytes(LARGE_LEAF_BYTES)]
     packed = pack(layout.messages, LeafEnd(leaves))
     assert len(packed) == sum(layout.message_nbytes)
     received = [torch.zeros_like(leaf) for leaf in leaves]

@@ -1,0 +1,29 @@
+"""Content as a read brings it, made without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tdserve.client.incoming import Received, decode_values
+from tdserve.client.outgoing import encode_values
+from tdserve.client.reading import Content
+from tdserve.content import ReadStatus, rows_layout
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+
+
+def status(kind: int = ReadStatus.WHOLE, version: int = 0) -> torch.Tensor:
+    """The column that ends every read."""
+    return torch.tensor([kind, version, 0, 0, 0, 0, 0, 0])
+
+
+def rows_content(td: Any, index: list[int], generation: list[int]) -> Content:
+    """Rows of a replay, as they come."""
+    captured = capture(td)
+    layout = rows_layout(captured.spec, len(index))
+    leaves = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
+    received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), status()])
+    spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
+    return Content(spec, received, values, 0, control_pb2.Accepted())

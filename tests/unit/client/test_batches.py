@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
+
+ROWS = TensorDict({"a": torch.arange(8)}, [8])
+
+
+@pytest.fixture
+def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
+    """A full ring of eight rows."""
+    made: tdserve.ReplayHandle = client.create_replay(name, ROWS[0], 8)
+    made.extend(ROWS)
+    return made
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 7])
+def test_next_when_asked_then_batches_of_that_many_rows(replay: tdserve.ReplayHandle, prefetch: int) -> None:
+    with replay.batches(4, prefetch=prefetch) as batches:
+        for batch in islice(batches, 10):
+            assert batch["a"].tolist() == batch["index"].tolist()
+            assert len(batch) == 4
+
+
+def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client: tdserve.Client, name: str) -> None:
+    replay = client.create_replay(name, ROWS[0], 8)
+    with replay.batches(4, timeout_s=0.1) as batches:
+        with pytest.raises(DeadlineExceededError, match=name):
+            next(batches)
+        replay.extend(ROWS)
+        while True:
+            try:
+                assert len(next(batches)) == 4
+                break
+            except DeadlineExceededError:
+                continue  # those that were asked for before the rows came
+
+
+def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Client, name: str) -> None:
+    batches = client.create_replay(name, ROWS[0], 8).batches(4, timeout_s=20.0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, batches)
+        batches.close()
+        with pytest.raises(ClosedError):
+            waiting.result(10.0)
+    assert not batches._thread.is_alive()
+
+
+def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandle) -> None:
+    batches = replay.batches(4)
+    next(batches)
+    thread = batches._thread
+    del batches
+    gc.collect()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+def test_next_when_the_store_is_deleted_then_its_error_and_then_closed(
+    client: tdserve.Client, replay: tdserve.ReplayHandle
+) -> None:
+    with replay.batches(4) as batches:
+        next(batches)
+        client.delete(replay.name)
+        with pytest.raises((StoreNotFoundError, DeadlineExceededError)):
+            while True:
+                next(batches)

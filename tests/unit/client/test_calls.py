@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import tdserve
+from tdserve.client.calls import (
+    TRANSFER_GRACE_S,
+    UNTIMED_TRANSFER_S,
+    SessionClient,
+    answer_timeout_s,
+    tag_of,
+    transfer_timeout_s,
+)
+from tdserve.client.session import Session
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    ClosedError,
+    InvalidRequestError,
+    NotSupportedError,
+    PeerLostError,
+    StoreNotFoundError,
+)
+
+
+@pytest.mark.parametrize("transport", ["shm", "nccl", "grpc"])
+def test_client_when_the_transport_is_not_there_yet_then_refused(transport: Any) -> None:
+    with pytest.raises(NotSupportedError, match=transport):
+        SessionClient("127.0.0.1:1", transport=transport)
+
+
+def test_client_when_an_argument_is_wrong_then_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        SessionClient("127.0.0.1:1", transport="pigeon")  # type: ignore[arg-type]
+    with pytest.raises(NotSupportedError, match="pickle"):
+        SessionClient("127.0.0.1:1", allow_pickle=True)
+
+
+def test_timeouts_when_a_deadline_is_given_then_with_grace() -> None:
+    deadline = Deadline.after(5.0, lambda: 100.0)
+    assert transfer_timeout_s(deadline) == answer_timeout_s(deadline) == 5.0 + TRANSFER_GRACE_S
+    assert transfer_timeout_s(Deadline.after(0)) == answer_timeout_s(Deadline.after(0)) == UNTIMED_TRANSFER_S
+    assert answer_timeout_s(Deadline.never) is None
+    assert transfer_timeout_s(Deadline.never) == UNTIMED_TRANSFER_S
+
+
+def test_tag_when_requests_are_many_then_stays_in_range() -> None:
+    assert [tag_of(request) for request in (1, 2**31 - 1, 2**31, 2**40 + 3)] == [1, 2**31 - 1, 0, 3]
+
+
+def test_call_when_the_session_is_lost_then_again_with_the_same_number(client: tdserve.Client) -> None:
+    tries: list[tuple[Session, int]] = []
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> str:
+        tries.append((session, request))
+        if len(tries) < 3:
+            raise PeerLostError(peer="it", reason="said the test")
+        return "done"
+
+    assert client.call(attempt, client.deadline(None)) == "done"
+    assert len({request for _, request in tries}) == 1
+    assert len({session.welcome.session for session, _ in tries}) == 3
+
+
+def test_call_when_the_time_is_up_then_the_transports_error(client: tdserve.Client) -> None:
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        raise PeerLostError(peer="it", reason="said the test")
+
+    with pytest.raises(PeerLostError):
+        client.call(attempt, Deadline.after(0.01))
+
+
+@pytest.mark.parametrize(("error", "stays"), [(StoreNotFoundError(name="x"), True), (KeyboardInterrupt(), False)])
+def test_call_when_refused_or_interrupted_then_raised_at_once(
+    client: tdserve.Client, error: BaseException, stays: bool
+) -> None:
+    sessions: list[Session] = []
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        sessions.append(session)
+        raise error
+
+    with pytest.raises(type(error)):
+        client.call(attempt, client.deadline(None))
+    (session,) = sessions
+    assert session.is_lost is not stays
+
+
+def test_client_when_pickled_then_another_one_of_the_same_server(client: tdserve.Client, name: str) -> None:
+    client.publish(name, torch.nn.Linear(2, 1))
+    with pickle.loads(pickle.dumps(client)) as other:
+        assert other.session(other.deadline(None)).welcome.session != client.session(Deadline.never).welcome.session
+        assert name in other.stores()
+        assert other.timeout_s == client.timeout_s
+
+
+def test_close_when_done_then_every_call_says_so(server: tdserve.Server) -> None:
+    client = server.client()
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError, match=client.address):
+        client.session(client.deadline(None))
+    with pytest.raises(ClosedError):
+        client.stores()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.catalog_client import CatalogClient
+from tdserve.errors import DeadlineExceededError, ForkedClientError, InvalidRequestError, StoreNotFoundError
+
+TD = TensorDict({"b": torch.zeros(4), "a": {"c": torch.zeros(4, 2)}}, [4])
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":x", "host:port", 7, None])
+def test_client_when_the_address_is_none_then_refused(address: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="host:port"):
+        CatalogClient(address)
+
+
+def test_stores_when_created_then_listed_by_prefix(client: tdserve.Client, name: str) -> None:
+    for suffix in ("b", "a"):
+        client.init_remote(TD, f"{name}.{suffix}")
+    assert client.stores(f"{name}.") == [f"{name}.a", f"{name}.b"]
+    assert f"{name}.a" in client.stores()
+    assert f"{name}.a" in client
+    assert f"{name}.c" not in client
+    assert "../" not in client
+
+
+@pytest.mark.parametrize("arguments", [(), (True,), (True, True), (False, True)])
+def test_keys_when_asked_then_as_the_tensordict_has_them(
+    client: tdserve.Client, name: str, arguments: tuple[bool, ...]
+) -> None:
+    client.init_remote(TD, name)
+    assert client.keys(name, *arguments) == list(TD.keys(*arguments))
+    assert client.keys(name, *arguments, sort=True) == list(TD.keys(*arguments, sort=True))
+
+
+def test_describe_when_it_is_not_there_then_by_the_way_of_asking(client: tdserve.Client, name: str) -> None:
+    with pytest.raises(StoreNotFoundError, match=name):
+        client.describe(name)
+    with pytest.raises(DeadlineExceededError, match=name):
+        client.describe(name, timeout_s=0.05)
+
+
+def test_delete_when_done_then_gone(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    client.delete(name)
+    assert name not in client
+    with pytest.raises(StoreNotFoundError):
+        client.delete(name)
+
+
+def test_client_when_used_after_fork_then_says_what_to_do(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.client()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(ForkedClientError, match="again in the child"):
+            client.stores()
+        client.close()  # closes nothing that is the parent's
+        assert client._is_closed
+    client._is_closed = False
+    assert isinstance(client.stores(), list)
+    client.close()

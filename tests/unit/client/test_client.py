@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.errors import ConnectError, InvalidRequestError, InvalidSpecError, WrongStateError
+
+ROW = TensorDict({"a": torch.zeros(2)}, [])
+
+
+def test_connect_when_nobody_is_there_then_connect_error_and_nothing_stays() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(ConnectError, match=address):
+        tdserve.connect(address, timeout_s=0.05)
+
+
+def test_client_when_shown_then_names_its_server(client: tdserve.Client) -> None:
+    assert repr(client) == f"<Client of {client.address}>"
+
+
+@pytest.mark.parametrize("fields", [{"capacity": 0}, {"capacity": -1}, {"capacity": 2.0}, {"capacity": 5, "min_size": 6}])
+def test_create_replay_when_a_number_is_wrong_then_refused(
+    client: tdserve.Client, name: str, fields: dict[str, int]
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        client.create_replay(name, ROW, **fields)
+    assert name not in client
+
+
+def test_create_replay_when_a_key_is_ours_then_refused(client: tdserve.Client, name: str) -> None:
+    with pytest.raises(InvalidSpecError, match="'index'"):
+        client.create_replay(name, TensorDict({"index": torch.zeros(2)}, []), 5)
+
+
+def test_replay_when_it_exists_then_the_same_table(client: tdserve.Client, name: str) -> None:
+    made = client.create_replay(name, ROW, 5, min_size=2)
+    made.extend(ROW.expand(3))
+    assert len(client.create_replay(name, ROW, 5, min_size=2, exists_ok=True)) == 3
+    assert len(client.replay(name)) == 3
+    client.init_remote(ROW, f"{name}.td")
+    with pytest.raises(WrongStateError, match="tensordict store"):
+        client.replay(f"{name}.td")
+
+
+def test_stats_when_asked_then_plain_values(client: tdserve.Client, name: str) -> None:
+    client.init_remote(ROW, name)
+    stats = client.stats()
+    session = next(each for each in stats["sessions"] if each["session"] == stats["session"])
+    assert (session["host"], session["transport"]) == (socket.gethostname(), "gloo")
+    assert stats["num_stores"] >= 1
+    assert stats["workers"][0]["is_ready"]
+    assert stats["transports"]["inline"]["transfers_in"] >= 1

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.description import VersionInfo, from_message
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+
+SPEC = capture(TensorDict({"a": torch.zeros(4, 2), "n": {"t": "text"}}, [4])).spec
+MESSAGE = control_pb2.StoreDescription(
+    name="x",
+    kind=control_pb2.STORE_KIND_WEIGHTS,
+    spec=codec.encode(SPEC),
+    num_rows=4,
+    nbytes=32,
+    version=7,
+    created_s=12.5,
+    extra=["shape"],
+    uid="u",
+    versions=[control_pb2.VersionInfo(version=7, nbytes=32, created_s=13.5)],
+)
+
+
+def test_description_when_read_from_a_message_then_says_the_same() -> None:
+    found = from_message(MESSAGE)
+    assert (found.name, found.kind, found.spec, found.batch_size) == ("x", "weights", SPEC, (4,))
+    assert (found.num_rows, found.rows, found.nbytes, found.bytes) == (4, 4, 32, 32)
+    assert found.versions == (VersionInfo(7, 32, 13.5),)
+    assert found.extra == ("shape",)
+
+
+def test_description_when_as_dict_then_json_carries_it() -> None:
+    said = json.loads(json.dumps(from_message(MESSAGE).as_dict()))
+    assert said["versions"] == [{"version": 7, "nbytes": 32, "created_s": 13.5}]
+    assert {"key": ["a"], "dtype": "float32", "shape": [4, 2]} in said["spec"]
+    assert [leaf["key"] for leaf in said["spec"]] == [["a"], ["n", "t"]]
+
+
+def test_description_when_the_kind_is_of_a_later_server_then_unknown() -> None:
+    message = control_pb2.StoreDescription(spec=MESSAGE.spec)
+    assert from_message(message).kind == "unknown"

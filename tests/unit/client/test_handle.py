@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.handle import as_path
+from tdserve.errors import KeyNotFoundError, SelectionError, SpecMismatchError
+
+
+def local() -> TensorDict:
+    """The same content as the store."""
+    return TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"c": torch.arange(3), "t": "text"}}, [3], names=["row"])
+
+
+@pytest.fixture
+def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
+    """A store of its own for each test."""
+    made: tdserve.StoreHandle = client.memmap(local(), name)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("index", "path"), [("a", ("a",)), (("a", "b"), ("a", "b")), (("a", 1), None), ((), None), (0, None), (b"a", None)]
+)
+def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ...] | None) -> None:
+    assert as_path(index) == path
+
+
+def test_handle_when_looked_at_then_as_the_tensordict(handle: tdserve.StoreHandle) -> None:
+    td = local()
+    assert (handle.batch_size, handle.ndim, len(handle)) == (td.batch_size, td.ndim, len(td))
+    assert (handle.names, handle.device) == (td.names, td.device)
+    assert handle.keys(True, True) == list(td.keys(True, True))
+    assert "a" in handle
+    assert ("n", "c") in handle
+    assert "c" not in handle
+    assert handle.name in repr(handle)
+
+
+def test_get_when_the_key_is_unknown_then_default_or_error(handle: tdserve.StoreHandle) -> None:
+    assert handle.get("z", None) is None
+    with pytest.raises(KeyNotFoundError) as raised:
+        handle.get("z")
+    assert (raised.value.store, raised.value.key) == (handle.name, "z")
+    assert handle["n", "t"] == "text"
+
+
+def test_set_when_rows_of_a_leaf_then_only_those(handle: tdserve.StoreHandle) -> None:
+    td = local()
+    for each in (handle, td):
+        each.set_at_("a", torch.full((2,), 9.0), 1)
+        each["n", "c"] = torch.tensor([5, 6, 7])
+    assert bool((handle.to_tensordict().exclude(("n", "t")) == td.exclude(("n", "t"))).all())
+    assert handle[0:2].names == td[0:2].names
+
+
+def test_update_when_of_some_leaves_then_the_others_stay(handle: tdserve.StoreHandle) -> None:
+    handle.update_({"n": {"c": torch.tensor([7, 8, 9])}})
+    handle.update_at_({"a": torch.zeros(2)}, -1)
+    assert handle["n", "c"].tolist() == [7, 8, 9]
+    assert handle["a"].tolist() == [[0.0, 1.0], [2.0, 3.0], [0.0, 0.0]]
+
+
+def test_write_when_it_does_not_fit_then_refused_and_nothing_changes(handle: tdserve.StoreHandle) -> None:
+    with pytest.raises(SpecMismatchError):
+        handle["a"] = torch.zeros(4, 2)
+    with pytest.raises(SelectionError):
+        handle[3] = local()[0]
+    assert torch.equal(handle["a"], local()["a"])

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.reading import Destination, on_cpu, read_selection
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, InvalidSpecError, NotSupportedError, SpecMismatchError
+from tdserve.layout import Layout
+from tdserve.selection import Selection, encode
+from tdserve.spec.capture import capture
+
+TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.arange(3), "t": "text"}, [3])
+
+
+def test_on_cpu_when_the_store_was_on_a_gpu_then_what_is_read_is_not() -> None:
+    plain = capture(TD).spec
+    assert on_cpu(plain) is plain
+    assert on_cpu(plain.with_device("cuda:0")).root.device == "cpu"
+    assert on_cpu(plain.with_device("cpu")).root.device == "cpu"
+
+
+def test_places_when_leaves_are_contiguous_then_theirs() -> None:
+    out = TD.clone()
+    layout = Layout.of(capture(TD).spec)
+    places = Destination(out, store="x").places(layout)
+    assert places is not None
+    assert [place.data_ptr() for place in places] == [out[slot.path[0]].data_ptr() for slot in layout.slots]
+
+
+def test_places_when_a_leaf_is_a_strided_view_then_none() -> None:
+    out = TensorDict({"a": torch.zeros(2, 3).T}, [3])
+    assert Destination(out, store="x").places(Layout.of(capture(out).spec)) is None
+
+
+def test_check_when_it_does_not_fit_then_error_names_store_and_key() -> None:
+    with pytest.raises(SpecMismatchError) as raised:
+        Destination(TD.clone().exclude("b"), store="x").check(capture(TD).spec)
+    assert (raised.value.store, raised.value.key) == ("x", "b")
+
+
+def test_destination_when_rows_share_memory_then_refused() -> None:
+    with pytest.raises((NotSupportedError, InvalidSpecError, SpecMismatchError)):
+        Destination(TensorDict({"a": torch.zeros(1, 2).expand(3, 2)}, [3]), store="x")
+
+
+def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    out = TensorDict({"a": torch.zeros(2, 3).T, "b": torch.zeros(3, dtype=torch.int64), "t": "old"}, [3])
+    client.recv(out, name)
+    assert torch.equal(out["a"], TD["a"])
+    assert out["t"] == "text"
+
+
+def test_read_when_the_structure_is_known_then_the_selection_of_it(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    selection = encode(slice(1, None), batch_size=(3,))
+    deadline = Deadline.after(10.0)
+    for spec in (None, capture(TD).spec):
+        content = read_selection(client, name, selection, keys=[("b",)], spec=spec, deadline=deadline)
+        assert content is not None
+        assert content.build()["b"].tolist() == [1, 2]
+        assert content.version == 1
+
+
+def test_read_when_nothing_newer_comes_then_deadline(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    with pytest.raises(DeadlineExceededError, match="newer than version 1"):
+        read_selection(client, name, Selection(), newer_than=1, deadline=Deadline.after(0.05))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.replay import check_count
+from tdserve.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
+
+
+def rows(num_rows: int, start: int = 0) -> TensorDict:
+    """Rows that tell which they are."""
+    return TensorDict({"a": torch.arange(start, start + num_rows)}, [num_rows])
+
+
+@pytest.fixture
+def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
+    """A ring of five rows, three of them live."""
+    made: tdserve.ReplayHandle = client.create_replay(name, rows(1)[0], 5)
+    made.extend(rows(3, 10))
+    return made
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None])
+def test_check_count_when_it_is_none_then_error_names_the_argument(value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        check_count("capacity", value)
+    assert raised.value.argument == "capacity"
+    assert check_count("capacity", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (rows(1)[0], SpecMismatchError),
+        (rows(6), CapacityError),
+        (TensorDict({"b": torch.zeros(2)}, [2]), SpecMismatchError),
+        (TensorDict({"a": torch.zeros(2)}, [2]), SpecMismatchError),
+    ],
+)
+def test_extend_when_it_does_not_fit_then_refused_before_anything_is_sent(
+    replay: tdserve.ReplayHandle, batch: TensorDict, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=replay.name):
+        replay.extend(batch)
+    assert replay.info()["inserts"] == 3
+
+
+def test_extend_when_of_no_rows_then_nothing_happens(replay: tdserve.ReplayHandle) -> None:
+    assert replay.extend(rows(0)).tolist() == []
+    assert replay.extend(rows(0), return_early=True).result(1.0).tolist() == []
+    assert len(replay) == 3
+
+
+@pytest.mark.parametrize(
+    ("index", "content"),
+    [(1, 11), (-1, 12), ([2, 0], [12, 10]), (slice(1, None), [11, 12]), (..., [10, 11, 12])],
+)
+def test_getitem_when_rows_are_live_then_theirs_and_not_counted(
+    replay: tdserve.ReplayHandle, index: Any, content: Any
+) -> None:
+    assert replay[index]["a"].tolist() == content
+    assert replay.info()["samples"] == 0
+
+
+@pytest.mark.parametrize("index", [3, [0, 4], 5, -6])
+def test_getitem_when_a_row_is_not_live_then_error(replay: tdserve.ReplayHandle, index: Any) -> None:
+    with pytest.raises(SelectionError):
+        _ = replay[index]
+
+
+def test_getitem_when_of_two_dimensions_then_error(replay: tdserve.ReplayHandle) -> None:
+    with pytest.raises(InvalidRequestError):
+        _ = replay[0, 0]

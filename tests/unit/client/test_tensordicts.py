@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.errors import InvalidRequestError, NotSupportedError, SpecMismatchError, StoreExistsError, WrongStateError
+
+TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
+
+
+def test_memmap_like_when_made_then_zeros_with_more_rows(client: tdserve.Client, name: str) -> None:
+    handle = client.memmap_like(TD, name, batch_size=(5,))
+    assert handle.batch_size == torch.Size([5, 3])
+    assert torch.equal(handle["a"], torch.zeros(5, 3, 2))
+    assert handle[1, 2]["n", "t"] == "text"
+
+
+@pytest.mark.parametrize("batch_size", [(-1,), (2.0,), (True,)])
+def test_memmap_like_when_a_size_is_none_then_refused(client: tdserve.Client, name: str, batch_size: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="batch_size"):
+        client.memmap_like(TD, name, batch_size=batch_size)
+
+
+def test_init_remote_when_a_leaf_cannot_be_stored_then_error_names_it_and_nothing_is_made(
+    client: tdserve.Client, name: str
+) -> None:
+    with pytest.raises(NotSupportedError, match="bad"):
+        client.init_remote(TensorDict({"bad": torch.zeros(2, 2).to_sparse()}, [2]), name)
+    assert name not in client
+
+
+def test_init_remote_when_it_exists_with_another_structure_then_refused(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    with pytest.raises((StoreExistsError, SpecMismatchError)):
+        client.init_remote(TD.exclude("n"), name, exists_ok=True)
+    assert torch.equal(client.load_memmap(name)["a"], TD["a"])
+
+
+def test_send_when_to_a_replay_then_refused(client: tdserve.Client, name: str) -> None:
+    client.create_replay(name, TD[0], 5)
+    with pytest.raises(WrongStateError, match=name):
+        client.send(TD, name)
+
+
+def test_getitem_when_of_each_kind_then_its_handle(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    client.create_replay(f"{name}.r", TD[0], 5)
+    client.publish(f"{name}.w", TD)
+    assert isinstance(client[name], tdserve.StoreHandle)
+    assert isinstance(client[f"{name}.r"], tdserve.ReplayHandle)
+    with pytest.raises(WrongStateError, match="latest"):
+        _ = client[f"{name}.w"]

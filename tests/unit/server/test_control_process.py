@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.control.servicer import SessionLink
+from tdserve.errors import ConnectError, ProtocolVersionError, RemoteProtocolError, StoreNotFoundError
+from tdserve.server.control_process import ControlProcess
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.store.root import Root
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, Outbox
+
+SPEC = codec.encode(capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec)
+
+
+@pytest.fixture
+def process(tmp_path: Path, run: Loop) -> Iterator[ControlProcess]:
+    """A control process whose worker was not started: what needs no content does not need it."""
+    config = ServerConfig(root=str(tmp_path / "root"), grace_s=0.1)
+    root = Root.acquire(config.root)
+
+    async def make() -> ControlProcess:
+        return ControlProcess(config, root)
+
+    made = run(make())
+    made.restore()
+    yield made
+    run(made.stop())
+    root.release()
+
+
+def asking(name: str) -> control_pb2.CreateStoreRequest:
+    """A request for a tensordict store."""
+    return control_pb2.CreateStoreRequest(name=name, kind=control_pb2.STORE_KIND_TENSORDICT, spec=SPEC)
+
+
+async def said(*messages: control_pb2.ClientMessage) -> AsyncIterator[control_pb2.ClientMessage]:
+    """A stream of a client that says this and goes."""
+    for message in messages:
+        yield message
+
+
+def test_stores_when_created_then_described_listed_and_deleted(process: ControlProcess, run: Loop) -> None:
+    run(process.create_store(asking("x")))
+    assert run(process.describe_store(control_pb2.DescribeStoreRequest(name="x"))).spec == SPEC
+    assert list(run(process.list_stores(control_pb2.ListStoresRequest())).names) == ["x"]
+    assert list(run(process.list_keys(control_pb2.ListKeysRequest(name="x"))).keys) == ["a"]
+    run(process.delete_store(control_pb2.DeleteStoreRequest(name="x")))
+    with pytest.raises(StoreNotFoundError):
+        run(process.describe_store(control_pb2.DescribeStoreRequest(name="x")))
+
+
+def test_stats_when_asked_then_figures_of_the_whole(process: ControlProcess, run: Loop) -> None:
+    run(process.create_store(asking("x")))
+    stats = run(process.get_stats(control_pb2.GetStatsRequest()))
+    assert (stats.num_stores, stats.num_sessions) == (1, 0)
+    assert [worker.is_ready for worker in stats.workers] == [False]
+    assert Path(stats.root).is_dir()
+    assert stats.root_free_bytes > 0
+
+
+@pytest.mark.parametrize("messages", [[], [control_pb2.ClientMessage(request=1, read=control_pb2.ReadRequest())]])
+def test_session_when_it_does_not_begin_with_hello_then_refused(
+    process: ControlProcess, run: Loop, messages: list[control_pb2.ClientMessage]
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="Hello"):
+        run(process.session(SessionLink(Outbox()), said(*messages)))
+
+
+def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, run: Loop) -> None:
+    process._is_repaired.set()  # as after start()
+    run(process.drain())
+    with pytest.raises(ConnectError, match="shutting down"):
+        run(process.create_store(asking("x")))
+    outbox = Outbox()
+    hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
+    run(process.session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    assert isinstance(outbox.error(), ConnectError)
+
+
+def test_session_when_hello_is_of_another_version_then_one_failure(process: ControlProcess, run: Loop) -> None:
+    process._is_repaired.set()  # as after start()
+    outbox = Outbox()
+    hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION + 1, client_id=bytes(16), transport="gloo")
+    run(process.session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
+    error = outbox.error()
+    assert isinstance(error, ProtocolVersionError)
+    assert (error.expected, error.actual) == (PROTOCOL_VERSION + 1, PROTOCOL_VERSION)

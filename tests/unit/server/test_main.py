@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tdserve.config import ServerConfig
+from tdserve.errors import InvalidRequestError, RootInUseError
+from tdserve.server.main import FAILED_PREFIX, READY_PREFIX, main, run
+from tdserve.store.root import Root
+
+
+def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = os.pipe()
+    os.close(theirs)  # what a parent that dies does
+    assert run(ServerConfig(root=str(tmp_path / "root"), port=0, grace_s=0.1), lifeline_fd=ours) == 0
+    os.close(ours)
+    out = capfd.readouterr().out
+    assert out == "" or out.startswith(READY_PREFIX)
+    Root.acquire(tmp_path / "root").release()  # nobody has it any more
+
+
+def test_run_when_the_root_is_in_use_then_error_names_the_holder(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path / "root")
+    with pytest.raises(RootInUseError) as raised:
+        run(ServerConfig(root=str(tmp_path / "root"), port=0))
+    assert str(os.getpid()) in raised.value.holder
+    root.release()
+
+
+def test_run_when_the_port_is_taken_then_error_says_what_to_do_and_frees_the_root(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InvalidRequestError, match="--port 0"):
+            run(ServerConfig(root=str(tmp_path / "root"), port=other.getsockname()[1]))
+    Root.acquire(tmp_path / "root").release()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b" \n"])
+def test_run_when_the_token_file_is_no_good_then_error_names_it(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=str(path)):
+        run(ServerConfig(root=str(tmp_path / "root"), port=0, token_file=str(path)))
+    assert not (tmp_path / "root").exists()
+
+
+def test_main_when_the_server_cannot_start_then_tells_its_parent_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TDSERVE_ROOT", "/proc/no such place")
+    monkeypatch.setenv("TDSERVE_HOST", "0.0.0.0")
+    assert main([]) == 1
+    line = capsys.readouterr().out.strip()
+    told = json.loads(line.removeprefix(FAILED_PREFIX))
+    assert (told["error"], told["fields"]["argument"]) == ("InvalidRequestError", "host")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensordict import TensorDict
+
+from tdserve.content import read_layout
+from tdserve.errors import DeadlineExceededError, InvalidSpecError, RemoteProtocolError, StoreNotFoundError
+from tdserve.server.session import ClientSession
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+
+def weights(number: int) -> TensorDict:
+    """Weights that say which version they are."""
+    return TensorDict({"w": torch.full((3, 2), float(number)), "b": torch.tensor([number])}, [])
+
+
+SPEC = capture(weights(0)).spec
+
+
+def asked(number: int, **fields: object) -> control_pb2.PublishRequest:
+    """A request that needs no structure on the server."""
+    content = content_of(weights(number))
+    return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content, **fields)  # type: ignore[arg-type]
+
+
+def publish(world: World, run: Loop, number: int, **fields: object) -> int:
+    """The version."""
+    return run(world.publishing.publish(world.session(), number, asked(number, **fields))).version
+
+
+def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
+    """The answer to a request for the newest version."""
+    request = control_pb2.LatestRequest(store="w", **fields)  # type: ignore[arg-type]
+    done = run(world.publishing.latest(world.session(), 1, request))
+    assert done is not None
+    return done
+
+
+def files(world: World) -> list[Path]:
+    """Of versions that can be read."""
+    return sorted(world.stores.get("w").folder.glob("versions/*.safetensors"))
+
+
+def test_publish_when_repeated_then_versions_grow_and_the_newest_is_read(world: World, run: Loop) -> None:
+    assert [publish(world, run, number, metadata=b"m%d" % number) for number in (1, 2, 3)] == [1, 2, 3]
+    done = latest(world, run)
+    assert (done.accepted.version, done.accepted.metadata) == (3, b"m3")
+    assert columns_of(read_layout(SPEC), done.inline)["w"].tolist() == [[3.0, 3.0]] * 3
+    assert codec.decode(done.accepted.spec) == SPEC
+    assert not latest(world, run, fingerprint=SPEC.fingerprint).accepted.HasField("spec")
+
+
+def test_publish_when_more_than_kept_then_only_the_newest_files_stay(world: World, run: Loop) -> None:
+    for number in range(1, 6):
+        publish(world, run, number)
+    assert [path.stem for path in files(world)] == ["4", "5"]
+    assert load_file(files(world)[-1])["b"].tolist() == [5]
+    publish(world, run, 6, keep=1)
+    assert [path.stem for path in files(world)] == ["6"]
+
+
+def test_publish_when_the_server_restarts_then_versions_go_on(world: World, run: Loop) -> None:
+    publish(world, run, 1)
+    world.reopen()
+    assert latest(world, run).accepted.version == 1
+    assert publish(world, run, 2) == 2
+
+
+def test_publish_when_the_content_is_too_short_then_the_version_before_stays(world: World, run: Loop) -> None:
+    publish(world, run, 1)
+    short = asked(2)
+    short.content.inline = short.content.inline[:-1]
+    with pytest.raises(RemoteProtocolError):
+        run(world.publishing.publish(world.session(), 2, short))
+    assert latest(world, run).accepted.version == 1
+    assert publish(world, run, 3) > 1
+
+
+def test_publish_when_the_structure_is_unknown_then_error(world: World, run: Loop) -> None:
+    request = asked(1)
+    request.ClearField("spec")
+    with pytest.raises(InvalidSpecError, match="send it along"):
+        run(world.publishing.publish(world.session(), 1, request))
+
+
+def test_latest_when_nothing_is_newer_then_by_the_way_of_asking(world: World, run: Loop) -> None:
+    with pytest.raises(StoreNotFoundError):
+        latest(world, run)
+    assert latest(world, run, newer_than=0).nothing_newer
+    publish(world, run, 1)
+    assert latest(world, run, newer_than=1).nothing_newer
+    with pytest.raises(DeadlineExceededError, match="newer than 1"):
+        latest(world, run, newer_than=1, timeout_s=0.01)
+
+
+def test_latest_when_a_version_comes_while_it_waits_then_that(world: World, run: Loop) -> None:
+    async def scenario() -> control_pb2.Done | None:
+        session: ClientSession = world.session()
+        request = control_pb2.LatestRequest(store="w", timeout_s=20.0)
+        waiting = asyncio.create_task(world.publishing.latest(session, 1, request))
+        await asyncio.sleep(0)
+        await world.publishing.publish(world.session(2), 1, asked(1))
+        return await waiting
+
+    done = run(scenario())
+    assert done is not None
+    assert done.accepted.version == 1

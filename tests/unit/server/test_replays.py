@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.content import rows_layout
+from tdserve.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    RemoteProtocolError,
+    SelectionError,
+    SpecMismatchError,
+)
+from tdserve.row_numbers import decode_rows
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.replays import MAX_SAMPLE_ROWS, numbers_of
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+
+def rows(start: int, num_rows: int = 3) -> TensorDict:
+    """Rows whose content says which they are."""
+    return TensorDict({"a": torch.arange(start, start + num_rows), "b": {"c": torch.ones(num_rows, 2)}}, [num_rows])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A ring of seven rows; three must be there to sample."""
+    return run(world.create_replay("r", rows(0)[0], 7, min_size=3))
+
+
+def asked(entry: Entry, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
+    """A request to extend by these rows."""
+    assert entry.row_spec is not None
+    content = content_of(td, entry.row_spec.fingerprint)
+    return control_pb2.ExtendRequest(
+        **{"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05, **fields}
+    )
+
+
+def extend(world: World, run: Loop, entry: Entry, td: TensorDict, request: int) -> list[int]:
+    """Row numbers."""
+    done = run(world.replays.extend(world.session(), request, asked(entry, td)))
+    return [int(number) for number in decode_rows(done.indices)]
+
+
+def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, entry: Entry) -> None:
+    assert extend(world, run, entry, rows(10, 5), 1) == [0, 1, 2, 3, 4]
+    assert extend(world, run, entry, rows(20, 4), 2) == [5, 6, 0, 1]
+    done = run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="r")))
+    assert done is not None
+    columns = columns_of(rows_layout(entry.spec, 7), done.inline)
+    assert columns["a"].tolist() == [22, 23, 12, 13, 14, 20, 21]
+    assert columns["index"].tolist() == list(range(7))
+    assert columns["generation"].tolist() == [4, 4, 2, 2, 2, 2, 2]
+
+
+def test_extend_when_the_server_restarts_then_rows_and_counts_are_back(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 5), 1)
+    world.reopen()
+    table = world.stores.get("r").replay_table()
+    assert (len(table), table.ring.inserts) == (5, 5)
+    assert extend(world, run, world.stores.get("r"), rows(20, 3), 2) == [5, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"content": control_pb2.Content(fingerprint=b"other")}, SpecMismatchError),
+        ({"num_rows": 8}, CapacityError),
+        ({"num_rows": 0}, InvalidRequestError),
+        ({"num_rows": 2}, RemoteProtocolError),  # the content is that of three rows
+    ],
+)
+def test_extend_when_refused_then_no_row_is_live_or_kept(
+    world: World, run: Loop, entry: Entry, fields: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        run(world.replays.extend(world.session(), 1, asked(entry, rows(0), **fields)))
+    table = entry.replay_table()
+    assert (len(table), table.ring.num_reserved) == (0, 0)
+    assert extend(world, run, entry, rows(0, 7), 2)
+
+
+def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    reservation = entry.replay_table().plan_extend(7)
+    with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
+        run(world.replays.extend(world.session(), 1, asked(entry, rows(0))))
+    assert reservation is not None
+    entry.replay_table().abort(reservation)
+    assert extend(world, run, entry, rows(0), 2)
+
+
+def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 4), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=5, num_batches=4)
+    done = run(world.replays.sample(world.session(), 1, sample))
+    assert done is not None
+    assert done.accepted.num_rows == 20
+    columns = columns_of(rows_layout(entry.spec, 20), done.inline)
+    assert torch.equal(columns["a"], columns["index"] + 10)
+    assert set(columns["index"].tolist()) <= {0, 1, 2, 3}
+    assert entry.replay_table().counts.samples == 20
+
+
+def test_sample_when_there_are_too_few_rows_then_error_says_how_many(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 2), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=5, timeout_s=0.01)
+    with pytest.raises(DeadlineExceededError, match=r"(?s)2.*3"):
+        run(world.replays.sample(world.session(), 1, sample))
+
+
+def test_sample_when_of_absurdly_many_rows_then_refused(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 4), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=MAX_SAMPLE_ROWS // 2 + 1, num_batches=2)
+    with pytest.raises(InvalidRequestError):
+        run(world.replays.sample(world.session(), 1, sample))
+
+
+def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, run: Loop) -> None:
+    def row(number: int) -> TensorDict:
+        return TensorDict({"a": torch.tensor(number), "v": NonTensorData(f"value {number}")}, [])
+
+    entry = run(world.create_replay("v", row(0), 7))
+    extend(world, run, entry, torch.stack([row(1), row(2), row(3)]), 1)
+    selection = parse([2, 0]).to_message()
+    done = run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="v", selection=selection)))
+    assert done is not None
+    (column,) = control_pb2.ValueBlock.FromString(done.accepted.values).columns
+    assert [b"value 3" in column.values[0], b"value 1" in column.values[1]] == [True, True]
+
+
+LIVE = np.array([1, 2, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("index", "numbers"),
+    [
+        ((), [1, 2, 4, 5]),
+        (slice(None), [1, 2, 4, 5]),
+        (slice(2, None), [2, 4, 5]),
+        (slice(None, None, 2), [2, 4]),
+        (4, [4]),
+        (-1, [5]),
+        ([5, 1, 1], [5, 1, 1]),
+        (np.array([False, True, False, True, True, False]), [1, 4]),
+    ],
+)
+def test_numbers_when_an_index_is_given_then_of_live_rows(index: Any, numbers: list[int]) -> None:
+    assert numbers_of(parse(index), LIVE, "r").tolist() == numbers
+
+
+@pytest.mark.parametrize("index", [6, (0, 1), None, np.ones(5, dtype=bool), [0, 6]])
+def test_numbers_when_the_index_does_not_fit_then_error(index: Any) -> None:
+    with pytest.raises(SelectionError):
+        numbers_of(parse(index), LIVE, "r")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tdserve.deadline import Deadline
+from tdserve.errors import LocalProtocolError, PeerLostError, StoreNotFoundError
+from tdserve.server.session import TAG_MODULUS, as_error, local_address_towards
+from tdserve.server.waiting import Waiters
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, World, outbox
+
+
+def test_order_when_made_then_names_session_tag_and_who_cleans_up(world: World) -> None:
+    session = world.session(3)
+    order = session.order(TAG_MODULUS + 5)
+    assert (order.session, order.tag, order.is_accepted) == (3, 5, False)
+    assert session.order(7, is_accepted=True).is_accepted
+    assert session.accepted_requests == {7}
+
+
+def test_order_when_the_session_has_ended_then_refused(world: World) -> None:
+    session = world.session(3)
+    session.ended.set()
+    with pytest.raises(PeerLostError, match="session 3"):
+        session.order(1)
+
+
+def test_answers_when_sent_then_carry_the_request(world: World, run: Loop) -> None:
+    session = world.session()
+    run(session.done(4, control_pb2.Done(version=2)))
+    run(session.accepted(5, control_pb2.Accepted(num_rows=3)))
+    run(session.fail(6, StoreNotFoundError(name="x")))
+    assert [message.request for message in outbox(session).messages] == [4, 5, 6]
+    assert [message.WhichOneof("body") for message in outbox(session).messages] == ["done", "accepted", "failure"]
+
+
+@pytest.mark.parametrize("way", ["cancel", "finish"])
+def test_wait_when_cut_short_then_cancelled_but_what_moves_goes_on(world: World, run: Loop, way: str) -> None:
+    async def scenario() -> tuple[list[str], bool]:
+        session, ends = world.session(), list[str]()
+        moved = asyncio.Event()
+
+        async def wait() -> None:
+            try:
+                await session.wait(Waiters(), lambda: None, Deadline.never, lambda: "")
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                moved.set()
+
+        async def move() -> None:
+            await moved.wait()
+            ends.append("moved")
+
+        session.run(wait(), 1)
+        session.run(move(), 2)
+        await asyncio.sleep(0)
+        if way == "cancel":
+            session.cancel(2)
+            session.cancel(1)
+        return ends, await session.finish(5.0)
+
+    assert run(scenario()) == (["cancelled", "moved"], True)
+
+
+def test_finish_when_something_does_not_end_then_says_so(world: World, run: Loop) -> None:
+    async def scenario() -> bool:
+        session = world.session()
+        hanging = asyncio.Event()
+
+        async def hang() -> None:
+            await hanging.wait()
+
+        session.run(hang(), 1)
+        is_finished = await session.finish(0.01)
+        hanging.set()
+        assert await session.finish(5.0)
+        return is_finished
+
+    assert not run(scenario())
+
+
+def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
+    ours = StoreNotFoundError(name="x")
+    assert as_error(ours) is ours
+    fault = as_error(ZeroDivisionError("by zero"))
+    assert isinstance(fault, LocalProtocolError)
+    assert fault.reason == "ZeroDivisionError: by zero"
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:1234", "127.0.0.1"),
+        ("ipv6:[::1]:1234", "::1"),
+        ("ipv6:%5B::1%5D:1234", "::1"),
+        ("unix:/tmp/socket", "127.0.0.1"),
+        ("ipv4:no address:1", "127.0.0.1"),
+    ],
+)
+def test_local_address_when_a_peer_is_named_then_of_the_interface_towards_it(peer: str, address: str) -> None:
+    assert local_address_towards(peer) == address

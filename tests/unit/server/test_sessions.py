@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tdserve.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.control.servicer import SessionLink
+from tdserve.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
+from tdserve.ids import new_client_id
+from tdserve.server.sessions import Sessions
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import control_pb2, worker_pb2
+from tests.unit.server.world import Loop, Outbox, outbox
+
+
+@pytest.fixture
+def workers() -> list[DataWorker]:
+    """Two that claim to be ready; no process belongs to them."""
+    made = [
+        DataWorker(number, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        for number in range(2)
+    ]
+    for worker in made:
+        worker.ready.set()
+    return made
+
+
+@pytest.fixture
+def sessions(workers: list[DataWorker]) -> Sessions:
+    """No session yet."""
+    return Sessions(ServerConfig(root="unused", inline_bytes=123), workers, "the server")
+
+
+def hello(**fields: Any) -> control_pb2.Hello:
+    """A good one, unless told."""
+    good = {"protocol_version": PROTOCOL_VERSION, "client_id": new_client_id(), "transport": "gloo"}
+    return control_pb2.Hello(**{**good, **fields})
+
+
+def test_open_when_hello_is_good_then_welcome(sessions: Sessions, run: Loop) -> None:
+    session = run(sessions.open(hello(), SessionLink(Outbox())))
+    (message,) = outbox(session).messages
+    welcome = message.welcome
+    assert (welcome.session, welcome.server_id, welcome.inline_bytes) == (session.number, "the server", 123)
+    assert session.number in sessions
+    assert list(sessions) == [session]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, ProtocolVersionError),
+        ({"transport": "nccl"}, NotSupportedError),
+        ({"client_id": b"short"}, InvalidRequestError),
+    ],
+)
+def test_open_when_hello_is_bad_then_typed_error_and_no_session(
+    sessions: Sessions, run: Loop, fields: dict[str, Any], error: type[TDServeError]
+) -> None:
+    with pytest.raises(error):
+        run(sessions.open(hello(**fields), SessionLink(Outbox())))
+    assert len(sessions) == 0
+
+
+def test_open_when_the_client_has_one_already_then_that_ends_first(sessions: Sessions, run: Loop) -> None:
+    client_id = new_client_id()
+    first = run(sessions.open(hello(client_id=client_id), SessionLink(Outbox())))
+    other = run(sessions.open(hello(), SessionLink(Outbox())))
+    run(sessions.open(hello(client_id=client_id), SessionLink(Outbox())))
+    assert first.ended.is_set()
+    assert not other.ended.is_set()
+
+
+def test_open_when_there_are_many_then_spread_over_the_workers(sessions: Sessions, run: Loop) -> None:
+    opened = [run(sessions.open(hello(), SessionLink(Outbox()))) for _ in range(4)]
+    assert sorted(session.worker.number for session in opened) == [0, 0, 1, 1]
+
+
+def test_close_when_done_then_forgotten_and_its_number_never_comes_again(sessions: Sessions, run: Loop) -> None:
+    first = run(sessions.open(hello(), SessionLink(Outbox())))
+    run(sessions.close(first))
+    assert first.ended.is_set()
+    assert first.number not in sessions
+    assert run(sessions.open(hello(), SessionLink(Outbox()))).number > first.number
+
+
+def test_worker_lost_when_it_had_sessions_then_only_those_end(
+    sessions: Sessions, workers: list[DataWorker], run: Loop
+) -> None:
+    opened = [run(sessions.open(hello(), SessionLink(Outbox()))) for _ in range(2)]
+    sessions.on_worker_lost(workers[1])
+    assert [session.ended.is_set() for session in opened] == [session.worker is workers[1] for session in opened]
+
+
+def test_report_when_of_a_session_then_reaches_its_client(sessions: Sessions, run: Loop) -> None:
+    async def scenario() -> list[str]:
+        session = await sessions.open(hello(), SessionLink(Outbox()))
+        entry = control_pb2.Rendezvous(key="k", value=b"v")
+        sessions.on_report(worker_pb2.Report(session=session.number, rendezvous=entry))
+        sessions.on_report(worker_pb2.Report(session=session.number + 1, rendezvous=entry))
+        await session.finish(5.0)
+        lost = worker_pb2.Report(session=session.number, session_lost=worker_pb2.SessionLost(reason="gone"))
+        sessions.on_report(lost)
+        assert session.ended.is_set()
+        return [str(message.WhichOneof("body")) for message in outbox(session).messages]
+
+    assert run(scenario()) == ["welcome", "rendezvous"]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+
+from tdserve.content import read_layout
+from tdserve.server.traffic import Traffic
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbox
+
+
+def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> None:
+    traffic = Traffic()
+    traffic.received("gloo", control_pb2.Content(message_nbytes=[100, 20]))
+    traffic.received("gloo", control_pb2.Content(inline=bytes(7)))
+    traffic.sent("gloo", 5)
+    gloo, inline = traffic.stats()
+    assert (gloo.transport, gloo.bytes_in, gloo.transfers_in, gloo.bytes_out, gloo.transfers_out) == ("gloo", 120, 1, 5, 1)
+    assert (inline.transport, inline.bytes_in, inline.transfers_in, inline.bytes_out) == ("inline", 7, 1, 0)
+
+
+def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World, run: Loop) -> None:
+    entry = run(world.create("x", TensorDict({"a": torch.zeros(4)}, [4])))
+    session = world.session()
+    order = session.order(1)
+    order.send_selection.store.CopyFrom(entry.ref(world.worker.known_specs))
+    order.send_selection.inline_bytes = INLINE_BYTES
+    accepted = control_pb2.Accepted(version=7)
+    done = run(world.traffic.read(session, 1, order, accepted, announces=False))
+    assert done is not None
+    assert outbox(session).messages == []
+    assert (done.accepted.version, columns_of(read_layout(entry.spec), done.inline)["a"].tolist()) == (7, [0.0] * 4)
+    (inline,) = world.traffic.stats()
+    assert (inline.transport, inline.bytes_out, inline.transfers_out) == ("inline", len(done.inline), 1)

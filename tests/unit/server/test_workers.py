@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import worker_pb2
+from tests.unit.server.world import Loop
+
+
+def discarding() -> worker_pb2.Order:
+    """An order that does not end: the channel it needs never opens."""
+    return worker_pb2.Order(session=77, discard=worker_pb2.Discard(message_nbytes=[8]))
+
+
+def test_order_when_it_fails_then_the_future_has_the_workers_error(worker: DataWorker, run: Loop) -> None:
+    async def scenario() -> None:
+        await worker.ready.wait()
+        order = worker_pb2.Order()
+        order.send_rows.store.fingerprint = b"never told"
+        with pytest.raises(LocalProtocolError, match="never told"):
+            await worker.order(order)
+
+    run(scenario())
+
+
+def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(worker: DataWorker, run: Loop) -> None:
+    lost: list[DataWorker] = []
+
+    async def scenario() -> tuple[int, int]:
+        await worker.ready.wait()
+        before, worker._on_lost = worker.pid, lost.append
+        worker.known_specs.add(b"a spec")
+        pending = worker.order(discarding())
+        os.kill(before, signal.SIGKILL)
+        with pytest.raises(PeerLostError, match="data worker 0"):
+            await pending
+        assert worker.known_specs == set()
+        with pytest.raises(PeerLostError, match="restarted"):
+            await worker.order(discarding())
+        worker.send(discarding())  # nobody hears it, nobody minds
+        await worker.ready.wait()
+        return before, worker.pid
+
+    num_restarts = worker.num_restarts
+    before, after = run(scenario())
+    assert before != after
+    assert lost == [worker]
+    assert worker.num_restarts == num_restarts + 1
+
+
+def test_stop_when_it_is_still_starting_then_reaped(run: Loop) -> None:
+    async def scenario() -> int:
+        made = DataWorker(5, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
+        made.start()
+        while not made.pid or made._socket is None:
+            await asyncio.sleep(0)
+        pid = made.pid
+        await made.stop()
+        return pid
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(run(scenario()), 0)
