@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.tree import Path, Spec
@@ -43,8 +44,7 @@ class Slot:
         return self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Bytes ``[start, stop)`` of slot number ``slot``, lying ``offset`` bytes into their message."""
 
     slot: int

@@ -80,6 +80,7 @@ class Child:
             stdout=subprocess.PIPE,
             text=True,
             cwd=PACKAGE_FOLDER,
+            start_new_session=True,  # Ctrl-C is the benchmark's: it ends its children in its own order
         )
         if self._process.stdin is None or self._process.stdout is None:
             raise LocalProtocolError(reason="a child process was started without pipes")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -42,7 +44,7 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
     started = time.monotonic()
     figures: list[Figure] = []
     num_failed = 0
-    with open_stage(options) as stage:
+    with _terminable(), open_stage(options) as stage:
         machine = describe_machine(stage.folder)
         show_machine(console, machine)
         figures += _floors(stage)
@@ -62,6 +64,16 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
     if options.json_path is not None:
         write_json(options.json_path, machine=machine, options=options, figures=figures, seconds=seconds)
     return 1 if num_failed else 0
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM end the run as Ctrl-C does, so that nothing is left behind then either."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check(options: BenchOptions) -> None:

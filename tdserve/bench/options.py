@@ -58,7 +58,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    round_s=0.2,
+    round_s=0.15,
     replay_rows=131_072,
     pixel_rows=4_096,
     big_tree=(100, 256 * MIB),

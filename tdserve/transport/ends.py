@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tdserve.layout import Layout, Message, Part
 
@@ -68,47 +69,58 @@ class FlatEnd:
         copy_bytes(self.direct(message), staging)
 
 
-class LeafEnd:
-    """Source and sink: one contiguous tensor per slot, used directly where a message lies inside one of them.
-
-    Args:
-        tensors: One per slot of the layout, contiguous, on CPU, of the slot's dtype and shape.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._bytes = [as_bytes(tensor) for tensor in tensors]
-
-    def direct(self, message: Message) -> torch.Tensor | None:
-        if len(message.parts) != 1:
-            return None
-        part = message.parts[0]
-        return self._bytes[part.slot][part.start : part.stop]
-
-    def fill(self, message: Message, staging: torch.Tensor) -> None:
-        for part in message.parts:
-            content = self._bytes[part.slot][part.start : part.stop]
-            copy_bytes(staging[part.offset : part.offset + part.stop - part.start], content)
-
-    def drain(self, message: Message, staging: torch.Tensor) -> None:
-        for part in message.parts:
-            content = staging[part.offset : part.offset + part.stop - part.start]
-            copy_bytes(self._bytes[part.slot][part.start : part.stop], content)
-
-
 Trailer = Callable[[], Sequence[torch.Tensor]]
 """Makes the trailing columns once everything before them was copied: the place to check that no row has moved."""
 
 
-class _Trailing:
+class Trailing:
+    """The trailing columns of a layout, made when the first of them is filled."""
+
     def __init__(self, layout: Layout, trailer: Trailer | None) -> None:
         self._num_leaves = layout.num_leaves
         self._trailer = trailer
         self._columns: list[torch.Tensor] | None = None
 
     def column(self, slot: int) -> torch.Tensor:
+        """The bytes of a slot behind the leaves."""
         if self._columns is None:
             self._columns = [as_bytes(tensor) for tensor in self._trailer()] if self._trailer else []
         return self._columns[slot - self._num_leaves]
+
+
+class LeafEnd:
+    """Source and sink: one contiguous tensor per slot, used directly where a message lies inside one of them.
+
+    NumPy views of the bytes are made once: of two thousand small leaves, slicing tensors costs more than copying them.
+
+    Args:
+        tensors: One per leaf (and, of a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's dtype
+            and shape.
+        trailing: As in ``IndexedEnd``; a source only.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], trailing: Trailing | None = None) -> None:
+        self._bytes: list[NDArray[np.uint8]] = [as_bytes(tensor).numpy() for tensor in tensors]
+        self._trailing = trailing
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        if len(message.parts) != 1 or message.parts[0].slot >= len(self._bytes):
+            return None
+        part = message.parts[0]
+        return torch.from_numpy(self._bytes[part.slot][part.start : part.stop])
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        target = staging.numpy()
+        for slot, start, stop, offset in message.parts:
+            if slot < len(self._bytes):
+                target[offset : offset + stop - start] = self._bytes[slot][start:stop]
+            elif self._trailing is not None:
+                target[offset : offset + stop - start] = self._trailing.column(slot).numpy()
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        content = staging.numpy()
+        for slot, start, stop, offset in message.parts:
+            self._bytes[slot][start:stop] = content[offset : offset + stop - start]
 
 
 class IndexedEnd:
@@ -123,7 +135,7 @@ class IndexedEnd:
     def __init__(self, layout: Layout, take: Callable[[int], torch.Tensor], trailing: Trailer | None = None) -> None:
         self._layout = layout
         self._take = take
-        self._trailing = _Trailing(layout, trailing)
+        self._trailing = Trailing(layout, trailing)
         self._slot = -1
         self._content = torch.empty(0, dtype=torch.uint8)
 
@@ -162,7 +174,7 @@ class RowEnd:
         self._layout = layout
         self._leaves = leaves
         self._rows = rows
-        self._trailing = _Trailing(layout, trailing)
+        self._trailing = Trailing(layout, trailing)
         self._first = int(rows[0]) if len(rows) else 0
         self._is_run = len(rows) > 0 and bool((rows[1:] - rows[:-1] == 1).all())
 

@@ -8,7 +8,7 @@ import torch
 
 from tdserve.content import ReadStatus, read_layout, write_layout
 from tdserve.store.versions import VersionFile
-from tdserve.transport.ends import IndexedEnd, LeafEnd
+from tdserve.transport.ends import LeafEnd, Trailing
 from tdserve.v1 import worker_pb2
 from tdserve.worker.session import WorkerSession
 from tdserve.worker.transfers import answer, take
@@ -41,7 +41,7 @@ def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
         values = file.read_values() or b"" if spec.values else b""
         if values and not wanted.inline:
             session.prepared(order, values)
-        source = IndexedEnd(layout, leaves.__getitem__, _whole)
+        source = LeafEnd(leaves, Trailing(layout, _whole))
         return answer(session, order, layout, source, values=values, inline=wanted.inline)
 
 

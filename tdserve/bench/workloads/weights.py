@@ -72,8 +72,8 @@ class Tree:
 
     @property
     def pacing(self) -> Pacing:
-        """At least three operations a round: they take a tenth of a second each."""
-        return Pacing(self.stage.sizes.round_s, min_ops=3)
+        """At least two operations a round: they take up to a tenth of a second each."""
+        return Pacing(self.stage.sizes.round_s, min_ops=2)
 
     def change(self) -> None:
         """Gives the content the next number; not part of any timing."""
