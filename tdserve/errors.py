@@ -36,9 +36,9 @@ the same call may succeed later without being changed.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
-Field = Union[str, int, float, bool, None]
+Field = str | int | float | bool | None
 """What an error's field may hold, so that every error crosses the wire without pickle."""
 
 
@@ -173,7 +173,8 @@ class CapacityError(TDServeError):
 
 
 class DeadlineExceededError(TDServeError, TimeoutError):
-    """The time of a call ran out. Reads changed nothing; a write may or may not have been stored, a retry stores it once."""
+    """The time of a call ran out. Reads changed nothing; a write may or may not have been stored, a retry stores it
+    once."""
 
     code = "DEADLINE_EXCEEDED"
     retryable = True
@@ -231,7 +232,9 @@ class ProtocolVersionError(ProtocolError):
     """Client and server speak different versions of the protocol."""
 
     code = "FAILED_PRECONDITION"
-    template = "the server at {address} speaks protocol version {actual}, this client {expected}; install matching versions"
+    template = (
+        "the server at {address} speaks protocol version {actual}, this client {expected}; install matching versions"
+    )
     defaults = {"address": "", "expected": 0, "actual": 0}
 
 

@@ -19,8 +19,8 @@ ALIGNMENT_BYTES = 64
 """Every leaf starts at a multiple of this: one cache line, and enough for every dtype (complex128 needs 16)."""
 
 LARGE_LEAF_BYTES = 1024 * 1024
-"""A leaf from this size on travels in messages of its own, so that both ends may use its memory directly; below it, one copy
-at each end costs less than one more message."""
+"""A leaf from this size on travels in messages of its own, so that both ends may use its memory directly; below it, one
+copy at each end costs less than one more message."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """No message of leaves is longer: gloo reaches its full speed from 2 MiB on, and staging buffers stay near the cache.
@@ -76,7 +76,8 @@ class Layout:
     """All slots in order, and the length of the flat buffer that holds them.
 
     Attributes:
-        slots: The leaves, large ones behind small ones and else in the spec's canonical order, then the trailing columns
+        slots: The leaves, large ones behind small ones and else in the spec's canonical order, then the trailing
+            columns
             (their path is ``(name,)``).
         num_leaves: How many of the slots are leaves of the spec.
         nbytes: Length of the flat buffer, a multiple of 64.
@@ -97,7 +98,8 @@ class Layout:
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
-        """The cut: large leaves alone in pieces of at most 4 MiB, runs of small ones together; covers every leaf once."""
+        """The cut: large leaves alone in pieces of at most 4 MiB, runs of small ones together; covers every leaf
+        once."""
         messages: list[Message] = []
         run: list[Part] = []
         for number, slot in enumerate(self.slots):
@@ -158,6 +160,10 @@ def _cut_large(number: int, slot: Slot) -> list[Message]:
     units_per_piece = min(-(-num_units // num_pieces), max(1, MAX_MESSAGE_BYTES // unit))
     step = units_per_piece * unit
     return [
-        Message(slot.offset + start, min(step, slot.nbytes - start), (Part(number, start, min(start + step, slot.nbytes), 0),))
+        Message(
+            slot.offset + start,
+            min(step, slot.nbytes - start),
+            (Part(number, start, min(start + step, slot.nbytes), 0),),
+        )
         for start in range(0, slot.nbytes, step)
     ]

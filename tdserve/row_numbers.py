@@ -1,4 +1,5 @@
-"""Row numbers as bytes: a run of consecutive rows, which is what writers nearly always get, takes 24 bytes at any length."""
+"""Row numbers as bytes: a run of consecutive rows, which is what writers nearly always get, takes 24 bytes at any
+length."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from tdserve.errors import (
 from tdserve.spec.tree import Spec
 
 REQUESTS_UNDER_WAY = 2
-"""While the rows of one request arrive, those of the next are gathered; each asks for half of what may be prefetched."""
+"""While the rows of one request arrive, those of the next are gathered; each asks for half of what may be
+prefetched."""
 
 POLL_S = 0.2
 """How soon a waiting thread notices that the iterator was closed."""
@@ -134,7 +135,7 @@ def _run(order: _Order) -> None:
                 progress.made()
             order.closed.wait(progress.backoff_s)
             progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
-        except BaseException as error:  # outermost frame of the thread: whoever iterates gets it
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever iterates gets it)
             _put(order, error)
             return
 

@@ -80,7 +80,8 @@ class SessionClient(CatalogClient):
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
     ) -> _Result:
-        """Runs one request, again over a fresh session when the transport fails: the server knows a retry by its number.
+        """Runs one request, again over a fresh session when the transport fails: the server knows a retry by its
+        number.
 
         Args:
             attempt: Sends the request under the given number and returns its result.
@@ -122,7 +123,9 @@ class SessionClient(CatalogClient):
     def later(self, work: Callable[[], _Result]) -> Future[_Result]:
         """Runs work in one of the client's own threads."""
         with self._lock:
-            if self._executor is None:  # also once more after close(): work that finds the client closed fails by itself
+            if (
+                self._executor is None
+            ):  # also once more after close(): work that finds the client closed fails by itself
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             return self._executor.submit(work)
 

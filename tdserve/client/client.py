@@ -22,8 +22,8 @@ from tdserve.v1 import control_pb2
 class Client(TensorDictClient):
     """A connection to one server. Threads: safe. Picklable (by address); made anew after ``fork``.
 
-    It reconnects by itself: a call that meets a server in the middle of a restart goes on when the server is back, or ends
-    at its deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
+    It reconnects by itself: a call that meets a server in the middle of a restart goes on when the server is back, or
+    ends at its deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
 
     Args:
         address: ``host:port`` of the server.
@@ -75,7 +75,8 @@ class Client(TensorDictClient):
             exists_ok: True returns an existing replay of the same structure and settings.
 
         Raises:
-            StoreExistsError, InvalidSpecError, InvalidRequestError, NotSupportedError, CapacityError: Nothing was created.
+            StoreExistsError, InvalidSpecError, InvalidRequestError, NotSupportedError, CapacityError: Nothing was
+                created.
         """
         check_count("capacity", capacity)
         check_count("min_size", min_size)

@@ -88,13 +88,13 @@ class _Fitting:
 
     def _entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:
         """What lies at a key of a dict, which may be nested."""
-        found: Entry | None = None
-        for key in path[depth:]:
-            found = entries.get(key)
-            if found is None:
-                raise self.mismatch(path, "no such key", type(item).__name__)
-            entries = dict(found.entries) if isinstance(found, Node) else {}
-        assert found is not None
+        *above, last = path[depth:]
+        for key in above:
+            node = entries.get(key)
+            entries = dict(node.entries) if isinstance(node, Node) else {}
+        found = entries.get(last)
+        if found is None:
+            raise self.mismatch(path, "no such key", type(item).__name__)
         return found
 
     def _collection(self, value: Any, node: Node, path: Path) -> None:

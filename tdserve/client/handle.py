@@ -67,9 +67,7 @@ class StoreHandle:
         """Names of the batch dimensions."""
         return list(self.spec.root.names or [None] * self.ndim)
 
-    def keys(
-        self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
-    ) -> list[str | Path]:
+    def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
         """The keys, as ``TensorDict.keys`` lists them; from the structure, which never changes."""
         return self.spec.keys(include_nested, leaves_only, sort=sort)
 
@@ -95,7 +93,8 @@ class StoreHandle:
         """One leaf or nested part, whole.
 
         Args:
-            key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as from
+            key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as
+                from
                 ``TensorDict.get``; ``store[key]`` gives the value itself.
             default: Returned when the store has no such key; without one KeyNotFoundError is raised, a KeyError.
         """
@@ -118,7 +117,9 @@ class StoreHandle:
         """Replaces one leaf or nested part."""
         return self.set_at_(key, value, ..., timeout_s=timeout_s)
 
-    set_ = set
+    def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
+        """Same as ``set``: a store's leaves are always written in place."""
+        return self.set_at_(key, value, ..., timeout_s=timeout_s)
 
     def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would."""
@@ -132,7 +133,8 @@ class StoreHandle:
         return self.update_at_(values, ..., timeout_s=timeout_s)
 
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values`` does."""
+        """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values``
+        does."""
         self._write(index, values, at=(), timeout_s=timeout_s)
         return self
 

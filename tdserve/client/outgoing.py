@@ -70,9 +70,7 @@ class Outgoing:
         if self.nbytes <= MAX_POSTED_BYTES:
             wait_all(self.post(session, tag, pool), timeout_s)
         else:
-            send_messages(
-                session.channel, tag, self._layout.messages, self._source, pool=pool, timeout_s=timeout_s
-            )
+            send_messages(session.channel, tag, self._layout.messages, self._source, pool=pool, timeout_s=timeout_s)
 
 
 def encode_values(spec: Spec, values: dict[Path, Any], *, store: str) -> bytes:
@@ -88,7 +86,9 @@ def encode_values(spec: Spec, values: dict[Path, Any], *, store: str) -> bytes:
             nbytes += len(content)
             column.values.append(content)
     if nbytes > MAX_VALUES_BYTES:
-        raise CapacityError(what=f"the non-tensor values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
+        raise CapacityError(
+            what=f"the non-tensor values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES
+        )
     return block.SerializeToString()
 
 

@@ -13,7 +13,7 @@ from tdserve.client.incoming import Received, decode_values, receive
 from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TransportError
+from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransportError
 from tdserve.layout import Layout
 from tdserve.selection import Selection
 from tdserve.spec import codec
@@ -106,13 +106,13 @@ def finish_read(
     if answer is not None:
         accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
         inline = answer.done.inline if answer.HasField("done") else None
-    mismatch: Exception | None = None
+    mismatch: TDServeError | None = None
     places = None
     if destination is not None:
         try:
             destination.check(spec)
             places = destination.places(layout)
-        except Exception as error:
+        except TDServeError as error:
             mismatch = error
     timeout_s = transfer_timeout_s(deadline)
     try:

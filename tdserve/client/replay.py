@@ -126,13 +126,15 @@ class ReplayHandle:
         check_count("num_rows", num_rows)
         check_count("prefetch", prefetch)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        return Batches(self._client, self.name, self._stored, num_rows, prefetch=prefetch, device=device, timeout_s=seconds)
+        return Batches(
+            self._client, self.name, self._stored, num_rows, prefetch=prefetch, device=device, timeout_s=seconds
+        )
 
     def __getitem__(self, index: Any) -> Any:
         """Live rows by their numbers, without counting them as sampled.
 
-        An integer or an array of them means row numbers, as ``extend`` returned them and ``"index"`` shows them; a slice
-        or a mask chooses among the live rows.
+        An integer or an array of them means row numbers, as ``extend`` returned them and ``"index"`` shows them; a
+        slice or a mask chooses among the live rows.
 
         Raises:
             SelectionError: A row is not live, or out of range.

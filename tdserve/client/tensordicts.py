@@ -27,9 +27,9 @@ _EVERYTHING = Selection()
 class TensorDictClient(SessionClient):
     """Adds the tensordict stores.
 
-    Wherever a call takes ``exists_ok``, tensordict's spelling ``existsok`` is accepted too; the default is False, unlike
-    tensordict's: nothing is overwritten in silence. ``return_early=True`` gives a future of the result at once; the
-    tensordict must not change before it is done.
+    Wherever a call takes ``exists_ok``, tensordict's spelling ``existsok`` is accepted too; the default is False,
+    unlike tensordict's: nothing is overwritten in silence. ``return_early=True`` gives a future of the result at once;
+    the tensordict must not change before it is done.
     """
 
     def __getitem__(self, name: str) -> StoreHandle | ReplayHandle:
@@ -113,9 +113,7 @@ class TensorDictClient(SessionClient):
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: self._replace(name, captured, deadline=deadline), return_early)
 
-    def recv(
-        self, td: Any, name: str, *, newer_than: int | None = None, timeout_s: float | None = None
-    ) -> int | None:
+    def recv(self, td: Any, name: str, *, newer_than: int | None = None, timeout_s: float | None = None) -> int | None:
         """Fills a tensordict in place with a store's content.
 
         Args:
@@ -174,7 +172,9 @@ class TensorDictClient(SessionClient):
         captured = capture(like, store=name)
         sizes = tuple(batch_size)
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
-            raise InvalidRequestError(argument="batch_size", reason=f"{list(sizes)} has a size that is no natural number")
+            raise InvalidRequestError(
+                argument="batch_size", reason=f"{list(sizes)} has a size that is no natural number"
+            )
         spec = captured.spec.prepend(sizes) if sizes else captured.spec
         description, created = self._create(
             control_pb2.CreateStoreRequest(

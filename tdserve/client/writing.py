@@ -67,10 +67,8 @@ def write_early(
 
     def again() -> None:
         try:
-            future.set_result(
-                write(client, make_outgoing, make_body, deadline=deadline, what=what, request=request)
-            )
-        except BaseException as error:
+            future.set_result(write(client, make_outgoing, make_body, deadline=deadline, what=what, request=request))
+        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
             future.set_exception(error)
 
     def settle(answer: Answer) -> None:
@@ -115,7 +113,8 @@ def write_selection(
     """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made.
 
     Args:
-        create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with the
+        create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with
+            the
             session: called for every session that is tried.
     """
 

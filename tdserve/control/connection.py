@@ -107,7 +107,9 @@ class ControlConnection:
             remaining_s = deadline - time.monotonic()
             try:
                 # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
-                return getattr(self._stub, method)(request, timeout=max(remaining_s, 0.0) + 2.0, metadata=self._metadata)
+                return getattr(self._stub, method)(
+                    request, timeout=max(remaining_s, 0.0) + 2.0, metadata=self._metadata
+                )
             except grpc.RpcError as error:
                 ours = from_rpc_error(error, address=self.address, what=method, timeout_s=timeout_s)
             if not isinstance(ours, ConnectError) or remaining_s < RECONNECT_BACKOFF_S:

@@ -1,4 +1,5 @@
-"""Frames on a UNIX socket between the control process and a data worker: a length (uint32, little endian), then a message."""
+"""Frames on a UNIX socket between the control process and a data worker: a length (uint32, little endian), then a
+message."""
 
 from __future__ import annotations
 

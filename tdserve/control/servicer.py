@@ -90,7 +90,7 @@ async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
         return await handler
     except TDServeError as error:
         await abort(context, error)
-    except Exception as fault:
+    except Exception as fault:  # noqa: BLE001 (the boundary of the service)
         _log.exception("a handler failed")
         await abort(context, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
 
@@ -121,7 +121,9 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def refuse(request: Any, context: Any) -> None:
             await abort(context, error)
 
-        make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        make = (
+            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
         return make(refuse, handler.request_deserializer, handler.response_serializer)
 
 

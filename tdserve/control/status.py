@@ -86,7 +86,9 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
 _Make = Callable[[str, str, float, str], TDServeError]
 
 _BY_CODE: dict[grpc.StatusCode, _Make] = {
-    grpc.StatusCode.UNAVAILABLE: lambda address, what, timeout_s, details: ConnectError(address=address, reason=details),
+    grpc.StatusCode.UNAVAILABLE: lambda address, what, timeout_s, details: ConnectError(
+        address=address, reason=details
+    ),
     grpc.StatusCode.DEADLINE_EXCEEDED: lambda address, what, timeout_s, details: DeadlineExceededError(
         what=f"{what} at {address}", timeout_s=timeout_s
     ),

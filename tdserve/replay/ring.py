@@ -94,6 +94,10 @@ class Ring:
         if int(generations.min()) < 0:
             raise CorruptDataError(path="generations", expected="no negative one", actual=str(int(generations.min())))
         is_odd = (generations & 1).astype(np.bool_)
+        # Rows that were reserved after the state was stored: the cursor had passed them. Left where it was, it would
+        # come to them again right after they are filled, and take them for the oldest.
+        passed = np.flatnonzero(~np.roll(is_odd, -ring.cursor))
+        ring.cursor = (ring.cursor + int(passed[0] if len(passed) else 0)) % capacity
         ring._num_live = int(np.count_nonzero(generations)) - int(np.count_nonzero(is_odd))
         for rows in now_reserved:
             kept = rows[is_odd[rows]]

@@ -52,7 +52,6 @@ class Answers:
                 for request in dropped:
                     txn.delete("requests", _key(client_id, request))
 
-
     def forget_client(self, client_id: bytes) -> None:
         """Drops all of a client that is gone for good."""
         dropped = self._log.forget_client(client_id)

@@ -28,7 +28,7 @@ from tdserve.server.traffic import Traffic
 from tdserve.server.workers import VALUES_WORKER, DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
-from tdserve.v1 import control_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 
 KEEP_ANSWERS_S = 600.0
 """A client without a session asks again within its call's timeout, or never. Its answers take space in the catalog."""
@@ -57,8 +57,8 @@ class ControlProcess:
                 number,
                 arguments=(str(config.transfer_timeout_s),),
                 root_fd=root.lock_fd,
-                on_session=lambda report: self._sessions.on_report(report),
-                on_lost=lambda worker: self._sessions.on_worker_lost(worker),
+                on_session=self._on_session_report,
+                on_lost=self._on_worker_lost,
             )
             for number in range(config.num_workers)
         ]
@@ -83,6 +83,12 @@ class ControlProcess:
     def restore(self) -> None:
         """Reads the catalog; to be called before anybody may ask."""
         self._stores.restore()
+
+    def _on_session_report(self, report: worker_pb2.Report) -> None:
+        self._sessions.on_report(report)
+
+    def _on_worker_lost(self, worker: DataWorker) -> None:
+        self._sessions.on_worker_lost(worker)
 
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""

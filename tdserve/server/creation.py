@@ -97,7 +97,9 @@ def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateS
             name=name, kind=kind, uid="", fingerprint=spec.fingerprint, num_rows=num_rows, loading=request.loading
         )
     if not 1 <= request.capacity <= MAX_CAPACITY_ROWS:
-        raise InvalidRequestError(argument="capacity", reason=f"{request.capacity} is not from 1 to {MAX_CAPACITY_ROWS}")
+        raise InvalidRequestError(
+            argument="capacity", reason=f"{request.capacity} is not from 1 to {MAX_CAPACITY_ROWS}"
+        )
     settings = Settings.from_json(request.settings, min_size=request.min_size or 1)
     settings.limiter.check(request.capacity)
     return StoreRecord(

@@ -82,7 +82,9 @@ def _listen(process: ControlProcess, config: ServerConfig, token: str | None) ->
     try:
         return ControlServer(process, host=config.host, port=config.port, token=token)
     except RuntimeError as error:  # grpc's way to say that bind() failed
-        reason = f"{config.host}:{config.port} cannot be listened on; is another server there? --port 0 takes a free one"
+        reason = (
+            f"{config.host}:{config.port} cannot be listened on; is another server there? --port 0 takes a free one"
+        )
         raise InvalidRequestError(argument="address", reason=reason) from error
 
 

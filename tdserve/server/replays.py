@@ -110,7 +110,9 @@ class Replays:
         self._traffic.sent(session.hello.transport, (await session.worker.order(order)).nbytes_moved)
         return None
 
-    async def read(self, session: ClientSession, request: int, asked: control_pb2.ReadRequest) -> control_pb2.Done | None:
+    async def read(
+        self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
+    ) -> control_pb2.Done | None:
         """Sends live rows by their numbers, without counting them as sampled."""
         entry = self._stores.get(asked.store)
         table = entry.replay_table()
@@ -144,14 +146,14 @@ class Replays:
             storing.put_values.elements = encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:])))
             storing.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
             store = self._values_worker.order(storing)
-            await asyncio.wait({receive, store})  # both, also when one fails: nobody may write after the rows are given up
+            await asyncio.wait(
+                {receive, store}
+            )  # both, also when one fails: nobody may write after the rows are given up
             await store
         await receive
         self._traffic.received(session.hello.transport, content)
 
-    def _commit(
-        self, session: ClientSession, request: int, entry: Entry, reservation: Reservation
-    ) -> control_pb2.Done:
+    def _commit(self, session: ClientSession, request: int, entry: Entry, reservation: Reservation) -> control_pb2.Done:
         """The record goes first, then the generations: a crash between the two is repaired from the record."""
         entry.check_present()
         table = entry.replay_table()

@@ -71,16 +71,14 @@ class Requests:
             await session.fail(request, self._reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
             await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
-        except Exception as fault:
+        except Exception as fault:  # noqa: BLE001 (the boundary of the service)
             await session.fail(request, as_error(fault))
         finally:
             session.accepted_requests.discard(request)
             if session.protocol.end(request):
                 session.ended.set()
 
-    async def _serve(
-        self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage
-    ) -> None:
+    async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> None:
         handler = self._handlers.get(kind)
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
@@ -115,7 +113,9 @@ class Requests:
         deadline = Deadline.after(asked.timeout_s)
         with session.waiting():
             # Who knows the store's structure has seen the store: it was deleted, and is not waited for.
-            entry = self._stores.get(asked.store) if asked.fingerprint else await self._stores.wait(asked.store, deadline)
+            entry = (
+                self._stores.get(asked.store) if asked.fingerprint else await self._stores.wait(asked.store, deadline)
+            )
         if entry.record.kind == "replay":
             if not asked.fingerprint:  # it takes the store for a tensordict, and would lay the content out as one
                 raise entry.wrong_kind("tensordict")
@@ -124,9 +124,7 @@ class Requests:
             raise entry.wrong_kind("tensordict or replay")
         return await self._tensordicts.read(session, request, entry, asked, deadline)
 
-    async def _write(
-        self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
-    ) -> control_pb2.Done:
+    async def _write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         if asked.creates:
             return await self._tensordicts.create(session, request, asked)
         return await self._tensordicts.write(session, request, asked)

@@ -82,7 +82,8 @@ class ClientSession:
     def waiting(self) -> Iterator[None]:
         """A block that a cancellation or the end of the session cuts short: nothing was begun yet."""
         task = asyncio.current_task()
-        assert task is not None
+        if task is None:
+            raise LocalProtocolError(reason="waiting() outside a task")
         self._waiting.add(task)
         try:
             yield

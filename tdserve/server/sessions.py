@@ -57,8 +57,8 @@ class Sessions:
     async def open(self, hello: control_pb2.Hello, link: SessionLink) -> ClientSession:
         """Answers Hello with Welcome.
 
-        An older session of the same client is ended first, and its transfers with it: only then is it certain which of its
-        requests were committed, and a retry of one is stored once.
+        An older session of the same client is ended first, and its transfers with it: only then is it certain which of
+        its requests were committed, and a retry of one is stored once.
 
         Raises:
             ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
@@ -131,9 +131,7 @@ class Sessions:
             if ready:
                 return min(ready, key=lambda worker: sum(session.worker is worker for session in self))
             waits = [asyncio.ensure_future(worker.ready.wait()) for worker in self._workers]
-            done, pending = await asyncio.wait(
-                waits, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, pending = await asyncio.wait(waits, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in pending:
                 wait.cancel()
             if not done:

@@ -54,7 +54,8 @@ class Stores:
         self._specs: dict[bytes, Spec] = {}
 
     def restore(self) -> None:
-        """Reads the catalog; files are opened when a store is first used. Stores that never became visible are removed."""
+        """Reads the catalog; files are opened when a store is first used. Stores that never became visible are
+        removed."""
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
             if record.loading:

@@ -2,7 +2,8 @@
 
 The content of a write first arrives in a staging file (or rides in the message). Then a journal entry says what will be
 applied where, the rows become odd, a worker copies, the rows become even, and the journal entry goes together with the
-answer's record. A crash anywhere behind the journal entry is repaired by applying it again; before it, nothing happened.
+answer's record. A crash anywhere behind the journal entry is repaired by applying it again; before it, nothing
+happened.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ class TensorDicts:
             accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
-    async def create(
-        self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
-    ) -> control_pb2.Done:
+    async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Fills a store for the first time, in place since nobody sees it, and shows it."""
         if asked.store in self._stores.catalog:
             raise StoreExistsError(name=asked.store)
@@ -97,9 +96,7 @@ class TensorDicts:
             self._stores.publish_loaded(entry, txn)
         return done
 
-    async def write(
-        self, session: ClientSession, request: int, asked: control_pb2.WriteRequest
-    ) -> control_pb2.Done:
+    async def write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Replaces a selection, whole or not at all.
 
         Raises:
@@ -129,7 +126,8 @@ class TensorDicts:
         return done
 
     async def repair(self) -> int:
-        """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it is."""
+        """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it
+        is."""
         num_applied = 0
         for key, content in self._stores.db.scan("pending", _JOURNAL):
             try:
@@ -261,7 +259,10 @@ class _Journal:
 def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
     if content.fingerprint != entry.spec.fingerprint:
         raise SpecMismatchError(
-            store=entry.name, key="", expected="the structure of this store", actual="that of an older store of this name"
+            store=entry.name,
+            key="",
+            expected="the structure of this store",
+            actual="that of an older store of this name",
         )
 
 
@@ -271,6 +272,8 @@ def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:
     chosen = selected_spec(entry.spec, from_message(asked.selection), keys, store=entry.name)
     expected, content = write_layout(chosen).message_nbytes, asked.content
     inline = len(content.inline) if content.HasField("inline") else None
-    if (inline is None and tuple(content.message_nbytes) != expected) or (inline is not None and inline != sum(expected)):
+    if (inline is None and tuple(content.message_nbytes) != expected) or (
+        inline is not None and inline != sum(expected)
+    ):
         received = f"{sum(content.message_nbytes) if inline is None else inline} bytes"
         raise RemoteProtocolError(expected=f"{sum(expected)} bytes of content for {entry.name!r}", received=received)

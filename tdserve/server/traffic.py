@@ -38,8 +38,10 @@ class Traffic:
         """Has the session's worker send what ``order`` says.
 
         Args:
-            announces: Whether Accepted leaves together with the order. Otherwise the worker first finds out how much there
-                is (non-tensor values, selections): small content comes back and leaves inline, larger is announced then.
+            announces: Whether Accepted leaves together with the order. Otherwise the worker first finds out how much
+                there
+                is (non-tensor values, selections): small content comes back and leaves inline, larger is announced
+                then.
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.

@@ -36,9 +36,7 @@ class Waiters:
         if self._deleted_name is not None:
             raise StoreNotFoundError(name=self._deleted_name)
 
-    async def wait_for(
-        self, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
-    ) -> _State:
+    async def wait_for(self, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]) -> _State:
         """Returns the first result of ``look`` that is not None; looks at once, and after every ``wake``.
 
         Raises:

@@ -136,8 +136,16 @@ class DataWorker:
     async def _run_once(self) -> None:
         ours, theirs = socket.socketpair()
         fds = [fd for fd in (theirs.fileno(), self._root_fd) if fd is not None]
-        command = [sys.executable, "-m", "tdserve.worker.main", str(theirs.fileno()), str(self.number), *self._arguments]
-        self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-m",
+            "tdserve.worker.main",
+            str(theirs.fileno()),
+            str(self.number),
+            *self._arguments,
+        ]
+        # Blocks for the milliseconds of a vfork; asyncio's own way needs a child watcher and buys nothing here.
+        self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
         theirs.close()
         gone = asyncio.Event()
         self._socket = await ControlSocket.open(ours, self._on_report, gone.set)
@@ -188,5 +196,3 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 def consume(future: asyncio.Future[worker_pb2.Worked]) -> None:
     """Marks a future's error as seen, for orders whose failure shows elsewhere (the session is lost)."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-

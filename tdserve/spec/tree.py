@@ -174,7 +174,8 @@ class Spec:
         return spec
 
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
-        """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they are."""
+        """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they
+        are."""
         changed = {path for path, leaf in self.values if is_per_row.get(path, leaf.per_row) != leaf.per_row}
         return Spec(_flip_per_row(self.root, (), changed)) if changed else self
 

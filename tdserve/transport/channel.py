@@ -23,11 +23,11 @@ class Work(Protocol):
 class Channel(Protocol):
     """One end of a channel. Threads: ``send`` and ``recv`` may be called from any thread.
 
-    Buffers are contiguous one-dimensional uint8 tensors and stay untouched by the caller until ``wait`` returns. A Work is
-    kept until then: dropping it gives its transfer up, unseen by the other end. Messages of one tag arrive in the order
-    they were sent; messages of different tags are independent. Sender and receiver agree on every length beforehand:
-    nothing on the wire tells it, and a mismatch may end the receiving process. A send may be taken before the other end
-    posts its receive, or only then.
+    Buffers are contiguous one-dimensional uint8 tensors and stay untouched by the caller until ``wait`` returns. A Work
+    is kept until then: dropping it gives its transfer up, unseen by the other end. Messages of one tag arrive in the
+    order they were sent; messages of different tags are independent. Sender and receiver agree on every length
+    beforehand: nothing on the wire tells it, and a mismatch may end the receiving process. A send may be taken before
+    the other end posts its receive, or only then.
 
     ``tests/conformance/transport_suite.py`` is the exam of this contract; ``loopback`` is its strictest implementation.
     """

@@ -94,7 +94,8 @@ class LeafEnd:
     NumPy views of the bytes are made once: of two thousand small leaves, slicing tensors costs more than copying them.
 
     Args:
-        tensors: One per leaf (and, of a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's dtype
+        tensors: One per leaf (and, of a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
+            dtype
             and shape.
         trailing: As in ``IndexedEnd``; a source only.
     """

@@ -66,7 +66,9 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
         """Called by gloo for the other rank's address; waits for it."""
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._entries or self._is_closed, CONNECT_TIMEOUT_S):
-                raise ConnectError(address=key, reason=f"the peer's gloo address did not come within {CONNECT_TIMEOUT_S} s")
+                raise ConnectError(
+                    address=key, reason=f"the peer's gloo address did not come within {CONNECT_TIMEOUT_S} s"
+                )
             if key not in self._entries:
                 raise ConnectError(address=key, reason="the session was closed during the rendezvous")
             return self._entries[key]

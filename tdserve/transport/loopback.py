@@ -1,4 +1,4 @@
-"""The loopback channel: both ends in one process, joined by memory. The contract of a channel, in its strictest reading.
+"""The loopback channel: both ends in one process, joined by memory. A channel's contract in its strictest reading.
 
 Where real transports differ, this one takes the side that finds more mistakes: a send is taken only when it meets its
 receive (gloo lets small ones go ahead), and two ends that disagree on a length hear of it (gloo ends the process, or

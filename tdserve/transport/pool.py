@@ -1,7 +1,8 @@
 """Buffers that are used again once nobody looks at them any more.
 
-The first touch of a fresh page costs more than copying into it (2.6 against 17 GB/s, measured), so a batch's memory goes
-back here when the last tensor over it is dropped, and the next batch is received into the same, already touched pages.
+The first touch of a fresh page costs more than copying into it (2.6 against 17 GB/s, measured), so a batch's memory
+goes back here when the last tensor over it is dropped, and the next batch is received into the same, already touched
+pages.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class _Loan(np.ndarray):
 class BufferPool:
     """Hands out uint8 tensors and takes their memory back by itself.
 
-    Threads: safe without a lock. A buffer comes back in whichever thread drops the last tensor, possibly in the middle of
-    a garbage collection inside ``take``, where a lock would deadlock; the operations of ``deque`` and ``dict`` used here
-    are atomic.
+    Threads: safe without a lock. A buffer comes back in whichever thread drops the last tensor, possibly in the middle
+    of a garbage collection inside ``take``, where a lock would deadlock; the operations of ``deque`` and ``dict`` used
+    here are atomic.
     """
 
     def __init__(self, max_pooled_bytes: int = MAX_POOLED_BYTES) -> None:

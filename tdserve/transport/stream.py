@@ -30,7 +30,7 @@ class _Clock:
         self._end = time.monotonic() + timeout_s
 
     def wait(self, work: Work) -> None:
-        """Waits for a work with what is left; it closes the channel itself when that is not enough, even when it is 0."""
+        """Waits for a work with what is left, even 0; the work closes the channel when that is not enough."""
         try:
             work.wait(max(self._end - time.monotonic(), 0.0))
         except DeadlineExceededError as error:

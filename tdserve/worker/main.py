@@ -1,4 +1,5 @@
-"""The data worker's process: ``python -m tdserve.worker.main FD WORKER TRANSFER_TIMEOUT_S``, started by the control process.
+"""The data worker's process: ``python -m tdserve.worker.main FD WORKER TRANSFER_TIMEOUT_S``, started by the control
+process.
 
 FD is an inherited UNIX socket. When its other end goes, this process ends: a worker never outlives its control process.
 """
@@ -82,7 +83,8 @@ def main(arguments: list[str]) -> None:
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Also when this process is stopped, or hangs where it cannot see the socket: nobody can use the root before it is gone.
+    # Also when this process is stopped, or hangs where it cannot see the socket: nobody can use the root before it is
+    # gone.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each

@@ -69,6 +69,13 @@ class OpenStore:
                     self._objects = Objects(folder, writable=writable or self.writes_values)
         return self._objects
 
+    def writable_objects(self) -> Objects:
+        """The non-tensor values, made if there are none; only in the one worker that writes them."""
+        objects = self.objects(writable=True)
+        if objects is None:
+            raise LocalProtocolError(reason=f"no values could be opened in {self.folder}")
+        return objects
+
     def close(self) -> None:
         """Drops the mappings; tensors still in use keep theirs."""
         self.generations.close()

@@ -1,4 +1,5 @@
-"""What a data worker does for each order: gather and send, receive and scatter, make folders. One function per order."""
+"""What a data worker does for each order: gather and send, receive and scatter, make folders. One function per
+order."""
 
 from __future__ import annotations
 
@@ -209,5 +210,3 @@ def _elements(store: OpenStore, selection: Selection) -> np.ndarray | None:
 
 def _status(status: ReadStatus, version: int) -> torch.Tensor:
     return torch.tensor([status, version, 0, 0, 0, 0, 0, 0], dtype=torch.int64)
-
-

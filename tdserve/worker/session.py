@@ -119,7 +119,7 @@ class WorkerSession:
                 report.done.CopyFrom(self._perform(self, order))
             except TDServeError as error:
                 self._fail(order, report, error)
-            except Exception as fault:
+            except Exception as fault:  # noqa: BLE001 (outermost frame of the thread)
                 _log.exception("order %s failed", order.WhichOneof("body"))
                 self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
             else:

@@ -39,7 +39,9 @@ def read_values(store: OpenStore, paths: Sequence[Path], elements: Elements | No
         (values,) = objects.get_many(rows, [path])
         for row, value in zip(rows, values, strict=True):
             if value is None:
-                raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at row {row}", actual="none")
+                raise CorruptDataError(
+                    path=str(store.folder), expected=f"a value of {path} at row {row}", actual="none"
+                )
             column.values.append(value)
     return block.SerializeToString()
 
@@ -51,8 +53,7 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues) -> None:
         CapacityError: The environment is full; nothing was stored.
         RemoteProtocolError: The block does not fit the keys; nothing was stored.
     """
-    objects = store.objects(writable=True)
-    assert objects is not None
+    objects = store.writable_objects()
     block = _block(order.values)
     paths = [_path(key) for key in order.keys]
     if len(block.columns) != len(paths):

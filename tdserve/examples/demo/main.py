@@ -78,8 +78,9 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
     with tdserve.Server(options.root or folder / "root") as server:
         console.print(f"server {server.address}; look inside: tdserve ls --address {server.address}", highlight=False)
         try:
-            _start_all(processes, options, server.address)
+            # connected first: a data worker that starts beside three more processes that import torch takes long
             with tdserve.connect(server.address, transport=options.transport) as client:
+                _start_all(processes, options, server.address)
                 watch = Watch(client, open_stores(client, options.env), started_s=started_s)
                 with Progress(console, title=f"{options.env}, seed {options.seed}", target=target) as progress:
                     goal = Goal(target, options.max_seconds)
