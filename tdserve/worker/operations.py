@@ -193,7 +193,7 @@ def _settled(store: OpenStore, watched: slice | np.ndarray, timeout_s: float) ->
     """The generations once none of them is odd, that is, once no write is being applied."""
     end = time.monotonic() + timeout_s
     while True:
-        before = store.generations.values[watched].copy()
+        before: np.ndarray = store.generations.values[watched].copy()
         if not (before & 1).any():
             return before
         if time.monotonic() > end:

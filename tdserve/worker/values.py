@@ -85,7 +85,8 @@ def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Sequenc
     batch_size = store.value_batch_sizes[path]
     if elements is None:
         return range(math.prod(batch_size))
-    return spread(elements, math.prod(batch_size[len(store.spec.batch_size) :])).tolist()
+    numbers: list[int] = spread(elements, math.prod(batch_size[len(store.spec.batch_size) :])).tolist()
+    return numbers
 
 
 def _path(key: content_pb2.Path) -> Path:

@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tdserve.bench.child import PACKAGE_FOLDER
 from tdserve.bench.main import run
 from tdserve.bench.options import BenchOptions
 from tdserve.errors import InvalidRequestError
+
+
+def process_ids_below(pid: int) -> list[str]:
+    """The processes that any thread of this one has started, and theirs."""
+    found = [pid for path in Path(f"/proc/{pid}/task").glob("*/children") for pid in path.read_text().split()]
+    return [*found, *(below for child in found for below in process_ids_below(int(child)))]
 
 
 @pytest.mark.parametrize("options", [BenchOptions(workloads=("music",)), BenchOptions(repeats=0)])
@@ -33,3 +42,27 @@ def test_bench_when_run_then_prints_and_writes_machine_and_figures_and_leaves_no
     content = json.loads(path.read_text())
     assert {figure["workload"] for figure in content["figures"]} == {"floors", "small"}
     assert list(parent.iterdir()) == []
+
+
+@pytest.mark.integration
+def test_bench_when_terminated_in_the_middle_then_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tdserve.bench.main import run, BenchOptions;"
+        "run(BenchOptions(workloads=('pixels',), quick=True, repeats=1000, parent=Path(sys.argv[1])))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=PACKAGE_FOLDER,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("cores")
+        children = process_ids_below(process.pid)
+        process.terminate()
+        process.communicate(timeout=60.0)
+    assert len(children) >= 2
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    assert list(tmp_path.iterdir()) == []

@@ -67,9 +67,10 @@ def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandl
 def test_next_when_the_store_is_deleted_then_its_error_and_then_closed(
     client: tdserve.Client, replay: tdserve.ReplayHandle
 ) -> None:
-    with replay.batches(4) as batches:
+    with replay.batches(4, prefetch=2) as batches:
         next(batches)
         client.delete(replay.name)
-        with pytest.raises((StoreNotFoundError, DeadlineExceededError)):
-            while True:
-                next(batches)
+        with pytest.raises(StoreNotFoundError, match=replay.name):
+            list(batches)  # what was prefetched, then the error
+        with pytest.raises(ClosedError):
+            next(batches)

@@ -30,13 +30,14 @@ def test_stores_when_created_then_listed_by_prefix(client: tdserve.Client, name:
     assert "../" not in client
 
 
-@pytest.mark.parametrize("arguments", [(), (True,), (True, True), (False, True)])
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("is_leaf", [False, True])
 def test_keys_when_asked_then_as_the_tensordict_has_them(
-    client: tdserve.Client, name: str, arguments: tuple[bool, ...]
+    client: tdserve.Client, name: str, is_nested: bool, is_leaf: bool
 ) -> None:
     client.init_remote(TD, name)
-    assert client.keys(name, *arguments) == list(TD.keys(*arguments))
-    assert client.keys(name, *arguments, sort=True) == list(TD.keys(*arguments, sort=True))
+    assert client.keys(name, is_nested, is_leaf) == list(TD.keys(is_nested, is_leaf))
+    assert client.keys(name, is_nested, is_leaf, sort=True) == list(TD.keys(is_nested, is_leaf, sort=True))
 
 
 def test_describe_when_it_is_not_there_then_by_the_way_of_asking(client: tdserve.Client, name: str) -> None:

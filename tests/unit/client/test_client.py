@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +25,12 @@ def test_client_when_shown_then_names_its_server(client: tdserve.Client) -> None
     assert repr(client) == f"<Client of {client.address}>"
 
 
-@pytest.mark.parametrize("fields", [{"capacity": 0}, {"capacity": -1}, {"capacity": 2.0}, {"capacity": 5, "min_size": 6}])
+@pytest.mark.parametrize(("capacity", "min_size"), [(0, 1), (-1, 1), (2.0, 1), (5, 6), (5, 0)])
 def test_create_replay_when_a_number_is_wrong_then_refused(
-    client: tdserve.Client, name: str, fields: dict[str, int]
+    client: tdserve.Client, name: str, capacity: Any, min_size: Any
 ) -> None:
     with pytest.raises(InvalidRequestError):
-        client.create_replay(name, ROW, **fields)
+        client.create_replay(name, ROW, capacity, min_size=min_size)
     assert name not in client
 
 

@@ -48,7 +48,6 @@ def test_fitted_when_one_leaf_is_meant_then_broadcast_as_an_assignment_would() -
         ({"a": torch.ones(4, 2)}, "a"),
         ({"a": torch.ones(3, 2, dtype=torch.float64)}, "a"),
         ({"z": torch.ones(3)}, "z"),
-        ({"n": torch.ones(3)}, "n"),
         ({"a": "text"}, "a"),
     ],
 )

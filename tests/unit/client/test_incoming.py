@@ -36,7 +36,7 @@ def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(found: list[Tens
     entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(found))
     layout = Layout.of(Spec(Node((), None, None, None, entries)))
     buffer = BufferPool().take(layout.nbytes)
-    for slot, view in zip(layout.slots, views(layout, buffer)):
+    for slot, view in zip(layout.slots, views(layout, buffer), strict=True):
         assert (view.dtype, tuple(view.shape)) == (to_torch(slot.dtype), slot.shape)
         assert view.is_contiguous()
         assert not slot.nbytes or view.data_ptr() == buffer.data_ptr() + slot.offset

@@ -28,7 +28,7 @@ def test_content_when_small_then_inline_and_whole() -> None:
     assert (found.message.fingerprint, list(found.message.message_nbytes)) == (b"f", [])
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(found.message.inline, layout.messages, FlatEnd(buffer))
-    columns = {slot.path: column for slot, column in zip(layout.slots, views(layout, buffer))}
+    columns = {slot.path: column for slot, column in zip(layout.slots, views(layout, buffer), strict=True)}
     assert torch.equal(columns[("a",)], TD["a"])  # it was not contiguous
     assert torch.equal(columns[("b",)], TD["b"].resolve_conj())
 

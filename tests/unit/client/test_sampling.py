@@ -14,7 +14,7 @@ def sampled(index: list[int], generation: list[int] | None = None, *, with_value
     numbers = torch.tensor(index)
     rows: list[Any] = [TensorDict({"a": 10 * number}, []) for number in numbers]
     if with_values:
-        for row, number in zip(rows, index):
+        for row, number in zip(rows, index, strict=True):
             row.set_non_tensor("v", f"value {number}")
     return Sampled(rows_content(torch.stack(rows), index, generation or [2] * len(index)))
 

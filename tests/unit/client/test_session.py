@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import tdserve
-from tdserve.client.session import Pending, address_towards, checked
+from tdserve.client.session import Pending, Session, address_towards, checked
 from tdserve.config import PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure
@@ -18,7 +18,6 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransportError,
 )
-from tdserve.client.session import Session
 from tdserve.v1 import control_pb2
 
 FAILURE = control_pb2.ServerMessage(failure=encode_failure(StoreNotFoundError(name="x")))

@@ -112,6 +112,8 @@ class _AgainstALoop(RuleBasedStateMachine):
     def restart(self) -> None:
         self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.state())
         self.holes = sorted([*self.holes, *self.owner])
+        circle = [*range(self.cursor, _CAPACITY), *range(self.cursor)]
+        self.cursor = next((row for row in circle if row not in self.holes), self.cursor)
         self.owner.clear()
         self.state = dict.fromkeys(self.state, "closed")
 
@@ -229,6 +231,15 @@ def test_restore_when_writers_may_live_then_their_rows_are_held_and_the_rest_are
     assert _reserve(ring, 3).rows.tolist() == [2, 5, 0]
     ring.release(ring.quarantined[0])
     assert _reserve(ring, 1).rows.tolist() == [1]
+
+
+def test_restore_when_rows_were_reserved_after_the_state_was_stored_then_filling_them_evicts_none() -> None:
+    ring, generations = _ring(8)
+    ring.commit(_reserve(ring, 2))
+    stored = ring.state()
+    _reserve(ring, 2)
+    ring = Ring.restore(8, generations, stored)
+    assert [_reserve(ring, 2).rows.tolist() for _ in range(3)] == [[2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("state", [{"cursor": 4}, {"cursor": -1}, {"inserts": -1}])

@@ -25,9 +25,13 @@ def test_seen_when_recorded_then_the_answer_also_after_a_restart(world: World) -
 
 
 def test_transaction_when_it_fails_then_neither_change_nor_answer(world: World) -> None:
-    with pytest.raises(ZeroDivisionError), world.answers.transaction(CLIENT, 1, b"answer") as txn:
-        txn.put("states", b"key", b"value")
-        raise ZeroDivisionError
+    def commit() -> None:
+        with world.answers.transaction(CLIENT, 1, b"answer") as txn:
+            txn.put("states", b"key", b"value")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        commit()
     assert world.db.get("states", b"key") is None
     for answers in (world.answers, Answers(world.db)):
         assert answers.seen(CLIENT, 1) is None

@@ -130,7 +130,8 @@ def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, ru
         return TensorDict({"a": torch.tensor(number), "v": NonTensorData(f"value {number}")}, [])
 
     entry = run(world.create_replay("v", row(0), 7))
-    extend(world, run, entry, torch.stack([row(1), row(2), row(3)]), 1)
+    batch: Any = torch.stack([row(1), row(2), row(3)])
+    extend(world, run, entry, batch, 1)
     selection = parse([2, 0]).to_message()
     done = run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="v", selection=selection)))
     assert done is not None

@@ -15,7 +15,8 @@ def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> N
     traffic.received("gloo", control_pb2.Content(inline=bytes(7)))
     traffic.sent("gloo", 5)
     gloo, inline = traffic.stats()
-    assert (gloo.transport, gloo.bytes_in, gloo.transfers_in, gloo.bytes_out, gloo.transfers_out) == ("gloo", 120, 1, 5, 1)
+    assert (gloo.transport, gloo.bytes_in, gloo.transfers_in) == ("gloo", 120, 1)
+    assert (gloo.bytes_out, gloo.transfers_out) == (5, 1)
     assert (inline.transport, inline.bytes_in, inline.transfers_in, inline.bytes_out) == ("inline", 7, 1, 0)
 
 

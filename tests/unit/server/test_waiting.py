@@ -10,6 +10,11 @@ from tdserve.server.waiting import Waiters
 from tests.unit.server.world import Loop
 
 
+def nothing() -> int | None:
+    """A state that does not come."""
+    return None
+
+
 def test_wait_when_the_state_is_there_then_returns_at_once_even_without_time(run: Loop) -> None:
     assert run(Waiters().wait_for(lambda: 0, Deadline.after(0), lambda: "")) == 0
 
@@ -45,7 +50,7 @@ def test_wait_when_the_state_changes_unseen_then_found_in_the_last_moment(run: L
 def test_wait_when_cancelled_then_nobody_waits_any_more(run: Loop) -> None:
     async def scenario() -> int:
         waiters = Waiters()
-        waiting = asyncio.create_task(waiters.wait_for(lambda: None, Deadline.never, lambda: ""))
+        waiting = asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: ""))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -70,7 +75,7 @@ def test_wake_when_ten_thousand_wait_then_all_return(run: Loop) -> None:
 def test_delete_when_somebody_waits_then_now_and_later_told(run: Loop) -> None:
     async def scenario() -> list[str]:
         waiters = Waiters()
-        waiting = asyncio.create_task(waiters.wait_for(lambda: None, Deadline.never, lambda: ""))
+        waiting = asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: ""))
         await asyncio.sleep(0)
         waiters.delete("x")
         later = asyncio.create_task(waiters.wait_for(lambda: 1, Deadline.never, lambda: ""))

@@ -155,4 +155,4 @@ def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:
     """Inline content by the last key of each column."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     unpack(inline, layout.messages, FlatEnd(buffer))
-    return {slot.path[-1]: column for slot, column in zip(layout.slots, views(layout, buffer))}
+    return {slot.path[-1]: column for slot, column in zip(layout.slots, views(layout, buffer), strict=True)}

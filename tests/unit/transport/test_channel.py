@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 
@@ -17,10 +18,9 @@ def test_channel_when_implemented_then_takes_what_the_contract_says(channel: typ
     assert list(inspect.signature(getattr(channel, method)).parameters) == list(expected)
 
 
-@pytest.mark.parametrize("work", [_GlooWork, _LoopbackWork])
-def test_work_when_implemented_then_waits_as_the_contract_says(work: type) -> None:
-    expected = inspect.signature(Work.wait).parameters
-    assert list(inspect.signature(getattr(work, "wait")).parameters) == list(expected)
+@pytest.mark.parametrize("wait", [_GlooWork.wait, _LoopbackWork.wait])
+def test_work_when_implemented_then_waits_as_the_contract_says(wait: Callable[..., None]) -> None:
+    assert list(inspect.signature(wait).parameters) == list(inspect.signature(Work.wait).parameters)
 
 
 def test_transport_when_named_then_distinct() -> None:

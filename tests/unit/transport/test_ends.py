@@ -116,7 +116,7 @@ def test_row_end_when_rows_are_scattered_then_copied(rows: list[int]) -> None:
     for message in layout.messages:
         assert len(message.parts) > 1 or end.direct(message) is None
         LeafEnd(taken).drain(message, filled(end, message))
-    assert all(torch.equal(ring[rows], leaf) for ring, leaf in zip(rings, taken))
+    assert all(torch.equal(ring[rows], leaf) for ring, leaf in zip(rings, taken, strict=True))
 
 
 def test_row_end_when_rows_wrap_around_then_scattered_to_both_ends() -> None:
