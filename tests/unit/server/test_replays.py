@@ -50,11 +50,25 @@ def extend(world: World, run: Loop, entry: Entry, td: TensorDict, request: int) 
     return [int(number) for number in decode_rows(done.indices)]
 
 
+def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.Done:
+    """The answer to a read of live rows."""
+    assert entry.row_spec is not None
+    fingerprint = entry.row_spec.fingerprint
+    asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), fingerprint=fingerprint)
+    done = run(world.replays.read(world.session(), 1, asked))
+    assert done is not None
+    return done
+
+
+def test_read_when_of_another_structure_then_refused(world: World, run: Loop, entry: Entry) -> None:
+    with pytest.raises(SpecMismatchError, match="'r'"):
+        run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="r", fingerprint=b"older")))
+
+
 def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, entry: Entry) -> None:
     assert extend(world, run, entry, rows(10, 5), 1) == [0, 1, 2, 3, 4]
     assert extend(world, run, entry, rows(20, 4), 2) == [5, 6, 0, 1]
-    done = run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="r")))
-    assert done is not None
+    done = read(world, run, entry)
     columns = columns_of(rows_layout(entry.spec, 7), done.inline)
     assert columns["a"].tolist() == [22, 23, 12, 13, 14, 20, 21]
     assert columns["index"].tolist() == list(range(7))
@@ -132,9 +146,7 @@ def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, ru
     entry = run(world.create_replay("v", row(0), 7))
     batch: Any = torch.stack([row(1), row(2), row(3)])
     extend(world, run, entry, batch, 1)
-    selection = parse([2, 0]).to_message()
-    done = run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="v", selection=selection)))
-    assert done is not None
+    done = read(world, run, entry, [2, 0])
     (column,) = control_pb2.ValueBlock.FromString(done.accepted.values).columns
     assert [b"value 3" in column.values[0], b"value 1" in column.values[1]] == [True, True]
 

@@ -36,7 +36,8 @@ from tdserve.transport.ends import FlatEnd
 from tdserve.transport.stream import unpack
 from tdserve.v1 import control_pb2
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
+"""A data worker imports torch: three seconds, ten times that on a busy machine."""
 INLINE_BYTES = 1 << 20
 OPEN_SESSIONS = range(1, 10)
 

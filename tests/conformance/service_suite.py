@@ -1,0 +1,276 @@
+"""The exam of the service over a transport: a class gives fixtures ``connect`` and ``transport`` and inherits the rest.
+
+Small content rides in messages, large content over the transport; both must mean the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    SpecMismatchError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
+
+Connect = Callable[[], tdserve.Client]
+
+TIMEOUT_S = 30.0
+SHORT_S = 0.05
+
+SMALL, LARGE = 3, 40_000
+"""Rows: some hundred bytes, and 10 MB in several messages."""
+
+_numbers = itertools.count()
+
+
+def rows(num_rows: int, start: int = 0) -> TensorDict:
+    """Rows that tell which they are, in every leaf; above ``LARGE`` both leaves travel alone."""
+    number = torch.arange(start, start + num_rows)
+    wide = number[:, None].expand(-1, 60).float().contiguous()
+    nested = TensorDict({"flag": number % 2 == 0, "wide": wide}, [num_rows])
+    return TensorDict({"number": number, "nested": nested}, [num_rows])
+
+
+def assert_equal(found: TensorDict, expected: TensorDict) -> None:
+    """Same keys, same batch size, same content."""
+    assert found.batch_size == expected.batch_size
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    assert bool((found == expected).all())
+
+
+@pytest.mark.integration
+class ServiceSuite:
+    """What holds of the service over every transport.
+
+    A subclass gives ``connect``, which returns a fresh client of one server that may have other stores, and
+    ``transport``, the name that statistics show.
+    """
+
+    @pytest.fixture
+    def client(self, connect: Connect) -> Iterator[tdserve.Client]:
+        """One client."""
+        with connect() as made:
+            yield made
+
+    @pytest.fixture
+    def name(self) -> str:
+        """Of a store that nobody has."""
+        return f"store-{next(_numbers)}"
+
+    # ------------------------------------------------------------ tensordicts
+
+    @pytest.mark.parametrize("num_rows", [0, SMALL, LARGE])
+    def test_init_remote_when_fetched_then_equal(self, client: tdserve.Client, name: str, num_rows: int) -> None:
+        client.init_remote(rows(num_rows), name)
+        assert_equal(client.from_remote_init(name), rows(num_rows))
+
+    def test_init_remote_when_without_batch_and_with_values_then_equal(self, client: tdserve.Client, name: str) -> None:
+        sent = TensorDict({"scalar": torch.tensor(1.5), "text": "ä", "large": torch.rand(1_000_000)}, [])
+        client.init_remote(sent, name)
+        found = client.from_remote_init(name)
+        assert found["text"] == "ä"
+        assert_equal(found.exclude("text"), sent.exclude("text"))
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_init_remote_when_the_name_is_taken_then_refused_and_the_next_call_works(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        client.init_remote(rows(num_rows), name)
+        with pytest.raises(StoreExistsError):
+            client.init_remote(rows(num_rows, 5), name)
+        assert_equal(client.from_remote_init(name), rows(num_rows))
+        client.init_remote(rows(num_rows, 5), name, exists_ok=True)
+        assert_equal(client.from_remote_init(name), rows(num_rows, 5))
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_send_when_received_then_equal_and_of_the_same_version(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        first = client.init_remote(rows(num_rows), name)
+        version = client.send(rows(num_rows, 7), name)
+        into = rows(num_rows)
+        assert client.recv(into, name, newer_than=first) == version > first
+        assert_equal(into, rows(num_rows, 7))
+        assert client.recv(into, name, newer_than=version, timeout_s=0) is None
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_recv_when_it_does_not_fit_then_refused_unchanged_and_the_next_call_works(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        client.init_remote(rows(num_rows, 7), name)
+        other = rows(num_rows).exclude("number")
+        with pytest.raises(SpecMismatchError, match="number"):
+            client.recv(other, name)
+        assert_equal(other, rows(num_rows).exclude("number"))
+        assert_equal(client.from_remote_init(name), rows(num_rows, 7))
+
+    def test_from_remote_init_when_keys_are_named_then_only_those(self, client: tdserve.Client, name: str) -> None:
+        client.init_remote(rows(LARGE), name)
+        assert_equal(client.from_remote_init(name, keys=[("nested", "wide")]), rows(LARGE).select(("nested", "wide")))
+
+    def test_from_remote_init_when_the_store_comes_later_then_waits(self, connect: Connect, name: str) -> None:
+        with connect() as writer, connect() as reader, ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(reader.from_remote_init, name, timeout_s=TIMEOUT_S)
+            writer.init_remote(rows(LARGE), name)
+            assert_equal(waiting.result(TIMEOUT_S), rows(LARGE))
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_write_when_the_store_was_deleted_then_refused_and_the_next_call_works(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        client.init_remote(rows(num_rows), name)
+        handle = client[name]
+        assert isinstance(handle, tdserve.StoreHandle)
+        client.delete(name)
+        with pytest.raises(StoreNotFoundError):
+            handle[:] = rows(num_rows, 7)
+        client.init_remote(rows(num_rows, 9), name)
+        assert_equal(client.from_remote_init(name), rows(num_rows, 9))
+
+    def test_handle_when_rows_are_chosen_then_as_of_a_local_tensordict(self, client: tdserve.Client, name: str) -> None:
+        handle = client.memmap(rows(LARGE), name)
+        local = rows(LARGE)
+        for index in (slice(10, None, 3), torch.tensor([5, 5, 1]), -1):
+            assert_equal(handle[index], local[index])
+        handle[5:25_000] = local[5:25_000] = rows(24_995, 70_000)
+        assert_equal(handle.to_tensordict(), local)
+
+    # ------------------------------------------------------------ replay
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_sample_when_extended_then_rows_are_whole_and_known(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        replay = client.create_replay(name, rows(1)[0], capacity=2 * num_rows)
+        for start in (0, num_rows, 2 * num_rows):
+            indices = replay.extend(rows(num_rows, start))
+            assert torch.equal(indices, torch.arange(start, start + num_rows) % (2 * num_rows))
+        sample = replay.sample(num_rows)
+        number = sample["number"]
+        assert bool((number >= num_rows).all())
+        assert torch.equal(sample["index"], number % (2 * num_rows))
+        assert torch.equal(sample["nested", "wide"], number[:, None].expand(-1, 60).float())
+        assert torch.equal(sample["nested", "flag"], number % 2 == 0)
+        assert bool((sample["generation"] % 2 == 0).all())
+        assert len(replay) == 2 * num_rows
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_extend_when_many_are_under_way_then_all_are_stored(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        replay = client.create_replay(name, rows(1)[0], capacity=8 * num_rows)
+        batches = [rows(num_rows, start * num_rows) for start in range(8)]
+        futures = [replay.extend(batch, return_early=True) for batch in batches]
+        for batch, future in zip(batches, futures, strict=True):
+            assert_equal(replay[future.result(TIMEOUT_S)].select(*batch.keys()), batch)
+        assert replay.info()["inserts"] == 8 * num_rows
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_sample_when_there_are_too_few_rows_then_refused_and_the_next_call_works(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        replay = client.create_replay(name, rows(1)[0], capacity=num_rows, min_size=num_rows)
+        replay.extend(rows(num_rows - 1))
+        with pytest.raises(DeadlineExceededError):
+            replay.sample(num_rows, timeout_s=SHORT_S)
+        replay.extend(rows(1, num_rows - 1))
+        sample = replay.sample(num_rows)
+        assert torch.equal(sample["index"], sample["number"])
+
+    def test_sample_when_rows_come_later_then_waits(self, connect: Connect, name: str) -> None:
+        with connect() as writer, connect() as reader, ThreadPoolExecutor(1) as thread:
+            replay = writer.create_replay(name, rows(1)[0], capacity=LARGE)
+            waiting = thread.submit(reader.replay(name).sample, LARGE, timeout_s=TIMEOUT_S)
+            replay.extend(rows(LARGE))
+            sample = waiting.result(TIMEOUT_S)
+            assert torch.equal(sample["index"], sample["number"])
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE // 4])
+    def test_batches_when_iterated_then_endless_and_closed_without_a_trace(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        replay = client.create_replay(name, rows(1)[0], capacity=num_rows)
+        replay.extend(rows(num_rows))
+        with replay.batches(num_rows) as batches:
+            for batch in itertools.islice(batches, 9):
+                assert torch.equal(batch["index"], batch["number"])
+        sample = replay.sample(num_rows)
+        assert torch.equal(sample["index"], sample["number"])
+
+    # ------------------------------------------------------------ weights
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_latest_when_published_then_one_version_whole(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        into = rows(num_rows)
+        for number in (1, 2, 3, 4):
+            assert client.publish(name, rows(num_rows, number), metadata={"step": number}) == number
+            found = client.latest(name, out=into)
+            assert found is not None
+            assert (found.version, found.metadata, found.data) == (number, {"step": number}, into)
+            assert_equal(into, rows(num_rows, number))
+        assert client.latest(name, newer_than=4, timeout_s=0) is None
+
+    def test_latest_when_a_version_comes_later_then_waits(self, connect: Connect, name: str) -> None:
+        with connect() as writer, connect() as reader, ThreadPoolExecutor(1) as thread:
+            writer.publish(name, rows(LARGE))
+            waiting = thread.submit(reader.latest, name, newer_than=1, timeout_s=TIMEOUT_S)
+            writer.publish(name, rows(LARGE, 5))
+            found = waiting.result(TIMEOUT_S)
+            assert found is not None
+            assert_equal(found.data, rows(LARGE, 5))
+
+    # ------------------------------------------------------------ many at once
+
+    def test_client_when_used_by_many_threads_then_each_gets_its_own(self, client: tdserve.Client, name: str) -> None:
+        replay = client.create_replay(name, rows(1)[0], capacity=100 * LARGE // SMALL)
+
+        def work(worker: int) -> None:
+            mine = f"{name}-{worker}"
+            for step in range(3):
+                num_rows = (SMALL, LARGE)[(worker + step) % 2]
+                client.init_remote(rows(num_rows, worker), f"{mine}-{step}")
+                assert_equal(client.from_remote_init(f"{mine}-{step}"), rows(num_rows, worker))
+                client.publish(mine, rows(LARGE, step))
+                indices = replay.extend(rows(num_rows, step))
+                assert_equal(replay[indices].exclude("index", "generation"), rows(num_rows, step))
+                found = client.latest(mine)
+                assert found is not None
+                assert_equal(found.data, rows(LARGE, step))
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+
+    def test_clients_when_one_leaves_then_the_other_goes_on(self, connect: Connect, name: str) -> None:
+        with connect() as staying:
+            with connect() as leaving:
+                leaving.init_remote(rows(LARGE), name)
+                assert_equal(staying.from_remote_init(name), rows(LARGE))
+            with pytest.raises(ClosedError):
+                leaving.from_remote_init(name)
+            staying.send(rows(LARGE, 3), name)
+            assert_equal(staying.from_remote_init(name), rows(LARGE, 3))
+
+    def test_stats_when_content_moved_then_name_the_transport(
+        self, client: tdserve.Client, name: str, transport: str
+    ) -> None:
+        client.init_remote(rows(LARGE), name)
+        before = client.stats()["transports"][transport]
+        client.from_remote_init(name)
+        after = client.stats()
+        assert after["transport"] == transport
+        assert after["transports"][transport]["transfers_out"] == before["transfers_out"] + 1
+        moved = after["transports"][transport]["bytes_out"] - before["bytes_out"]
+        nbytes = rows(LARGE).bytes()
+        assert nbytes <= moved < nbytes + 4096

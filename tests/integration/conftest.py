@@ -1,0 +1,52 @@
+"""A real server for the tests of this folder: processes of its own, one for the whole session, or a fresh one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdserve
+
+FreshServer = Callable[..., tdserve.Server]
+"""Makes and starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on one that was used before."""
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """A server that all tests share; each takes store names of its own."""
+    with tdserve.Server(tmp_path_factory.mktemp("shared"), port=0) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client of the shared server."""
+    with server.client(timeout_s=20.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, client: tdserve.Client) -> Iterator[str]:
+    """A store name that no other test has; what lies under it goes after the test."""
+    own = f"{request.node.originalname}-{request.node.nodeid.encode().hex()[-16:]}-{id(request.node):x}"[-150:]
+    yield own
+    if own in client:
+        client.delete(own)
+
+
+@pytest.fixture
+def fresh_server(tmp_path: Path) -> Iterator[FreshServer]:
+    """Starts servers for one test; all of them are ended with it."""
+    started: list[tdserve.Server] = []
+
+    def start(root: Path | None = None, **settings: Any) -> tdserve.Server:
+        server = tdserve.Server(root or tmp_path / f"root{len(started)}", port=0, **settings)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in started:
+        server.shutdown()

@@ -1,0 +1,152 @@
+"""Processes of the tests in this folder: started, watched through /proc, and waited for by their state, never by time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+from typing import TypeVar
+
+REPOSITORY = Path(__file__).parents[2]
+
+START_TIMEOUT_S = 60.0
+"""A process that imports torch: two seconds alone, many times that beside seven others on two cores."""
+
+MAPPED_IPV4 = "0000000000000000FFFF0000"
+"""In front of an IPv4 address on an IPv6 socket: ::ffff:127.0.0.1 is reached over IPv4 only."""
+
+_State = TypeVar("_State")
+
+
+def wait_for(look: Callable[[], _State | None], what: str, *, timeout_s: float = 30.0) -> _State:
+    """The first result of ``look`` that is neither None nor False; fails the test when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = look()
+        if state is not None and state is not False:
+            return state
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
+        Event().wait(0.01)
+
+
+class Program:
+    """``tests/integration/programs.py`` in a process of its own; it says what it does, line by line, on its output.
+
+    Args:
+        arguments: Of the program.
+        prefix: A command that runs it, such as ``ip netns exec NAME``.
+    """
+
+    def __init__(self, *arguments: object, prefix: tuple[str, ...] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "tests.integration.programs", *map(str, arguments)]
+        self._process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def line(self, *, timeout_s: float = START_TIMEOUT_S) -> str:
+        """The next line that it prints; ``""`` when it has ended."""
+        assert self._process.stdout is not None
+        with _alarm(timeout_s, f"a line of process {self.pid}"):
+            return self._process.stdout.readline().strip()
+
+    def rest(self, *, timeout_s: float = START_TIMEOUT_S) -> list[str]:
+        """All further lines, when it has ended."""
+        assert self._process.stdout is not None
+        with _alarm(timeout_s, f"the end of process {self.pid}"):
+            return self._process.stdout.read().splitlines()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        os.kill(self.pid, number)
+
+    def wait_stopped(self) -> None:
+        """Returns when it stands still, by SIGSTOP."""
+        wait_for(lambda: state_of(self.pid) == "T", f"a stop of process {self.pid}", timeout_s=START_TIMEOUT_S)
+
+    def wait_killed(self) -> None:
+        """Returns when SIGKILL has ended it."""
+        assert self._process.wait(START_TIMEOUT_S) == -signal.SIGKILL
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextmanager
+def _alarm(timeout_s: float, what: str) -> Iterator[None]:
+    """Ends a blocking read of this thread, which must be the main one."""
+
+    def ring(number: int, frame: object) -> None:
+        raise AssertionError(f"{what} did not come within {timeout_s} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    timer = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before)
+
+
+def state_of(pid: int) -> str | None:
+    """R, S, D, T (stopped), Z (ended, not yet reaped); None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    return state_of(pid) in (None, "Z", "X")
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            content = path.read_text()
+            if int(content.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return [child for child in found if not is_gone(child)]
+
+
+def num_fds(pid: int) -> int:
+    """Open descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def num_threads(pid: int) -> int:
+    """Threads of a process."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """IPv4 addresses, as hexadecimal digits of /proc/net, on which a process accepts TCP connections; IPv6 as it is."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            target = os.readlink(fd)
+            if target.startswith("socket:["):
+                inodes.add(target[len("socket:[") : -1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0].removeprefix(MAPPED_IPV4))
+    return found

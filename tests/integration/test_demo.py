@@ -1,0 +1,221 @@
+"""The demo as a user runs it: it learns, it can be looked into, and whatever ends it, nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdserve
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+MARK = "DEMO_TEST_MARK"
+TIMEOUT_S = 60.0
+NOT_OURS = {"torchinductor_root", f"torchinductor_{os.environ.get('USER', 'root')}"}
+"""Made by ``import tensordict`` in any process."""
+
+
+def shared_memory() -> set[str]:
+    """Names of the shared-memory objects of this machine; folders there are somebody's temporary files."""
+    return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+
+
+def is_mapped(name: str) -> bool:
+    """Whether a living process uses the shared-memory object: then it is somebody else's, ours are gone."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if f"/dev/shm/{name}" in maps.read_text():
+                return True
+        except OSError:
+            continue  # the process ended meanwhile
+    return False
+
+
+class Demo:
+    """``tdserve demo`` as a process group of its own, with everything that it starts marked in the environment."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.out = folder / "out"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self._mark = uuid.uuid4().hex
+        self._shm_before = shared_memory()
+        self._printed = folder / "printed"
+        with self._printed.open("wb") as printed:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tdserve", "demo", "--out", str(self.out), *arguments],
+                cwd=ROOT,
+                env={**os.environ, MARK: self._mark, "TMPDIR": str(self.temporary)},
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def printed(self) -> str:
+        """What it printed so far."""
+        return self._printed.read_text()
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The JSON file that it wrote."""
+        figures: dict[str, Any] = json.loads((self.out / "figures.json").read_text())
+        return figures
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Waits for its end and returns the exit code."""
+        return self.process.wait(timeout_s)
+
+    def wait_until(self, is_there: Callable[[], Any]) -> Any:
+        """Waits for something to appear while the demo runs, and returns it."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            found = is_there()
+            if found:
+                return found
+        raise AssertionError(self.printed)
+
+    def wait_until_it_learns(self) -> str:
+        """Waits for published policies and returns the server's address."""
+        self.wait_until(lambda: re.search(r"version [1-9]", self.printed))
+        found = re.search(r"server (127\.0\.0\.1:\d+)", self.printed)
+        assert found is not None
+        return found[1]
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of its living processes, by id."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue  # it ended meanwhile
+        return found
+
+    def leftovers(self) -> dict[str, Any]:
+        """What is still there of it: processes, temporary files, shared memory."""
+        names = set(os.listdir(self.temporary)) - NOT_OURS
+        shm = {name for name in shared_memory() - self._shm_before if not is_mapped(name)} & shared_memory()
+        return {"processes": self.processes(), "temporary": names, "shm": shm}
+
+    def kill(self) -> None:
+        """For a test that failed half way."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+NOTHING: dict[str, Any] = {"processes": {}, "temporary": set(), "shm": set()}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    started: list[Demo] = []
+
+    def starts(*arguments: str) -> Demo:
+        started.append(Demo(tmp_path, *arguments))
+        return started[-1]
+
+    yield starts
+    for demo in started:
+        demo.kill()
+
+
+@pytest.mark.timeout(240)
+def test_demo_when_left_alone_then_solves_cartpole_and_leaves_only_its_figures(start: Callable[..., Demo]) -> None:
+    demo = start("--seed", "0")
+    assert demo.wait(200.0) == 0, demo.printed
+    figures = demo.figures
+    assert figures["solved"], demo.printed
+    assert figures["mean_return"] >= 475.0
+    assert figures["num_bytes"]["gloo"] > 1_000_000
+    assert {episode["actor"] for episode in figures["episodes"]} == {0, 1}
+    assert (demo.out / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "│ ending" in demo.printed
+    assert demo.leftovers() == NOTHING
+
+
+def test_demo_when_the_time_is_up_then_ends_by_itself(start: Callable[..., Demo]) -> None:
+    demo = start("--max-seconds", "8", "--seed", "1")
+    assert demo.wait() == 0, demo.printed
+    assert demo.figures["ending"] == "time is up"
+    assert demo.leftovers() == NOTHING
+
+
+def test_demo_when_it_runs_then_a_second_terminal_sees_its_stores(start: Callable[..., Demo]) -> None:
+    demo = start()
+    address = demo.wait_until_it_learns()
+    with tdserve.connect(address) as client:
+        assert client.stores() == ["episodes", "policy", "transitions"]
+        rows = client.replay("transitions")[:8]
+        assert rows["observation"].shape == (8, 4)
+        policy = client.latest("policy")
+        assert policy is not None
+        assert policy.metadata["num_updates"] > 0
+    assert len(demo.processes()) >= 6  # parent, control, data worker, two actors, learner
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
+)
+def test_demo_when_a_signal_comes_then_nothing_stays(
+    start: Callable[..., Demo], number: signal.Signals, to_group: bool
+) -> None:
+    demo = start()
+    demo.wait_until_it_learns()
+    (os.killpg if to_group else os.kill)(demo.process.pid, number)
+    assert demo.wait(30.0) == 128 + number, demo.printed
+    assert demo.figures["ending"] == f"stopped by {number.name}"
+    assert demo.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("victim", "named"),
+    [("demo.actor", "actor"), ("demo.learner", "learner"), ("tdserve.server.main", "lost the server")],
+)
+def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
+    start: Callable[..., Demo], victim: str, named: str
+) -> None:
+    demo = start()
+    demo.wait_until_it_learns()
+    pid = next(pid for pid, command in demo.processes().items() if victim in command)
+    os.kill(pid, signal.SIGKILL)
+    assert demo.wait(30.0) == 1, demo.printed
+    assert named in demo.figures["ending"]
+    assert demo.leftovers() == NOTHING
+
+
+def test_demo_when_killed_then_the_server_and_the_others_end_too(start: Callable[..., Demo]) -> None:
+    demo = start("--max-seconds", "20")
+    demo.wait_until_it_learns()
+    demo.process.kill()
+    demo.process.wait()
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while demo.processes():
+        assert time.monotonic() < deadline_s, demo.processes()
+
+
+def test_roles_when_started_in_any_order_then_find_each_other(start: Callable[..., Demo], tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server, server.client() as client:
+        actor = start("--role", "actor", "--address", server.address, "--max-seconds", "40")
+        replay = client.replay("transitions", timeout_s=TIMEOUT_S)
+        actor.wait_until(lambda: replay.info()["inserts"] > 0)
+        command = [sys.executable, "-m", "tdserve", "demo", "--role", "learner", "--address", server.address]
+        with subprocess.Popen([*command, "--max-seconds", "40"], cwd=ROOT) as learner:
+            policy = client.latest("policy", newer_than=3, timeout_s=TIMEOUT_S)
+            learner.terminate()
+        assert policy is not None
+        assert policy.metadata["num_transitions"] > 0

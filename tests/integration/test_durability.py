@@ -1,0 +1,317 @@
+"""What is there after the control process was killed with SIGKILL and started again on the same root: all that was said."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import tdserve
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.outgoing import Outgoing
+from tdserve.client.session import Session
+from tdserve.control.connection import ControlConnection
+from tdserve.ids import new_client_id
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.store.generations import FILE_NAME, Generations
+from tdserve.v1 import control_pb2
+from tests.integration.processes import is_gone, wait_for
+
+pytestmark = pytest.mark.integration
+
+ROW_ITEMS = 4096
+"""64 rows are 1 MiB, one message over the data transport; one row rides inside the request."""
+
+
+def rows(number: int, num_rows: int) -> TensorDict:
+    """Rows that hold one number everywhere, so that a torn one shows."""
+    body = torch.full((num_rows, ROW_ITEMS), number, dtype=torch.int32)
+    return TensorDict({"number": torch.full((num_rows,), number), "body": body}, [num_rows])
+
+
+def numbers_in(td: Any) -> list[int]:
+    """The number of each row; fails when a row is torn."""
+    assert (td["body"] == td["number"].unsqueeze(-1)).all(), "a row is torn"
+    found: list[int] = td["number"].tolist()
+    return found
+
+
+class Crashing:
+    """A server on one root and one port that can be killed and started again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.server = tdserve.Server(root, port=0, transfer_timeout_s=5.0).start()
+        self.port = int(self.server.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """SIGKILL to the control process."""
+        os.kill(self.server.pid, signal.SIGKILL)
+        wait_for(lambda: not self.server.is_alive, "the end of the control process")
+
+    def start(self) -> None:
+        """A new server on the same root and port."""
+        self.server.shutdown()
+        self.server = tdserve.Server(self.root, port=self.port, transfer_timeout_s=5.0).start()
+
+    def restart(self) -> None:
+        """Both."""
+        self.kill()
+        self.start()
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
+    """One for all tests of this file: each uses stores of its own."""
+    made = Crashing(tmp_path_factory.mktemp("crashing"))
+    yield made
+    made.server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(crashing: Crashing) -> Iterator[tdserve.Client]:
+    """A client that lives through every restart, and reconnects by itself."""
+    with crashing.server.client(timeout_s=60.0) as connected:
+        yield connected
+
+
+class Writer(Thread):
+    """Writes again and again, and knows which numbers were acknowledged.
+
+    Args:
+        write: Stores a number; returns when it is acknowledged.
+    """
+
+    def __init__(self, write: Callable[[int], object]) -> None:
+        super().__init__(daemon=True)
+        self._write = write
+        self.acknowledged: list[int] = []
+        self.fault: Exception | None = None
+        self.is_ending = False
+        self.start()
+
+    def run(self) -> None:
+        number = 0
+        try:
+            while not self.is_ending:
+                number += 1
+                self._write(number)
+                self.acknowledged.append(number)
+        except Exception as fault:
+            self.fault = fault
+
+    def goes_on(self) -> None:
+        """Returns when something more was acknowledged."""
+        so_far = len(self.acknowledged)
+        wait_for(
+            lambda: self.fault is not None or len(self.acknowledged) > so_far + 3, "more writes", timeout_s=60.0
+        )
+        assert self.fault is None, self.fault
+
+    def end(self) -> list[int]:
+        """Ends it; every number that was acknowledged."""
+        self.is_ending = True
+        self.join(60.0)
+        assert self.fault is None, self.fault
+        return self.acknowledged
+
+
+def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_and_whole(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    large, small = (client.create_replay(name, like=rows(0, 1)[0], capacity=20_000) for name in ("large", "small"))
+    client.init_remote(rows(0, 64), "state")
+    client.publish("policy", rows(0, 64))
+    with crashing.server.client(timeout_s=60.0) as other:
+        writers = {
+            "large": Writer(lambda number: large.extend(rows(number, 64))),
+            "small": Writer(lambda number: other.replay("small").extend(rows(number, 1))),
+            "state": Writer(lambda number: other.send(rows(number, 64), "state")),
+            "policy": Writer(lambda number: client.publish("policy", rows(number, 64))),
+        }
+        for _ in range(2):
+            for writer in writers.values():
+                writer.goes_on()
+            crashing.restart()
+        for writer in writers.values():
+            writer.goes_on()
+        said = {name: writer.end() for name, writer in writers.items()}
+    # The clients retried what had not been answered, so all is there, and nothing twice.
+    assert Counter(numbers_in(large[:])) == dict.fromkeys(said["large"], 64)
+    assert Counter(numbers_in(small[:])) == dict.fromkeys(said["small"], 1)
+    assert set(numbers_in(client.from_remote_init("state"))) == {said["state"][-1]}
+    weights = client.latest("policy")
+    assert weights is not None
+    assert set(numbers_in(weights.data)) == {said["policy"][-1]}
+    assert small.info()["inserts"] == len(said["small"])
+
+
+def generations_of(crashing: Crashing, client: tdserve.Client, name: str) -> Generations:
+    """The numbers of a store's rows, as the server's processes map them."""
+    description = client.describe(name)
+    return Generations.open(crashing.root / "stores" / name / FILE_NAME, uid=description.uid, writable=True)
+
+
+def test_commit_when_a_crash_came_before_its_generations_then_it_is_completed(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    replay = client.create_replay("redo", like=rows(0, 1)[0], capacity=100)
+    replay.extend(rows(1, 10))
+    replay.extend(rows(2, 10))
+    generations = generations_of(crashing, client, "redo")
+    crashing.kill()
+    assert generations.values[10:20].tolist() == [2] * 10
+    generations.values[10:20] = 1  # what they were between the commit on record and its last step
+    crashing.start()
+    assert Counter(numbers_in(replay[:])) == {1: 10, 2: 10}
+    assert replay.extend(rows(3, 1)).tolist() == [20]
+
+
+def test_rows_when_control_was_killed_before_their_commit_then_they_are_free(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    replay = client.create_replay("holes", like=rows(0, 1)[0], capacity=100)
+    replay.extend(rows(1, 10))
+    generations = generations_of(crashing, client, "holes")
+    client.create_replay("later", like=rows(0, 1)[0], capacity=10).extend(rows(1, 1))
+    crashing.kill()
+    generations.values[10:20] = 1  # reserved, and then nobody came back
+    crashing.start()
+    assert numbers_in(replay[:]) == [1] * 10
+    assert replay.extend(rows(2, 10)).tolist() == list(range(10, 20))
+
+
+def test_write_when_control_is_killed_while_it_is_applied_then_it_is_whole_after_the_restart(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    client.init_remote(rows(1, 1), "journal")
+    generations = generations_of(crashing, client, "journal")
+    assert generations.values.tolist() == [2, 2]
+    worker = client.stats()["workers"][0]["pid"]
+    os.kill(worker, signal.SIGSTOP)  # so that it stays between the journal and the end
+    future = client.send(rows(2, 1), "journal", return_early=True)
+    wait_for(lambda: generations.values.tolist() == [3, 3], "the begin of the write")
+    crashing.kill()
+    wait_for(lambda: is_gone(worker), "the end of the stopped data worker")
+    crashing.start()
+    assert numbers_in(client.from_remote_init("journal")) == [2]
+    assert future.result(timeout=60.0) == 2
+    assert generations.values.tolist() == [4, 4], "applied once"
+
+
+def test_init_remote_when_control_is_killed_before_the_content_then_the_name_is_free(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    request = control_pb2.CreateStoreRequest(name="unfilled", kind=control_pb2.STORE_KIND_TENSORDICT, loading=True)
+    request.spec.CopyFrom(codec.encode(client.describe("journal").spec))
+    with HandMade(crashing.server.address, new_client_id()) as hand:
+        request.session = hand.session.welcome.session
+        hand.connection.call("CreateStore", request, timeout_s=20.0)
+        assert (crashing.root / "stores" / "unfilled").is_dir()
+        assert "unfilled" not in client
+        crashing.restart()
+    assert client.init_remote(rows(3, 1), "unfilled") == 1
+
+
+class HandMade:
+    """A session by hand, whose requests have the numbers that a test wants."""
+
+    def __init__(self, address: str, client_id: bytes) -> None:
+        self.connection = ControlConnection(address)
+        self.connection.wait_ready(20.0)
+        self.session = Session(
+            self.connection, client_id=client_id, transport="gloo", oldest_request=1, timeout_s=30.0
+        )
+
+    def extend(self, name: str, number: int, *, request: int) -> bytes:
+        """One row, inside the request; the row numbers it got, as they were sent."""
+        captured = capture(rows(number, 1))
+        fingerprint = capture(rows(number, 1)[0]).spec.fingerprint
+        content = Outgoing(captured, fingerprint=fingerprint, inline_bytes=1 << 20, store=name).message
+        asked = control_pb2.ExtendRequest(store=name, num_rows=1, content=content, timeout_s=10.0)
+        return self.session.send(request, extend=asked).wait(20.0, "extend").done.indices
+
+    def __enter__(self) -> HandMade:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+        self.connection.close()
+
+
+def test_request_when_it_is_repeated_after_a_lost_answer_then_it_is_answered_and_not_repeated(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    replay = client.create_replay("answers", like=rows(0, 1)[0], capacity=100)
+    client_id = new_client_id()
+    with HandMade(crashing.server.address, client_id) as first:
+        answer = first.extend("answers", 1, request=5)
+    with HandMade(crashing.server.address, client_id) as again:
+        assert again.extend("answers", 1, request=5) == answer
+    crashing.restart()
+    with HandMade(crashing.server.address, client_id) as after:
+        assert after.extend("answers", 1, request=5) == answer
+        assert after.extend("answers", 2, request=6) != answer
+    assert numbers_in(replay[:]) == [1, 2]
+
+
+def test_values_when_control_is_killed_then_they_are_back_and_can_be_written(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    client.init_remote(TensorDict({"text": "before", "x": torch.zeros(2)}, [2]), "values")
+    crashing.restart()
+    store = client["values"]
+    assert store["text"] == "before"  # opened for reading first
+    store.set("text", "after")
+    crashing.restart()
+    assert client["values"]["text"] == "after"
+
+
+def test_versions_when_a_crash_left_files_then_they_are_cleared_and_numbers_go_on(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    for number in (1, 2, 3):
+        client.publish("files", rows(number, 64))
+    folder = crashing.root / "stores" / "files" / "versions"
+    assert {path.name for path in folder.iterdir()} == {"1.retired", "2.safetensors", "3.safetensors"}
+    crashing.kill()
+    os.rename(folder / "1.retired", folder / "1.safetensors")  # retired on record, not yet by name
+    (folder / "4.safetensors.part").write_bytes(b"unfinished")
+    (folder / "9.safetensors").write_bytes(b"of nobody")
+    crashing.start()
+    assert client.publish("files", rows(4, 64)) == 4
+    assert {path.name for path in folder.iterdir()} == {"2.retired", "3.safetensors", "4.safetensors"}
+    weights = client.latest("files")
+    assert weights is not None
+    assert set(numbers_in(weights.data)) == {4}
+
+
+def test_store_when_its_files_are_damaged_then_the_server_starts_and_the_others_go_on(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    client.create_replay("damaged", like=rows(0, 1)[0], capacity=10).extend(rows(1, 1))
+    crashing.kill()
+    (crashing.root / "stores" / "damaged" / FILE_NAME).write_bytes(b"")
+    crashing.start()
+    with pytest.raises(tdserve.CorruptDataError, match="generation"):
+        client.describe("damaged")
+    assert numbers_in(client.replay("answers")[:]) == [1, 2]
+
+
+def test_root_when_its_server_is_killed_then_it_stays_taken_until_the_data_workers_are_gone(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    worker = client.stats()["workers"][0]["pid"]
+    files = [os.readlink(f"/proc/{worker}/fd/{fd}") for fd in os.listdir(f"/proc/{worker}/fd")]
+    assert str(crashing.root / "tdserve.lock") in files, "the lock lives as long as anybody may write"
+    os.kill(worker, signal.SIGSTOP)
+    crashing.restart()
+    assert is_gone(worker)

@@ -1,0 +1,226 @@
+"""What the others see when a client or a data worker is killed, or stopped, in the middle of a transfer: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tdserve
+
+from tests.integration.processes import Program, num_fds, num_threads, wait_for
+from tests.integration.programs import NUM_ROWS, numbers_in, row, rows
+
+pytestmark = pytest.mark.integration
+
+BEFORE, LOST, AFTER = 1, 2, 3
+"""What a store holds before the fault, what the client wrote that the fault befell, and what another wrote later."""
+
+WRITES = ("extend", "send", "publish", "init_remote")
+READS = ("sample", "from_remote_init", "latest")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """Two data workers, so that a dead one's clients go on at once; a stopped client is given up after 2 s."""
+    settings: dict[str, Any] = {"num_workers": 2, "transfer_timeout_s": 2.0}
+    with tdserve.Server(tmp_path_factory.mktemp("faults"), port=0, **settings) as started:
+        pid = started.pid
+        yield started
+        assert started.is_alive
+        assert started.pid == pid
+
+
+@pytest.fixture(scope="module")
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client that nothing happens to; both workers are up."""
+    with server.client(timeout_s=20.0) as connected:
+        wait_for(lambda: all(worker["is_ready"] for worker in connected.stats()["workers"]), "the start of both workers")
+        yield connected
+
+
+def prepare(client: tdserve.Client, kind: str, name: str) -> None:
+    """The store that a write of this kind goes to, with what it holds before."""
+    if kind in ("extend", "sample"):
+        client.create_replay(name, like=row(), capacity=3 * NUM_ROWS).extend(rows(BEFORE))
+    elif kind in ("publish", "latest"):
+        client.publish(name, rows(BEFORE))
+    elif kind != "init_remote":
+        client.init_remote(rows(BEFORE), name)
+
+
+def found_in(client: tdserve.Client, kind: str, name: str) -> set[int]:
+    """The numbers that a store holds; empty when there is no store. Fails when a row is torn."""
+    if name not in client:
+        return set()
+    if kind == "extend":
+        return set(numbers_in(client.replay(name)[:]))
+    if kind == "publish":
+        weights = client.latest(name)
+        assert weights is not None
+        return set(numbers_in(weights.data))
+    return set(numbers_in(client.from_remote_init(name)))
+
+
+def write_again(client: tdserve.Client, kind: str, name: str) -> Any:
+    """The same kind of write, by a client that lives."""
+    if kind == "extend":
+        return client.replay(name).extend(rows(AFTER))
+    if kind == "publish":
+        return client.publish(name, rows(AFTER))
+    return getattr(client, kind)(rows(AFTER), name)
+
+
+def restarts(client: tdserve.Client) -> int:
+    """How often a data worker of the server has died."""
+    return sum(worker["num_restarts"] for worker in client.stats()["workers"])
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_seen(
+    server: tdserve.Server, client: tdserve.Client, kind: str
+) -> None:
+    name = f"killed-{kind}"
+    prepare(client, kind, name)
+    died_before = restarts(client)
+    with Program("write", server.address, kind, name, "--number", LOST, "--at", 3) as writer:
+        writer.wait_killed()
+    wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the killed client's session")
+    assert found_in(client, kind, name) == (set() if kind == "init_remote" else {BEFORE})
+    again = write_again(client, kind, name)
+    if kind == "extend":  # the rows that the dead client had begun to fill
+        assert again.tolist() == list(range(NUM_ROWS, 2 * NUM_ROWS))
+        assert client.replay(name).info()["reserved_rows"] == 0
+    assert found_in(client, kind, name) == ({BEFORE, AFTER} if kind == "extend" else {AFTER})
+    assert restarts(client) == died_before
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_write_when_its_client_stands_still_in_the_middle_then_it_harms_nobody_and_is_stored_once(
+    server: tdserve.Server, client: tdserve.Client, kind: str
+) -> None:
+    name = f"stopped-{kind}"
+    prepare(client, kind, name)
+    stop = ("--at", 3, "--signal", int(signal.SIGSTOP))
+    with Program("write", server.address, kind, name, "--number", LOST, *stop) as writer:
+        writer.wait_stopped()
+        assert found_in(client, kind, name) == (set() if kind == "init_remote" else {BEFORE})
+        wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the stopped client's session")
+        if kind != "init_remote":
+            write_again(client, kind, name)
+        writer.signal(signal.SIGCONT)
+        said = writer.rest()
+    assert said[0] == "connected"
+    assert said[1].split()[0] == "done", said
+    if kind == "extend":
+        found = numbers_in(client.replay(name)[:])
+        assert {number: found.count(number) for number in found} == dict.fromkeys((BEFORE, LOST, AFTER), NUM_ROWS)
+    else:
+        assert found_in(client, kind, name) == {LOST}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_stores_it_once(
+    server: tdserve.Server, client: tdserve.Client, kind: str
+) -> None:
+    name = f"worker-{kind}"
+    prepare(client, kind, name)
+    with Program("write", server.address, kind, name, "--number", LOST, "--at", 3, "--pid", spare_worker(client)) as writer:
+        assert writer.line() == "connected"
+        said = writer.line()
+        assert said.split()[0] == "done", said
+    if kind == "extend":
+        assert numbers_in(client.replay(name)[:]) == [BEFORE] * NUM_ROWS + [LOST] * NUM_ROWS
+    else:
+        assert found_in(client, kind, name) == {LOST}
+
+
+@pytest.mark.parametrize("kind", READS)
+def test_read_when_its_data_worker_is_killed_in_the_middle_then_its_retry_brings_it(
+    server: tdserve.Server, client: tdserve.Client, kind: str
+) -> None:
+    name = f"worker-{kind}"
+    prepare(client, kind, name)
+    with Program("read", server.address, kind, name, "--at", 3, "--pid", spare_worker(client)) as reader:
+        assert reader.line() == "connected"
+        assert reader.line() == f"done [{BEFORE}]"
+
+
+def spare_worker(client: tdserve.Client) -> int:
+    """The data worker that the next client will get: the one that serves nobody, once it is up."""
+    mine = client.stats()["session"]
+
+    def look() -> int | None:
+        stats = client.stats()
+        taken = {session["worker"] for session in stats["sessions"]}
+        is_alone = [session["session"] for session in stats["sessions"]] == [mine]
+        free = [worker["pid"] for worker in stats["workers"] if worker["is_ready"] and worker["worker"] not in taken]
+        return free[0] if free and is_alone else None
+
+    return wait_for(look, "a data worker without clients", timeout_s=60.0)
+
+
+def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client: tdserve.Client) -> None:
+    prepare(client, "extend", "all-die")
+    for worker in client.stats()["workers"]:
+        os.kill(worker["pid"], signal.SIGKILL)
+    assert client.replay("all-die").extend(rows(AFTER)).tolist() == list(range(NUM_ROWS, 2 * NUM_ROWS))
+    assert found_in(client, "extend", "all-die") == {BEFORE, AFTER}
+
+
+def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others_finish(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    replay = client.create_replay("streams", like=row(), capacity=512)
+    num_writes = 12
+    programs = []
+    for writer in range(1, 9):
+        fate: tuple[object, ...] = ()
+        if writer <= 3:
+            fate = ("--at", 3 * writer)
+        elif writer == 4:
+            fate = ("--at", 5, "--signal", int(signal.SIGSTOP))
+        programs.append(Program("stream", server.address, "-", "streams", "--number", writer, "--num-writes", num_writes, *fate))
+    try:
+        said = {writer: programs[writer - 1].rest() for writer in (1, 2, 3, 5, 6, 7, 8)}
+        programs[3].wait_stopped()
+        wait_for(lambda: replay.info()["reserved_rows"] == 0, "the end of every unfinished write")
+        found = numbers_in(replay[:])
+    finally:
+        for program in programs:
+            program.__exit__(None, None, None)
+    stored = [int(line.split()[1]) for lines in said.values() for line in lines if line.startswith("stored")]
+    assert [lines[-1] for writer, lines in said.items() if writer > 4] == ["end"] * 4
+    assert len(stored) >= 4 * num_writes
+    counts = {number: found.count(number) for number in found}
+    assert set(counts.values()) == {2}, "every write is there once, with both its rows"
+    assert set(stored) <= counts.keys()
+    unsaid = {number // 1000 for number in counts.keys() - set(stored)}
+    assert unsaid <= {1, 2, 3, 4}, "only who was killed or stopped may not have heard of its last write"
+
+
+def test_clients_when_fifty_come_and_go_then_nothing_of_them_stays(server: tdserve.Server, client: tdserve.Client) -> None:
+    client.create_replay("guests", like=row(), capacity=64)
+    pids = [server.pid, *(worker["pid"] for worker in client.stats()["workers"])]
+
+    def visit() -> None:
+        with server.client() as guest:
+            guest.replay("guests").extend(rows(BEFORE, 1))
+            guest.replay("guests").sample(1)
+
+    def used() -> list[tuple[int, int]]:
+        wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of every session but one")
+        return [(num_fds(pid), num_threads(pid)) for pid in pids]
+
+    for _ in range(4):
+        visit()
+    at_first = used()
+    for _ in range(50):
+        visit()
+
+    def is_as_before() -> bool:
+        return all(now[0] <= then[0] + 2 and now[1] <= then[1] + 2 for now, then in zip(used(), at_first, strict=True))
+
+    wait_for(is_as_before, f"the return to {at_first} descriptors and threads")

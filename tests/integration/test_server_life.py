@@ -1,0 +1,298 @@
+"""The life of a server: it comes up and says so, drains and leaves when told, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tdserve
+import torch
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tensordict import TensorDict
+
+from tdserve.control.connection import check_health
+from tdserve.server.main import READY_PREFIX
+from tests.integration.processes import REPOSITORY, Program, children_of, is_gone, state_of, wait_for
+
+pytestmark = pytest.mark.integration
+
+ROW = TensorDict({"x": torch.zeros(4)}, [])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """One for the tests that end no server."""
+    with tdserve.Server(tmp_path_factory.mktemp("life"), port=0, num_workers=2) as started:
+        yield started
+
+
+class Foreground:
+    """``tdserve serve`` in a process of its own, as a shell starts it."""
+
+    def __init__(self, root: Path, *options: str, prefix: tuple[str, ...] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "tdserve", "serve", str(root), "--port", "0", *options]
+        self.process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], 60.0)
+        assert readable, "no ready line in time"
+        self.line = self.process.stdout.readline()
+        self.address = self.line.removeprefix(READY_PREFIX).strip()
+
+    def __enter__(self) -> Foreground:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def in_background(call: Any) -> Future[Any]:
+    """Runs a call in a thread; the future has its result or error."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def test_serve_when_it_is_up_then_prints_one_line_with_the_address_it_took(tmp_path: Path) -> None:
+    with Foreground(tmp_path) as server:
+        assert server.line.startswith("tdserve ready at 127.0.0.1:")
+        with tdserve.connect(server.address) as client:
+            assert client.stores() == []
+        server.process.send_signal(signal.SIGINT)
+        rest, _ = server.process.communicate(timeout=30.0)
+        assert rest == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Foreground(tmp_path) as server, tdserve.connect(server.address, timeout_s=4.0) as client:
+        replay = client.create_replay("r", like=ROW, capacity=10)
+        waiting = [
+            in_background(lambda: replay.sample(1)),
+            in_background(lambda: client.latest("nobody-publishes-this")),
+            in_background(lambda: client.replay("nobody-makes-this")),
+        ]
+        wait_for(lambda: client.stats()["num_sessions"] == 1, "the session of the waiting calls")
+        workers = children_of(server.process.pid)
+        assert len(workers) == 1
+        began = time.monotonic()
+        server.process.send_signal(number)
+        _, said = server.process.communicate(timeout=30.0)
+        assert server.process.returncode == 0
+        assert time.monotonic() - began < 8.0, "waits are cut short, not waited for"
+        assert "Traceback" not in said
+        for future in waiting:
+            error = future.exception(timeout=30.0)
+            assert isinstance(error, tdserve.TDServeError)
+            assert error.retryable
+        assert all(is_gone(worker) for worker in workers)
+
+
+def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signal_ends_it_at_once(
+    tmp_path: Path,
+) -> None:
+    with Foreground(tmp_path, "--grace", "60", "--transfer-timeout", "60") as server:
+        with tdserve.connect(server.address) as client:
+            client.init_remote(TensorDict({"number": torch.zeros(16).long(), "body": torch.zeros(16, 131072).double()}, [16]), "s")
+        stop = ("--at", 3, "--signal", int(signal.SIGSTOP))
+        with Program("write", server.address, "send", "s", *stop) as writer:
+            writer.wait_stopped()
+            server.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: not check_health(server.address, timeout_s=5.0), "the begin of the draining")
+            assert server.process.poll() is None
+            workers = children_of(server.process.pid)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10.0) == 1
+            wait_for(lambda: all(is_gone(worker) for worker in workers), "the end of its data workers")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_when_it_is_process_one_then_signals_end_it_too(tmp_path: Path, number: signal.Signals) -> None:
+    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    with Foreground(tmp_path, prefix=prefix) as server:
+        (first,) = children_of(server.process.pid)
+        assert f"NSpid:\t{first}\t1" in Path(f"/proc/{first}/status").read_text()
+        with tdserve.connect(server.address) as client:
+            client.publish("p", TensorDict({"x": torch.zeros(100_000)}, []))
+        os.kill(first, number)
+        assert server.process.wait(30.0) == 0
+
+
+def test_root_when_it_is_in_use_then_refused_by_name_of_the_holder(server: tdserve.Server) -> None:
+    with pytest.raises(tdserve.RootInUseError) as caught:
+        tdserve.Server(server.config.root, port=0).start()
+    assert str(server.pid) in caught.value.holder
+    assert server.address in caught.value.holder
+    command = [sys.executable, "-m", "tdserve", "serve", server.config.root, "--port", "0"]
+    refused = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60.0, check=False)
+    assert refused.returncode == 1
+    assert str(server.pid) in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_port_when_it_is_taken_then_refused_by_a_typed_error(server: tdserve.Server, tmp_path: Path) -> None:
+    port = int(server.address.rpartition(":")[2])
+    with pytest.raises(tdserve.InvalidRequestError, match=str(port)):
+        tdserve.Server(tmp_path, port=port).start()
+    tdserve.Server(tmp_path, port=0).start().shutdown()  # nothing holds the root
+
+
+def test_health_when_it_serves_then_says_so_and_reflection_lists_the_service(server: tdserve.Server) -> None:
+    assert check_health(server.address, timeout_s=10.0)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        (answer,) = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"tdserve.v1.ControlService", "grpc.health.v1.Health"} <= names
+
+
+def test_server_when_started_and_shut_down_then_its_object_says_so(tmp_path: Path) -> None:
+    server = tdserve.Server(tmp_path, port=0)
+    assert not server.is_alive
+    with pytest.raises(tdserve.WrongStateError):
+        _ = server.address
+    assert server.start() is server
+    with pytest.raises(tdserve.WrongStateError):
+        server.start()
+    pids = [server.pid, *children_of(server.pid)]
+    with server.client() as client:
+        client.create_replay("r", like=ROW, capacity=4)
+    assert server.is_alive
+    server.shutdown(timeout_s=30.0)
+    server.shutdown()
+    assert not server.is_alive
+    assert all(is_gone(pid) for pid in pids)
+    with server as again, again.client() as client:
+        assert client.stores() == ["r"]
+    assert not server.is_alive
+
+
+def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> None:
+    with Program("own", tmp_path, "-") as owner:
+        assert owner.line().startswith("127.0.0.1:")
+        (server,) = children_of(owner.pid)
+        workers = children_of(server)
+        assert len(workers) == 1
+        owner.signal(signal.SIGKILL)
+        wait_for(lambda: is_gone(server) and all(map(is_gone, workers)), "the end of the server")
+
+
+def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(server: tdserve.Server) -> None:
+    with server.client(timeout_s=20.0) as client:
+        replay = client.create_replay("stopped", like=ROW, capacity=100_000)
+        batch = ROW.expand(20_000).clone()
+        replay.extend(batch)
+        calls = {
+            "sample": lambda: replay.sample(10_000, timeout_s=1.0),
+            "extend": lambda: replay.extend(batch, timeout_s=1.0),
+            "small extend": lambda: replay.extend(batch[:1], timeout_s=1.0),
+            "wait": lambda: client.replay("not-there", timeout_s=1.0),
+            "latest": lambda: client.latest("not-there", timeout_s=1.0),
+        }
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for name, call in calls.items():
+                began = time.monotonic()
+                with pytest.raises((tdserve.DeadlineExceededError, tdserve.ConnectError)):
+                    call()
+                assert time.monotonic() - began < 4.5, name
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert len(replay.sample(10_000)) == 10_000
+        before = len(replay)
+        replay.extend(batch)
+        assert len(replay) == before + 20_000
+
+
+def test_wait_when_nothing_comes_then_ends_at_its_deadline_and_says_why(server: tdserve.Server) -> None:
+    with server.client() as client:
+        replay = client.create_replay("empty", like=ROW, capacity=10, min_size=5)
+        replay.extend(ROW.expand(3).clone())
+        began = time.monotonic()
+        with pytest.raises(tdserve.DeadlineExceededError, match=r"'empty'.*5"):
+            replay.sample(2, timeout_s=1.0)
+        assert 0.9 < time.monotonic() - began < 3.0
+        with pytest.raises(tdserve.DeadlineExceededError):
+            replay.sample(2, timeout_s=0)
+
+
+def test_wait_when_the_store_is_deleted_then_ends_at_once(server: tdserve.Server) -> None:
+    with server.client() as client, server.client() as other:
+        replay = client.create_replay("doomed", like=ROW, capacity=10)
+        waiting = in_background(lambda: replay.sample(1, timeout_s=30.0))
+        wait_for(lambda: other.stats()["num_sessions"] >= 2, "both sessions")
+        other.delete("doomed")
+        assert isinstance(waiting.exception(timeout=10.0), tdserve.StoreNotFoundError)
+
+
+def test_sessions_when_there_are_two_workers_then_they_are_spread_and_see_the_same(server: tdserve.Server) -> None:
+    clients = [server.client() for _ in range(4)]
+    try:
+        wait_for(lambda: all(worker["is_ready"] for worker in clients[0].stats()["workers"]), "both workers")
+        clients += [server.client() for _ in range(2)]
+        served = [session["worker"] for session in clients[0].stats()["sessions"]]
+        assert set(served) == {0, 1}
+        big = TensorDict({"x": torch.arange(100_000), "who": "nobody"}, [100_000])
+        clients[0].init_remote(big, "shared")
+        for number, client in enumerate(clients):
+            store = client["shared"]
+            store.set("who", f"client {number}")
+            store.set_at_("x", torch.full((50_000,), number), slice(number, number + 50_000))
+            for reader in clients:
+                found = reader.from_remote_init("shared")
+                assert found["who"] == f"client {number}"
+                assert (found["x"][number : number + 50_000] == number).all()
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_batches_when_the_server_goes_away_for_good_then_the_iterator_says_so(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path, port=0) as server, server.client(timeout_s=2.0) as client:
+        replay = client.create_replay("r", like=ROW, capacity=10)
+        replay.extend(ROW.expand(10).clone())
+        with replay.batches(4, timeout_s=2.0) as batches:
+            assert len(next(batches)) == 4
+            os.kill(server.pid, signal.SIGKILL)
+            wait_for(lambda: state_of(server.pid) in ("Z", None), "the end of the server")
+            with pytest.raises(tdserve.TDServeError):
+                for _ in range(100):
+                    next(batches)
+
+
+def test_future_when_its_client_is_closed_then_ends_in_closed_error(server: tdserve.Server) -> None:
+    client = server.client()
+    replay = client.create_replay("closing", like=ROW, capacity=100_000)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        futures = [replay.extend(ROW.expand(20_000).clone(), return_early=True) for _ in range(3)]
+        client.close()
+        errors = [future.exception(timeout=10.0) for future in futures]
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert [type(error) for error in errors] == [tdserve.ClosedError] * 3

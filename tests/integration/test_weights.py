@@ -1,0 +1,184 @@
+"""Weights: versions that appear whole, are waited for, and are kept a while."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+import tdserve
+from tests.unit.spec.strategies import difference
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+SMALL, LARGE = 4, 40_000
+"""Numbers per leaf: versions that ride in messages, or go over the channel."""
+
+both_sizes = pytest.mark.parametrize("size", [SMALL, LARGE])
+
+
+def weights(number: float, size: int = SMALL) -> TensorDict:
+    """Leaves that all hold the same number: a mixture of two versions would show."""
+    number = float(number)
+    layers = {f"layer{at}": {"weight": torch.full((size,), number)} for at in range(4)}
+    return TensorDict({**layers, "scale": torch.tensor(number)}, [])
+
+
+def latest(client: tdserve.Client, name: str, **arguments: Any) -> tdserve.Weights:
+    """The newest version, which must be there."""
+    found = client.latest(name, **arguments)
+    assert found is not None
+    return found
+
+
+@both_sizes
+def test_publish_when_pulled_then_version_content_and_metadata_are_equal(
+    client: tdserve.Client, name: str, size: int
+) -> None:
+    assert client.publish(name, weights(1, size), metadata={"step": 10, "note": "first"}) == 1
+    assert client.publish(name, weights(2, size)) == 2
+    found = latest(client, name)
+    assert (found.version, found.metadata) == (2, {})
+    assert difference(weights(2, size), found.data) is None
+    assert client.describe(name).kind == "weights"
+
+
+@both_sizes
+def test_latest_when_out_is_given_then_it_is_filled_in_place(client: tdserve.Client, name: str, size: int) -> None:
+    client.publish(name, weights(3, size))
+    out = weights(0, size)
+    place = out["layer0", "weight"].data_ptr()
+    assert latest(client, name, out=out).data is out
+    assert difference(weights(3, size), out) is None
+    assert out["layer0", "weight"].data_ptr() == place
+
+
+def test_latest_when_nothing_is_newer_then_none_at_once_or_deadline(client: tdserve.Client, name: str) -> None:
+    assert client.latest(name, newer_than=0, timeout_s=0) is None
+    client.publish(name, weights(1))
+    assert client.latest(name, newer_than=1, timeout_s=0) is None
+    assert latest(client, name, newer_than=0, timeout_s=0).version == 1
+    with pytest.raises(tdserve.DeadlineExceededError, match=name):
+        client.latest(name, newer_than=1, timeout_s=0.05)
+
+
+def test_latest_when_it_waits_then_the_next_version_wakes_it(client: tdserve.Client, name: str) -> None:
+    waiting = [client.later(lambda past=past: client.latest(name, newer_than=past, timeout_s=20.0)) for past in (0, 1)]
+    client.publish(name, weights(1))
+    client.publish(name, weights(2))
+    for later, versions in zip(waiting, [(1, 2), (2,)], strict=True):
+        found = later.result(timeout=20.0)
+        assert found is not None
+        assert found.version in versions
+        assert difference(weights(found.version), found.data) is None
+
+
+def test_latest_when_newer_than_is_below_all_or_the_wait_has_no_end_then_any_version_will_do(
+    client: tdserve.Client, name: str
+) -> None:
+    assert client.latest(name, newer_than=-1, timeout_s=0) is None
+    client.publish(name, weights(1))
+    assert latest(client, name, newer_than=-1, timeout_s=float("inf")).version == 1
+    out = weights(0)
+    client.init_remote(weights(2), f"{name}-td")
+    assert client.recv(out, f"{name}-td", newer_than=-1, timeout_s=float("inf")) == 1
+    client.delete(f"{name}-td")
+
+
+def test_latest_when_there_is_no_store_then_waits_or_says_so(client: tdserve.Client, name: str) -> None:
+    with pytest.raises(tdserve.StoreNotFoundError, match=name):
+        client.latest(name, timeout_s=0)
+    with pytest.raises(tdserve.DeadlineExceededError, match=name):
+        client.latest(name, timeout_s=0.05)
+
+
+def test_publish_when_more_than_k_then_the_last_k_are_kept_as_safetensors(client: tdserve.Client, name: str) -> None:
+    folder = Path(client.stats()["root"]) / "stores" / name / "versions"
+
+    def kept() -> list[int]:
+        listed = [each.version for each in client.describe(name).versions]
+        assert sorted(int(file.stem) for file in folder.glob("*.safetensors")) == listed
+        return listed
+
+    for number in range(1, 6):
+        client.publish(name, weights(number))
+        assert kept() == [number - 1, number][-number:]
+    client.publish(name, weights(6), keep=4)
+    client.publish(name, weights(7))
+    assert kept() == [4, 5, 6, 7]
+    client.publish(name, weights(8), keep=1)
+    assert kept() == [8]
+    (tensors,) = {float(each.reshape(-1)[0]) for each in safetensors.torch.load_file(folder / "8.safetensors").values()}
+    assert tensors == 8.0
+
+
+def test_publish_when_structure_changes_then_readers_get_the_new_one(client: tdserve.Client, name: str) -> None:
+    client.publish(name, weights(1))
+    out = weights(0)
+    latest(client, name, out=out)
+    other = TensorDict({"w": torch.randn(100, 100), "deep": {"b": torch.arange(3)}, "note": "text"}, [])
+    client.publish(name, other)
+    assert difference(other, latest(client, name).data) is None
+    with pytest.raises(tdserve.SpecMismatchError):
+        client.latest(name, out=out)
+    assert difference(weights(1), out) is None
+    client.publish(name, weights(3))
+    assert difference(weights(3), latest(client, name, out=out).data) is None
+
+
+def test_publish_when_module_then_its_parameters_come_back(client: tdserve.Client, name: str) -> None:
+    torch.manual_seed(0)
+    policy, copy = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
+    client.publish(name, policy)
+    assert client.publish(name, TensorDict.from_module(policy)) == 2
+    with latest(client, name).data.to_module(copy):
+        assert torch.equal(copy(torch.ones(4)), policy(torch.ones(4)))
+    parameters = TensorDict.from_module(copy)
+    latest(client, name, out=parameters)
+    assert all(torch.equal(*pair) for pair in zip(copy.parameters(), policy.parameters(), strict=True))
+
+
+def test_publish_when_a_publisher_is_new_then_versions_go_on(
+    server: tdserve.Server, client: tdserve.Client, name: str
+) -> None:
+    client.publish(name, weights(1))
+    with server.client() as other:
+        assert other.publish(name, weights(2)) == 2
+    assert latest(client, name).version == 2
+
+
+PUBLISHER = """
+import sys, torch, tdserve
+from tensordict import TensorDict
+address, name, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with tdserve.connect(address) as client:
+    for number in range(1, 51):
+        leaves = {f"layer{at}": {"weight": torch.full((size,), float(number))} for at in range(4)}
+        client.publish(name, TensorDict({**leaves, "scale": torch.tensor(float(number))}, []), metadata={"n": number})
+"""
+
+
+@both_sizes
+def test_latest_when_another_process_publishes_then_every_version_is_whole(
+    server: tdserve.Server, client: tdserve.Client, name: str, size: int
+) -> None:
+    command = [sys.executable, "-c", PUBLISHER, server.address, name, str(size)]
+    publisher = subprocess.Popen(command, cwd=ROOT)
+    out, seen = weights(0, size), [0]
+    try:
+        while seen[-1] < 50:
+            found = latest(client, name, newer_than=seen[-1], timeout_s=60.0, out=out if len(seen) % 2 else None)
+            assert difference(weights(found.version, size), found.data) is None
+            assert found.metadata == {"n": found.version}
+            seen.append(found.version)
+    finally:
+        assert publisher.wait(timeout=30.0) == 0
+    assert seen == sorted(set(seen))

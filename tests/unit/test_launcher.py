@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdserve
+from tdserve.errors import InvalidRequestError, RootInUseError, WrongStateError
+from tdserve.store.root import Root
+
+
+@pytest.mark.parametrize("settings", [{"port": -1}, {"num_workers": 0}, {"host": "0.0.0.0"}, {"grace_s": -1.0}])
+def test_server_when_a_setting_cannot_be_then_refused_and_nothing_is_made(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        tdserve.Server(tmp_path / "root", **settings)
+    assert not (tmp_path / "root").exists()
+
+
+def test_server_when_not_started_then_has_no_address(tmp_path: Path) -> None:
+    server = tdserve.Server(tmp_path / "root")
+    assert not server.is_alive
+    assert repr(server) == f"<Server of {tmp_path / 'root'} not running>"
+    for ask in (lambda: server.address, lambda: server.pid, server.client):
+        with pytest.raises(WrongStateError):
+            ask()
+    server.shutdown()
+    server.shutdown()
+
+
+def test_start_when_the_root_is_in_use_then_its_error_arrives_and_no_process_stays(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path / "root")
+    server = tdserve.Server(tmp_path / "root")
+    with pytest.raises(RootInUseError) as raised:
+        server.start()
+    assert str(os.getpid()) in raised.value.holder
+    assert not server.is_alive
+    root.release()

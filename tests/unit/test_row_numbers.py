@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdserve.errors import RemoteProtocolError
+from tdserve.row_numbers import decode_rows, encode_rows, spread
+
+numbers = st.lists(st.integers(0, 2**40), max_size=20)
+runs = st.tuples(st.integers(0, 2**40), st.integers(0, 50)).map(lambda run: list(range(run[0], run[0] + run[1])))
+
+
+@given(numbers | runs)
+def test_rows_when_they_cross_the_wire_then_equal_in_their_order(rows: list[int]) -> None:
+    found = decode_rows(encode_rows(np.array(rows, np.int64)))
+    assert found.dtype == np.int64
+    assert found.tolist() == rows
+
+
+def test_rows_when_a_run_of_any_length_then_24_bytes() -> None:
+    assert len(encode_rows(np.arange(7, 1_000_007))) == 24
+
+
+@pytest.mark.parametrize("rows", [[0, 2, 1, 3], [5, 5, 5, 8], [3, 2, 1, 0]])
+def test_rows_when_they_only_end_like_a_run_then_not_taken_for_one(rows: list[int]) -> None:
+    assert decode_rows(encode_rows(np.array(rows, np.int64))).tolist() == rows
+
+
+def test_rows_when_the_bytes_are_none_then_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="7 bytes"):
+        decode_rows(bytes(7))
+
+
+@given(st.lists(st.integers(0, 1000), max_size=8), st.integers(0, 4))
+def test_spread_when_a_row_has_several_elements_then_all_of_theirs(rows: list[int], num_each: int) -> None:
+    expected = [row * num_each + each for row in rows for each in range(num_each)]
+    assert spread(np.array(rows, np.int64), num_each).tolist() == expected

@@ -1,0 +1,27 @@
+"""A session of a data worker for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tests.unit.worker.peer import Peer, StoredTensorDict
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    """A session whose channel is not open yet."""
+    made = Peer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoredTensorDict:
+    """Six rows: small ones, and one leaf of 6 MB."""
+    td = TensorDict({"small": torch.arange(6), "large": torch.rand(6, 250_000), "n": {"v": "text"}}, [6])
+    return StoredTensorDict(tmp_path / "store", td)

@@ -1,0 +1,131 @@
+"""A session of a data worker and, at its other ends, a control process that keeps what is reported and a client."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path as FilePath
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from tdserve.control.status import decode_failure
+from tdserve.errors import TDServeError
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.spec.tree import Spec
+from tdserve.store import rows as row_files
+from tdserve.store.generations import FILE_NAME, Generations
+from tdserve.store.mapping import open_leaves
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.opened import OpenStores
+from tdserve.worker.operations import perform
+from tdserve.worker.session import Surroundings, WorkerSession
+
+TIMEOUT_S = 20.0
+UID = "0123456789abcdef" * 2
+
+
+class StoredTensorDict:
+    """A store's files, filled from a tensordict; non-tensor values are put by orders.
+
+    Attributes:
+        ref: How orders name it.
+        leaves: Its mapped tensors by path.
+        generations: As control has them.
+    """
+
+    def __init__(self, folder: FilePath, td: Any) -> None:
+        captured = capture(td)
+        self.spec: Spec = captured.spec
+        row_files.create(folder, self.spec)
+        num_rows = self.spec.batch_size[0] if self.spec.batch_size else 1
+        self.generations = Generations.create(folder / FILE_NAME, uid=UID, num_rows=num_rows + 1)
+        self.generations.values[:] = 2
+        self.leaves = open_leaves(folder, self.spec)
+        for path, leaf in self.leaves.items():
+            leaf.copy_(captured.tensors[path])
+        self.ref = worker_pb2.StoreRef(
+            uid=UID, folder=str(folder), fingerprint=self.spec.fingerprint, spec=codec.encode(self.spec)
+        )
+
+
+class Peer:
+    """Gives a session orders and takes its reports; ``channel`` is the client's end of its channel."""
+
+    def __init__(self, *, transfer_timeout_s: float = TIMEOUT_S) -> None:
+        self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
+        self.surroundings = Surroundings(
+            stores=OpenStores(writes_values=True),
+            pool=BufferPool(),
+            report=self._on_report,
+            transfer_timeout_s=transfer_timeout_s,
+        )
+        self.session = WorkerSession(7, self.surroundings, perform)
+        self._kv_store = KVStore(self._publish)
+        self._last_order = 0
+        self.channel: GlooChannel
+
+    def open_channel(self) -> None:
+        """Both ends, as after a rendezvous."""
+        self.put(worker_pb2.Order(open_session=worker_pb2.OpenSession(transport="gloo", host="127.0.0.1")))
+        with ThreadPoolExecutor(1) as thread:
+            connecting = thread.submit(GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", peer="the worker")
+            self.channel = connecting.result(TIMEOUT_S)
+        assert self.next_report().HasField("done")
+
+    def put(self, order: worker_pb2.Order) -> int:
+        """Queues an order and returns its number."""
+        self._last_order += 1
+        order.order, order.session = self._last_order, self.session.number
+        body = getattr(order, order.WhichOneof("body") or "", None)
+        ref = getattr(body, "store", None) or getattr(body, "version", None)
+        if ref is not None and ref.HasField("spec"):  # as the worker's main thread does
+            self.surroundings.stores.learn(ref.fingerprint, ref.spec)
+        self.session.put(order)
+        return self._last_order
+
+    def next_report(self) -> worker_pb2.Report:
+        """The oldest report that was not taken; none of a rendezvous."""
+        return self.reports.get(timeout=TIMEOUT_S)
+
+    def done(self, **body: Any) -> worker_pb2.Worked:
+        """Has an order carried out."""
+        number = self.put(worker_pb2.Order(**body))
+        report = self.next_report()
+        assert report.order == number
+        assert report.HasField("done"), report
+        return report.done
+
+    def error(self, **body: Any) -> TDServeError:
+        """Has an order carried out that fails."""
+        number = self.put(worker_pb2.Order(**body))
+        report = self.next_report()
+        assert report.order == number
+        assert report.HasField("failure"), report
+        return decode_failure(report.failure)
+
+    def close(self) -> None:
+        """Ends both."""
+        self.session.close()
+        self.session._thread.join(TIMEOUT_S)
+
+    def _publish(self, key: str, value: bytes) -> None:
+        entry = control_pb2.Rendezvous(key=key, value=value)
+        self.session.put(worker_pb2.Order(session=self.session.number, rendezvous=entry))
+
+    def _on_report(self, report: worker_pb2.Report) -> None:
+        if report.HasField("rendezvous"):
+            self._kv_store.feed(report.rendezvous.key, report.rendezvous.value)
+        else:
+            self.reports.put(report)
+
+
+def receive(peer: Peer, sizes: tuple[int, ...], tag: int) -> list[torch.Tensor]:
+    """What the worker sends to the client."""
+    buffers = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in sizes]
+    for buffer in buffers:
+        peer.channel.recv(buffer, tag).wait(TIMEOUT_S)
+    return buffers

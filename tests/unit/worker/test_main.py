@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from tdserve.control.framing import FrameReader, WorkerSocket, frame
+from tdserve.v1 import worker_pb2
+from tdserve.worker.main import Worker
+from tests.unit.worker.peer import TIMEOUT_S, UID, StoredTensorDict
+
+
+class Control:
+    """The control process's end of a worker that runs in a thread."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(TIMEOUT_S)
+        self._frames = FrameReader()
+        self._ready: list[bytes] = []
+        self.theirs = WorkerSocket(theirs)
+        self.thread = Thread(target=Worker(self.theirs, number=0, transfer_timeout_s=5.0).run, name="worker")
+        self.thread.start()
+
+    def send(self, order: worker_pb2.Order) -> None:
+        self.socket.sendall(frame(order.SerializeToString()))
+
+    def report(self) -> worker_pb2.Report:
+        while not self._ready:
+            self._ready += self._frames.feed(self.socket.recv(1 << 16))
+        return worker_pb2.Report.FromString(self._ready.pop(0))
+
+
+@pytest.fixture
+def control() -> Iterator[Control]:
+    """A worker that has said that it is ready."""
+    made = Control()
+    ready = made.report()
+    assert ready.order == 0
+    assert ready.HasField("done")
+    yield made
+    made.socket.close()
+    made.thread.join(TIMEOUT_S)
+    assert not made.thread.is_alive()
+    made.theirs.close()
+
+
+def reading(number: int, store: StoredTensorDict, *, session: int = 1) -> worker_pb2.Order:
+    """An order for all of a store's small leaf."""
+    order = worker_pb2.Order(order=number, session=session)
+    order.send_selection.store.CopyFrom(store.ref)
+    order.send_selection.keys.add(parts=["small"])
+    order.send_selection.inline_bytes = 10_000
+    return order
+
+
+def test_orders_when_of_several_sessions_then_each_is_reported(control: Control, store: StoredTensorDict) -> None:
+    for number in (1, 2, 3):
+        control.send(reading(number, store, session=number))
+    reports = [control.report() for _ in range(3)]
+    assert sorted(report.order for report in reports) == [1, 2, 3]
+    assert all(report.done.inline for report in reports)
+
+
+def test_spec_when_it_went_along_once_then_known_to_every_session(control: Control, store: StoredTensorDict) -> None:
+    control.send(reading(1, store, session=1))
+    second = reading(2, store, session=2)
+    second.send_selection.store.ClearField("spec")
+    control.send(second)
+    assert {control.report().order, control.report().order} == {1, 2}
+
+
+def test_store_when_dropped_then_its_files_are_opened_anew(control: Control, store: StoredTensorDict) -> None:
+    control.send(reading(1, store))
+    assert control.report().HasField("done")
+    control.send(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=UID)))
+    control.send(worker_pb2.Order(session=1, close_session=worker_pb2.CloseSession()))
+    store.ref.uid = UID[::-1]
+    control.send(reading(2, store))
+    assert control.report().failure.error == "CorruptDataError"
+
+
+def test_process_when_its_control_process_goes_then_it_goes_too() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "tdserve.worker.main", str(theirs.fileno()), "0", "5.0"]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    ours.settimeout(60.0)
+    assert ours.recv(1 << 16)  # it is ready
+    ours.close()
+    assert process.wait(TIMEOUT_S) == 0

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.errors import RemoteProtocolError, SelectionError, TransferAbortedError
+from tdserve.layout import Layout
+from tdserve.row_numbers import encode_rows
+from tdserve.selection import parse
+from tdserve.transport.ends import FlatEnd, as_bytes
+from tdserve.transport.stream import pack, start_send, unpack, wait_all
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.worker.operations import OPERATIONS
+from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive
+
+SMALL = [content_pb2.Path(parts=("small",))]
+EVERYTHING = 1 << 30
+"""An inline limit that nothing here exceeds."""
+
+
+def columns(layout: Layout, content: bytes) -> dict[str, torch.Tensor]:
+    """Messages one after the other, as uint8 by the last key."""
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    unpack(content, layout.messages, FlatEnd(buffer))
+    return {slot.path[-1]: buffer[slot.offset : slot.offset + slot.nbytes] for slot in layout.slots}
+
+
+def numbers(column: torch.Tensor) -> list[int]:
+    """An int64 column."""
+    found: list[int] = column.view(torch.int64).tolist()
+    return found
+
+
+def rows(*found: int) -> bytes:
+    """Row numbers as orders have them."""
+    return encode_rows(np.array(found, np.int64))
+
+
+@pytest.fixture
+def filled(peer: Peer, store: StoredTensorDict) -> StoredTensorDict:
+    """The store, with its one non-tensor value."""
+    block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=[b"text"])])
+    put = worker_pb2.PutValues(
+        store=store.ref, values=block.SerializeToString(), keys=[content_pb2.Path(parts=("n", "v"))], everything=True
+    )
+    peer.done(put_values=put)
+    return store
+
+
+def test_operations_when_listed_then_one_for_every_order() -> None:
+    bodies = {field.name for field in worker_pb2.Order.DESCRIPTOR.oneofs_by_name["body"].fields}
+    assert set(OPERATIONS) == bodies - {"open_session", "close_session", "rendezvous", "drop_store"}
+
+
+def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled: StoredTensorDict) -> None:
+    filled.generations.values[4] = 3  # a writer has it
+    generations = np.array([2, 2, 2], np.int64).tobytes()
+    order = worker_pb2.SendRows(store=filled.ref, rows=rows(5, 4, 0), generations=generations, inline=True)
+    done = peer.done(send_rows=order)
+    found = columns(rows_layout(filled.spec, 3), done.inline)
+    assert numbers(found["small"])[::2] == [5, 0]
+    assert numbers(found["index"]) == [5, 4, 0]
+    assert numbers(found["generation"]) == [2, MISSING_GENERATION, 2]
+    assert b"text" in done.values
+
+
+def test_send_rows_when_large_then_values_first_and_content_over_the_channel(
+    peer: Peer, filled: StoredTensorDict
+) -> None:
+    peer.open_channel()
+    generations = np.full(6, 2, np.int64).tobytes()
+    order = worker_pb2.SendRows(store=filled.ref, rows=rows(*range(6)), generations=generations)
+    peer.put(worker_pb2.Order(tag=9, send_rows=order))
+    layout = rows_layout(filled.spec, 6)
+    content = b"".join(buffer.numpy().tobytes() for buffer in receive(peer, layout.message_nbytes, 9))
+    assert torch.equal(columns(layout, content)["large"], as_bytes(filled.leaves[("large",)]))
+    prepared, done = peer.next_report(), peer.next_report()
+    assert b"text" in prepared.prepared.values
+    assert done.done.nbytes_moved == len(content)
+
+
+def test_receive_rows_when_sent_then_in_their_places_and_nowhere_else(peer: Peer, store: StoredTensorDict) -> None:
+    peer.open_channel()
+    before = store.leaves[("large",)].clone()
+    layout = write_layout(store.spec.with_rows(2))
+    buffer = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
+    content = control_pb2.Content(message_nbytes=layout.message_nbytes)
+    order = worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content)
+    peer.put(worker_pb2.Order(tag=9, receive_rows=order))
+    wait_all(start_send(peer.channel, 9, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S)
+    assert peer.next_report().HasField("done")
+    sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
+    assert torch.equal(as_bytes(store.leaves[("large",)][[5, 0]]), sent)
+    assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
+
+
+def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: StoredTensorDict) -> None:
+    selection = parse(slice(None, None, 2))
+    order = worker_pb2.SendSelection(
+        store=store.ref, selection=selection.to_message(), keys=SMALL, inline_bytes=EVERYTHING
+    )
+    layout = read_layout(selected_spec(store.spec, selection, [("small",)]))
+    found = columns(layout, peer.done(send_selection=order).inline)
+    assert numbers(found["small"]) == [0, 2, 4]
+    assert numbers(found["status"])[:2] == [ReadStatus.WHOLE, 1]
+
+
+def test_send_selection_when_the_index_does_not_fit_then_error_and_nothing_is_announced(
+    peer: Peer, store: StoredTensorDict
+) -> None:
+    order = worker_pb2.SendSelection(store=store.ref, selection=parse(6).to_message())
+    assert isinstance(peer.error(send_selection=order), SelectionError)
+
+
+def test_send_selection_when_a_write_does_not_end_then_given_up(store: StoredTensorDict) -> None:
+    peer = Peer(transfer_timeout_s=0.01)
+    store.generations.values[-1] = 3
+    order = worker_pb2.SendSelection(store=store.ref, inline_bytes=EVERYTHING, keys=SMALL)
+    assert isinstance(peer.error(send_selection=order), TransferAbortedError)
+    peer.close()
+
+
+def test_staged_write_when_applied_twice_then_as_once(peer: Peer, store: StoredTensorDict, tmp_path: Path) -> None:
+    peer.open_channel()
+    selection = parse([5, 0])
+    layout = write_layout(selected_spec(store.spec, selection, []))
+    buffer = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
+    content = control_pb2.Content(message_nbytes=layout.message_nbytes)
+    common: dict[str, Any] = {"store": store.ref, "selection": selection.to_message(), "content": content}
+    staged = worker_pb2.ReceiveSelection(**common, staging=str(tmp_path / "staging" / "0"))
+    peer.put(worker_pb2.Order(tag=3, receive_selection=staged))
+    before = store.leaves[("large",)].clone()
+    wait_all(start_send(peer.channel, 3, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S)
+    assert peer.next_report().HasField("done")
+    assert torch.equal(store.leaves[("large",)], before)
+    for _ in range(2):
+        peer.done(apply_staged=worker_pb2.ApplyStaged(**common, staging=staged.staging))
+        sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
+        assert torch.equal(as_bytes(store.leaves[("large",)][[5, 0]]), sent)
+    assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
+
+
+def test_apply_when_inline_content_is_too_short_then_refused_and_nothing_written(
+    peer: Peer, store: StoredTensorDict
+) -> None:
+    order = worker_pb2.ApplyStaged(store=store.ref, keys=SMALL, content=control_pb2.Content(inline=b"short"))
+    assert isinstance(peer.error(apply_staged=order), RemoteProtocolError)
+    assert store.leaves[("small",)].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_send_void_when_a_read_was_refused_then_zeros_that_say_so(peer: Peer) -> None:
+    peer.open_channel()
+    peer.put(worker_pb2.Order(tag=4, send_void=worker_pb2.SendVoid(message_nbytes=[100, 128])))
+    first, last = receive(peer, (100, 128), 4)
+    assert not first.any()
+    assert numbers(last[64:]) == [ReadStatus.FAILED, 0, 0, 0, 0, 0, 0, 0]
+    assert peer.next_report().done.nbytes_moved == 228
+
+
+def test_discard_when_done_then_the_channel_is_free_for_the_next(peer: Peer) -> None:
+    peer.open_channel()
+    peer.put(worker_pb2.Order(tag=4, discard=worker_pb2.Discard(message_nbytes=[100, 128])))
+    for nbytes in (100, 128):
+        peer.channel.send(torch.zeros(nbytes, dtype=torch.uint8), 4).wait(TIMEOUT_S)
+    assert peer.next_report().done.nbytes_moved == 228

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.errors import CorruptDataError, RemoteProtocolError
+from tdserve.row_numbers import encode_rows
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.worker.opened import OpenStore, OpenStores
+from tdserve.worker.values import put_values, read_values
+from tests.unit.worker.peer import StoredTensorDict
+
+PATH = ("v",)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> OpenStore:
+    """A store of four rows with one non-tensor leaf."""
+    store = StoredTensorDict(tmp_path / "store", TensorDict({"a": torch.zeros(4), "v": "text"}, [4]))
+    stores = OpenStores(writes_values=True)
+    stores.learn(store.ref.fingerprint, store.ref.spec)
+    return stores.get(store.ref)
+
+
+def put(store: OpenStore, values: list[bytes], *elements: int, per_row: bool = False, keys: Any = (PATH,)) -> None:
+    """Writes values of the elements, of everything without any."""
+    block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=values, per_row=per_row)])
+    order = worker_pb2.PutValues(
+        values=block.SerializeToString(),
+        keys=[content_pb2.Path(parts=key) for key in keys],
+        elements=encode_rows(np.array(elements, np.int64)),
+        everything=not elements,
+    )
+    put_values(store, order)
+
+
+def read(store: OpenStore, *elements: int) -> tuple[list[bytes], bool]:
+    """Values and whether they are one per row."""
+    chosen = np.array(elements, np.int64) if elements else None
+    (column,) = control_pb2.ValueBlock.FromString(read_values(store, [PATH], chosen)).columns
+    return list(column.values), column.per_row
+
+
+def test_values_when_one_for_all_then_one(opened: OpenStore) -> None:
+    put(opened, [b"x"])
+    assert read(opened) == ([b"x"], False)
+    assert read(opened, 3, 1) == ([b"x"], False)
+
+
+def test_values_when_single_rows_got_their_own_then_every_row_has_one(opened: OpenStore) -> None:
+    put(opened, [b"x"])
+    put(opened, [b"y", b"z"], 2, 0, per_row=True)
+    assert read(opened) == ([b"z", b"x", b"y", b"x"], True)
+    assert read(opened, 2, 2, 1) == ([b"y", b"y", b"x"], True)
+    put(opened, [b"w"])
+    assert read(opened) == ([b"w"], False)
+
+
+def test_values_when_a_row_gets_that_of_all_then_it_stays_one(opened: OpenStore) -> None:
+    put(opened, [b"x"])
+    put(opened, [b"x"], 2)
+    assert read(opened) == ([b"x"], False)
+
+
+@pytest.mark.parametrize(
+    ("values", "elements", "per_row", "keys"),
+    [
+        ([b"x", b"y"], (), False, (PATH,)),
+        ([b"x"] * 3, (), True, (PATH,)),
+        ([b"x"], (0, 1), True, (PATH,)),
+        ([b"x"], (), False, ()),
+    ],
+)
+def test_values_when_they_do_not_fit_then_refused_and_nothing_stored(
+    opened: OpenStore, values: list[bytes], elements: tuple[int, ...], per_row: bool, keys: Any
+) -> None:
+    put(opened, [b"before"])
+    with pytest.raises(RemoteProtocolError):
+        put(opened, values, *elements, per_row=per_row, keys=keys)
+    assert read(opened) == ([b"before"], False)
+
+
+def test_values_when_they_were_lost_then_damage_is_reported(opened: OpenStore) -> None:
+    with pytest.raises(CorruptDataError, match="values of"):
+        read(opened)
+    put(opened, [b"y"], 2, per_row=True)
+    with pytest.raises(CorruptDataError, match="row 0"):
+        read(opened, 0)
+
+
+def test_values_when_there_are_no_leaves_then_none(opened: OpenStore) -> None:
+    assert read_values(opened, [], None) == b""

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from tensordict import TensorDict
+
+from tdserve.content import read_layout, write_layout
+from tdserve.errors import CorruptDataError, RemoteProtocolError
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.transport.ends import LeafEnd
+from tdserve.transport.stream import pack, start_send, unpack, wait_all
+from tdserve.v1 import control_pb2, worker_pb2
+from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
+
+TD = TensorDict({"w": torch.rand(300, 1000), "b": torch.arange(5)}, [])
+CAPTURED = capture(TD)
+LAYOUT = write_layout(CAPTURED.spec)
+LEAVES = [CAPTURED.tensors[slot.path] for slot in LAYOUT.slots]
+INLINE = control_pb2.Content(inline=pack(LAYOUT.messages, LeafEnd(LEAVES)))
+
+
+def ref(path: Path) -> worker_pb2.VersionRef:
+    """How orders name a version."""
+    spec = codec.encode(CAPTURED.spec)
+    return worker_pb2.VersionRef(path=str(path), fingerprint=CAPTURED.spec.fingerprint, spec=spec)
+
+
+def test_receive_when_inline_then_a_file_that_others_can_read(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    peer.done(receive_version=worker_pb2.ReceiveVersion(version=ref(path), content=INLINE))
+    assert torch.equal(load_file(path)["w"], TD["w"])
+    assert torch.equal(load_file(path)["b"], TD["b"])
+
+
+def test_receive_when_over_the_channel_then_straight_into_the_file_and_out_again(peer: Peer, tmp_path: Path) -> None:
+    peer.open_channel()
+    path = tmp_path / "1.safetensors"
+    content = control_pb2.Content(message_nbytes=LAYOUT.message_nbytes)
+    order = worker_pb2.ReceiveVersion(version=ref(path), content=content)
+    peer.put(worker_pb2.Order(tag=1, receive_version=order))
+    wait_all(start_send(peer.channel, 1, LAYOUT.messages, LeafEnd(LEAVES), peer.surroundings.pool), TIMEOUT_S)
+    assert peer.next_report().HasField("done")
+    peer.put(worker_pb2.Order(tag=2, send_version=worker_pb2.SendVersion(version=ref(path))))
+    layout = read_layout(CAPTURED.spec)
+    messages = receive(peer, layout.message_nbytes, 2)
+    found = [*map(torch.zeros_like, LEAVES), torch.zeros(8, dtype=torch.int64)]
+    unpack(b"".join(message.numpy().tobytes() for message in messages), layout.messages, LeafEnd(found))
+    assert all(map(torch.equal, found, LEAVES))
+    assert peer.next_report().HasField("done")
+
+
+def test_receive_when_the_content_is_too_short_then_no_version_is_seen(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    order = worker_pb2.ReceiveVersion(version=ref(path), content=control_pb2.Content(inline=b"short"))
+    assert isinstance(peer.error(receive_version=order), RemoteProtocolError)
+    assert not path.exists()
+
+
+def test_send_when_the_file_is_damaged_then_reported_not_served(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    peer.done(receive_version=worker_pb2.ReceiveVersion(version=ref(path), content=INLINE))
+    with path.open("r+b") as file:
+        file.truncate(1000)
+    error = peer.error(send_version=worker_pb2.SendVersion(version=ref(path), inline=True))
+    assert isinstance(error, CorruptDataError)
