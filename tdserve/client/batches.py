@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from queue import Empty, Full, Queue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
@@ -28,6 +30,9 @@ from tdserve.spec.tree import Spec
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request arrive, those of the next are gathered; each asks for half of what may be
 prefetched."""
+
+JOIN_TIMEOUT_S = 5.0
+"""For a thread whose requests were given up; it takes milliseconds."""
 
 POLL_S = 0.2
 """How soon a waiting thread notices that the iterator was closed."""
@@ -90,6 +95,7 @@ class Batches:
         self._name = name
         self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{name}", daemon=True)
         self._finalizer = weakref.finalize(self, order.end)
+        _end_with_interpreter()
         self._thread.start()
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,10 +124,35 @@ class Batches:
     def close(self) -> None:
         """Ends the iterator and its thread. Idempotent, from any thread."""
         self._order.end()
-        self._thread.join(timeout=5.0)
+        self._thread.join(JOIN_TIMEOUT_S)
+
+
+_RUNNING: dict[Thread, _Order] = {}
+"""Threads that are not over yet: one that receives while the interpreter ends would abort the process (measured)."""
+
+
+@lru_cache(maxsize=1)
+def _end_with_interpreter() -> None:
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    running = dict(_RUNNING)
+    for order in running.values():
+        order.end()
+    for thread in running:
+        thread.join(JOIN_TIMEOUT_S)
 
 
 def _run(order: _Order) -> None:
+    _RUNNING[current_thread()] = order
+    try:
+        _fetch_until_closed(order)
+    finally:
+        del _RUNNING[current_thread()]
+
+
+def _fetch_until_closed(order: _Order) -> None:
     progress = _Progress()
     while not order.closed.is_set():
         try:

@@ -15,6 +15,7 @@ from tdserve.client.session import TAG_MODULUS, Session
 from tdserve.config import TransportName, check_transport
 from tdserve.deadline import Deadline
 from tdserve.errors import (
+    ClosedError,
     DeadlineExceededError,
     NotSupportedError,
     TDServeError,
@@ -121,13 +122,20 @@ class SessionClient(CatalogClient):
             self.answered(request)
 
     def later(self, work: Callable[[], _Result]) -> Future[_Result]:
-        """Runs work in one of the client's own threads."""
+        """Runs work in one of the client's own threads.
+
+        Raises:
+            ClosedError: The interpreter ends.
+        """
         with self._lock:
             if (
                 self._executor is None
             ):  # also once more after close(): work that finds the client closed fails by itself
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
-            return self._executor.submit(work)
+            try:
+                return self._executor.submit(work)
+            except RuntimeError as fault:
+                raise ClosedError(what="the interpreter") from fault
 
     def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | Future[_Result]:
         """Runs work now and returns its result, or in the background and returns a future."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,8 +140,9 @@ def decode_values(spec: Spec, content: bytes) -> tuple[Spec, dict[Path, Any]]:
 
 
 def _nest(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
-    for size in reversed(batch_size[1:]):
-        elements = [elements[start : start + size] for start in range(0, len(elements), size)]
+    for dim in range(len(batch_size) - 1, 0, -1):
+        size = batch_size[dim]
+        elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
     return elements
 
 

@@ -96,7 +96,8 @@ class Session:
         self.known_specs: set[bytes] = set()
         self._lock = Lock()
         self._channel_lock = Lock()
-        self._pending: dict[int, Pending] = {0: Pending(on_silence=self.close)}
+        greeting = Pending(on_silence=self.close)
+        self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
         self._channel: Channel | None = None
         self._kv_store = KVStore(self._publish)
@@ -112,7 +113,7 @@ class Session:
         )
         self._stream.send(control_pb2.ClientMessage(hello=hello))
         try:
-            self.welcome = self._pending[0].wait(timeout_s, "Hello").welcome
+            self.welcome = greeting.wait(timeout_s, "Hello").welcome
         except BaseException:
             self.close()
             raise

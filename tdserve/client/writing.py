@@ -10,7 +10,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of, transf
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Answer, Session, checked
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, TDServeError, TransportError
+from tdserve.errors import ClosedError, DeadlineExceededError, TDServeError, TransportError
 from tdserve.selection import Selection
 from tdserve.spec.capture import Captured
 from tdserve.spec.tree import Path
@@ -71,11 +71,18 @@ def write_early(
         except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
             future.set_exception(error)
 
+    def retry() -> None:
+        try:
+            client.later(again)
+        except ClosedError as error:
+            client.answered(request)
+            future.set_exception(error)
+
     def settle(answer: Answer) -> None:
         try:
             done = checked(answer).done
         except TransportError:
-            client.later(again)
+            retry()
             return
         except TDServeError as error:
             future.set_exception(error)
@@ -90,8 +97,11 @@ def write_early(
         outgoing = make_outgoing(session)
         session.send(request, on_answer=settle, **make_body(session, outgoing, deadline))
     except TransportError:
-        client.later(again)
+        retry()
         return future
+    except BaseException:
+        client.answered(request)
+        raise
     try:
         works.extend(outgoing.post(session, tag_of(request), client.pool))
     except TransportError:

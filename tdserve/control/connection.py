@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 
 import grpc
@@ -31,6 +33,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
+
+JOIN_TIMEOUT_S = 5.0
+"""For the reader of a stream that was cancelled; it takes milliseconds."""
 
 RECONNECT_BACKOFF_S = 0.2
 """Between two attempts to reach a server that does not answer yet."""
@@ -59,6 +64,8 @@ class SessionStream:
         self._call = open_call(iter(self._outgoing.get, None))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
+        # Also when the interpreter ends: a thread that drops a gloo group just then aborts the process (measured).
+        self._end = weakref.finalize(self, _end_stream, self._call, self._outgoing, self._thread, os.getpid())
 
     def send(self, message: control_pb2.ClientMessage) -> None:
         """Hands a message to the stream; never blocks. Lost when the stream is."""
@@ -66,8 +73,7 @@ class SessionStream:
 
     def close(self) -> None:
         """Ends the stream and joins its thread (unless called from it). Idempotent."""
-        self._outgoing.put(None)
-        self._call.cancel()
+        self._end()
 
     def _read(self) -> None:
         try:
@@ -78,6 +84,15 @@ class SessionStream:
             lost = from_rpc_error(error, address=self._address, what="the session", timeout_s=0.0)
         self._outgoing.put(None)
         self._on_lost(lost)
+
+
+def _end_stream(call: Any, outgoing: SimpleQueue[control_pb2.ClientMessage | None], thread: Thread, pid: int) -> None:
+    if os.getpid() != pid:  # a fork: neither the call nor the thread is here
+        return
+    outgoing.put(None)
+    call.cancel()
+    if thread is not current_thread():
+        thread.join(JOIN_TIMEOUT_S)
 
 
 class ControlConnection:
@@ -122,11 +137,17 @@ class ControlConnection:
         Raises:
             ConnectError: Not within ``timeout_s``.
         """
+        # Not grpc.channel_ready_future: its thread polls for another 0.2 s, and dies with a traceback on stderr when
+        # the channel is closed before.
+        check = health_pb2_grpc.HealthStub(self._channel).Check
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
-        except grpc.FutureTimeoutError as error:
-            reason = f"nobody answered within {timeout_s:g} s; is a server running there? (tdserve serve ROOT)"
-            raise ConnectError(address=self.address, reason=reason) from error
+            check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            ours = from_rpc_error(error, address=self.address, what="the health check", timeout_s=timeout_s)
+            if isinstance(ours, (ConnectError, DeadlineExceededError)):
+                reason = f"nobody answered within {timeout_s:g} s; is a server running there? (tdserve serve ROOT)"
+                raise ConnectError(address=self.address, reason=reason) from error
+            # Whatever else it says: somebody answers, and the session will tell what is wrong.
 
     def open_session(
         self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]

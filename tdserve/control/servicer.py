@@ -25,16 +25,16 @@ _Answer = TypeVar("_Answer")
 
 
 class SessionLink:
-    """Where the control process sends to one client; messages of several tasks never mix."""
+    """Where the control process sends to one client; messages of several tasks never mix.
+
+    Attributes:
+        peer: The client's address as gRPC sees it.
+    """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._lock = asyncio.Lock()
-
-    @property
-    def peer(self) -> str:
-        """The client's address as gRPC sees it."""
-        return str(self._context.peer())
+        self.peer = str(context.peer())  # now: asked after the call has ended, grpc.aio crashes the process
 
     async def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends one message; does nothing when the stream has ended, which the session learns by its own end."""

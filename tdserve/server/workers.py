@@ -149,6 +149,8 @@ class DataWorker:
         theirs.close()
         gone = asyncio.Event()
         self._socket = await ControlSocket.open(ours, self._on_report, gone.set)
+        if self._is_stopping:  # stop() came while there was no socket to close
+            self._socket.close()
         await gone.wait()
         self.ready.clear()
         await asyncio.to_thread(_reap, self._process)
@@ -191,8 +193,3 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def consume(future: asyncio.Future[worker_pb2.Worked]) -> None:
-    """Marks a future's error as seen, for orders whose failure shows elsewhere (the session is lost)."""
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -183,7 +183,9 @@ class _Reader:
     def _check_destination(self, item: torch.Tensor, path: Path) -> None:
         if item.is_neg() or (item.is_complex() and item.is_conj()):
             raise self._refusal("a conjugate or negative view as destination", path, "give its .resolve_conj() clone")
-        if any(stride == 0 and size > 1 for stride, size in zip(item.stride(), item.shape, strict=True)):
+        if not item.is_contiguous() and any(
+            stride == 0 and size > 1 for stride, size in zip(item.stride(), item.shape, strict=True)
+        ):
             raise self._refusal("an expanded tensor as destination", path, "its elements share memory, give a clone")
 
     def _value(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.layout import Layout, Message, Part
+from tdserve.layout import ALIGNMENT_BYTES, Layout, Message, Part
 
 
 class Source(Protocol):
@@ -88,6 +88,9 @@ class Trailing:
         return self._columns[slot - self._num_leaves]
 
 
+_PADDING: NDArray[np.uint8] = np.zeros(ALIGNMENT_BYTES, np.uint8)
+
+
 class LeafEnd:
     """Source and sink: one contiguous tensor per slot, used directly where a message lies inside one of them.
 
@@ -101,22 +104,45 @@ class LeafEnd:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], trailing: Trailing | None = None) -> None:
+        self._tensors = tensors
         self._bytes: list[NDArray[np.uint8]] = [as_bytes(tensor).numpy() for tensor in tensors]
         self._trailing = trailing
 
     def direct(self, message: Message) -> torch.Tensor | None:
-        if len(message.parts) != 1 or message.parts[0].slot >= len(self._bytes):
+        if message.parts[-1].slot >= len(self._bytes):
             return None
+        if len(message.parts) > 1:
+            return self._run(message)
         part = message.parts[0]
         return torch.from_numpy(self._bytes[part.slot][part.start : part.stop])
 
+    def _run(self, message: Message) -> torch.Tensor | None:
+        """The memory of several leaves that lie in one storage just as in the message, as in a file of packed
+        leaves."""
+        first = message.parts[0]
+        storage = self._tensors[first.slot].untyped_storage()
+        begin = self._tensors[first.slot].data_ptr() + first.start - first.offset
+        end = storage.data_ptr() + storage.nbytes()
+        for slot, start, _, offset in message.parts:
+            if self._tensors[slot].data_ptr() + start != begin + offset:
+                return None
+        # Neighbours by chance, in storages of their own, end here.
+        if begin < storage.data_ptr() or begin + message.nbytes > end:
+            return None
+        return torch.empty(0, dtype=torch.uint8).set_(storage, begin - storage.data_ptr(), (message.nbytes,))
+
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        target = staging.numpy()
+        pieces: list[NDArray[np.uint8]] = []
+        at = 0
         for slot, start, stop, offset in message.parts:
+            if offset > at:
+                pieces.append(_PADDING[: offset - at])
             if slot < len(self._bytes):
-                target[offset : offset + stop - start] = self._bytes[slot][start:stop]
+                pieces.append(self._bytes[slot][start:stop])
             elif self._trailing is not None:
-                target[offset : offset + stop - start] = self._trailing.column(slot).numpy()
+                pieces.append(self._trailing.column(slot).numpy())
+            at = offset + stop - start
+        np.concatenate(pieces, out=staging.numpy())
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         content = staging.numpy()

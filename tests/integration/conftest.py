@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 import tdserve
+from tests.unit.spec.strategies import difference
 
 FreshServer = Callable[..., tdserve.Server]
 """Makes and starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on one that was used before."""
+
+
+def example(num_rows: int = 4) -> TensorDict:
+    """Small rows of two leaves."""
+    number = torch.arange(num_rows)
+    return TensorDict({"x": number[:, None] + torch.zeros(num_rows, 3), "n": {"y": number.clone()}}, [num_rows])
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +59,23 @@ def fresh_server(tmp_path: Path) -> Iterator[FreshServer]:
     yield start
     for server in started:
         server.shutdown()
+
+
+@pytest.fixture
+def store(client: tdserve.Client, name: str) -> Iterator[Any]:
+    """A store of ``example()``, the same after the test: nothing bad was written, and the server serves on."""
+    handle = client.memmap(example(), name)
+    version = client.describe(name).version
+    yield handle
+    assert difference(example(), handle.to_tensordict()) is None
+    assert client.describe(name).version == version
+
+
+@pytest.fixture
+def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
+    """A ring of eight with the rows of ``example()``, the same after the test."""
+    handle = client.create_replay(name, example()[0], 8)
+    handle.extend(example())
+    yield handle
+    assert difference(example(), handle[:]) is None
+    assert handle.info()["inserts"] == 4

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from queue import SimpleQueue
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,45 +10,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 import tdserve
-from tdserve.config import PROTOCOL_VERSION
 from tdserve.content import RESERVED_KEYS
-from tdserve.control.connection import ControlConnection
-from tdserve.control.status import decode_failure
-from tdserve.ids import new_client_id
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
-from tdserve.v1 import control_pb2, spec_pb2
-from tests.unit.spec.strategies import difference
+from tests.integration.conftest import example
 
 pytestmark = pytest.mark.integration
-
-ROOT = Path(__file__).parents[2]
-
-
-def example(num_rows: int = 4) -> TensorDict:
-    """Small rows of two leaves."""
-    number = torch.arange(num_rows)
-    return TensorDict({"x": number[:, None] + torch.zeros(num_rows, 3), "n": {"y": number.clone()}}, [num_rows])
-
-
-@pytest.fixture
-def store(client: tdserve.Client, name: str) -> Iterator[Any]:
-    """A store of ``example()``, whose content is the same after the test, and whose server still serves all."""
-    handle = client.memmap(example(), name)
-    version = client.describe(name).version
-    yield handle
-    assert difference(example(), handle.to_tensordict()) is None
-    assert client.describe(name).version == version
-
-
-@pytest.fixture
-def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
-    """A ring of eight with the rows of ``example()``, the same after the test."""
-    handle = client.create_replay(name, example()[0], 8)
-    handle.extend(example())
-    yield handle
-    assert difference(example(), handle[:]) is None
-    assert handle.info()["inserts"] == 4
 
 
 def without(key: Any, num_rows: int = 4) -> TensorDict:
@@ -115,7 +73,11 @@ WRONG_WRITES: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = 
     "key of td": (lambda store: store.update_(with_leaf("z", torch.zeros(4))), tdserve.SpecMismatchError, "z"),
     "key type": (lambda store: store.set(3, torch.zeros(4)), tdserve.InvalidRequestError, "3"),
     "shape": (lambda store: store.set("x", torch.zeros(4, 2)), tdserve.SpecMismatchError, r"\[4, 2\]"),
-    "shape of rows": (lambda store: store.set_at_("x", torch.zeros(3, 3), [0, 1]), tdserve.SpecMismatchError, r"\[3, 3\]"),
+    "shape of rows": (
+        lambda store: store.set_at_("x", torch.zeros(3, 3), [0, 1]),
+        tdserve.SpecMismatchError,
+        r"\[3, 3\]",
+    ),
     "dtype": (lambda store: store.set("x", torch.zeros(4, 3).int()), tdserve.SpecMismatchError, "int32"),
     "text": (lambda store: store.set("x", "text"), tdserve.SpecMismatchError, "str"),
     "td for a leaf": (lambda store: store.set("x", example()), tdserve.SpecMismatchError, "TensorDict"),
@@ -135,22 +97,30 @@ def test_handle_when_written_wrongly_then_typed_error(store: Any, write: Any, er
         write(store)
 
 
-@pytest.mark.parametrize("index", [4, -5, [0, 4], (0, 0), torch.ones(3, dtype=torch.bool), 1.5, slice(0, 4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "index", [4, -5, [0, 4], (0, 0), torch.ones(3, dtype=torch.bool), 1.5, slice(0, 4, 0)], ids=str
+)
 def test_handle_when_index_does_not_fit_then_selection_error_shows_it(store: Any, index: Any) -> None:
-    for call in (lambda: store[index], lambda: store.get_at("x", index), lambda: store.update_at_(example(), index)):
+    calls: list[Callable[[], object]] = [
+        lambda: store[index],
+        lambda: store.get_at("x", index),
+        lambda: store.update_at_(example(), index),
+    ]
+    for call in calls:
         with pytest.raises(tdserve.SelectionError, match=store.name) as raised:
             call()
         assert isinstance(raised.value, IndexError)
 
 
 def test_keys_when_unknown_then_key_error_names_store_and_key(client: tdserve.Client, store: Any) -> None:
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: store["z"],
         lambda: store["n", "z"],
         lambda: store["x", "y"],
         lambda: client.from_remote_init(store.name, keys=["z"]),
         lambda: client.from_remote_init(store.name, keys=["x", ("n", "z")]),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(tdserve.KeyNotFoundError, match=store.name) as raised:
             call()
         assert isinstance(raised.value, KeyError)
@@ -297,9 +267,13 @@ def lazy_stack() -> Any:
     return LazyStackedTensorDict(TensorDict({"x": torch.zeros(2)}, []), TensorDict({"x": torch.zeros(3)}, []))
 
 
+def jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "lazy": lambda: TensorDict({"bad": lazy_stack()}, []),
-    "jagged": lambda: TensorDict({"bad": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)}),
+    "jagged": lambda: TensorDict({"bad": jagged()}),
     "sparse": lambda: TensorDict({"bad": torch.zeros(2).to_sparse()}, []),
     "meta": lambda: TensorDict({"bad": torch.zeros(2, device="meta")}, []),
     "object": lambda: TensorDict({}, []).set_non_tensor("bad", object()),
@@ -328,249 +302,3 @@ def test_init_remote_when_it_is_no_tensordict_then_typed_error(client: tdserve.C
     with pytest.raises(tdserve.RequestError):
         client.init_remote(what, name)
     assert name not in client
-
-
-# ---------------------------------------------------------------- clients
-
-
-def test_transport_when_it_does_not_exist_yet_then_not_supported(server: tdserve.Server) -> None:
-    for transport in ("shm", "nccl", "grpc"):
-        with pytest.raises(tdserve.NotSupportedError, match=transport):
-            server.client(transport=transport)
-    with pytest.raises(tdserve.InvalidRequestError, match="pigeon"):
-        server.client(transport="pigeon")
-
-
-def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> None:
-    with pytest.raises(tdserve.ConnectError, match="127.0.0.1:1"):
-        tdserve.connect("127.0.0.1:1", timeout_s=0.3)
-    for address in ("nonsense", "host:", ""):
-        with pytest.raises(tdserve.InvalidRequestError, match="address"):
-            tdserve.connect(address, timeout_s=0.3)
-
-
-def test_client_when_closed_then_every_call_says_so(server: tdserve.Server, name: str) -> None:
-    client = server.client()
-    store = client.memmap(example(), name)
-    batches = client.create_replay(f"{name}-r"[-100:], example()[0], 4).batches(2)
-    client.delete(f"{name}-r"[-100:])
-    client.close()
-    client.close()
-    for call in (
-        client.stores,
-        lambda: client[name],
-        lambda: store[0],
-        lambda: store.__setitem__(0, example()[0]),
-        lambda: client.init_remote(example(), "never"),
-        lambda: client.publish("never", example()),
-        lambda: client.latest("never"),
-        lambda: client.stats(),
-    ):
-        with pytest.raises(tdserve.ClosedError, match=r"client of"):
-            call()
-    batches.close()
-
-
-def test_client_when_forked_then_the_child_is_told_and_the_parent_goes_on(client: tdserve.Client, store: Any) -> None:
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            told = []
-            for call in (client.stores, lambda: store[0], lambda: client.publish("never", example()), client.close):
-                try:
-                    call()
-                    told.append("nothing")
-                except tdserve.ForkedClientError as error:
-                    told.append(f"pid {error.pid}")
-            os.write(write_fd, ",".join(told).encode())
-        finally:
-            os._exit(0)
-    os.close(write_fd)
-    with os.fdopen(read_fd) as pipe:
-        assert pipe.read() == ",".join([f"pid {os.getpid()}"] * 3 + ["nothing"])
-    assert os.waitpid(pid, 0)[1] == 0
-    assert difference(example(), store.to_tensordict()) is None
-
-
-READER = """
-import pickle, sys
-client = pickle.loads(sys.stdin.buffer.read())
-print(client["{name}"]["x"].sum().item())
-client.close()
-"""
-
-
-def test_client_when_pickled_then_works_in_another_process(client: tdserve.Client, store: Any) -> None:
-    program = READER.replace("{name}", store.name)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, input=pickle.dumps(client), capture_output=True, check=True, timeout=60)
-    assert float(done.stdout) == example()["x"].sum()
-
-
-def _sum(client: tdserve.Client, name: str, answer: Any) -> None:
-    answer.put(float(client[name]["x"].sum()))
-
-
-def test_client_when_given_to_a_spawned_process_then_works_there(client: tdserve.Client, store: Any) -> None:
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    process = context.Process(target=_sum, args=(client, store.name, answer))
-    process.start()
-    assert answer.get(timeout=60.0) == example()["x"].sum()
-    process.join(timeout=20.0)
-    assert process.exitcode == 0
-
-
-# ---------------------------------------------------------------- what only a strange peer sends
-
-
-@pytest.fixture
-def wire(server: tdserve.Server) -> Iterator[ControlConnection]:
-    """A bare connection, for requests that no client of ours would send."""
-    connection = ControlConnection(server.address)
-    yield connection
-    connection.close()
-
-
-def contradictions() -> dict[str, spec_pb2.Spec]:
-    """Structures that cannot be."""
-    def changed(change: Callable[[Any], object]) -> spec_pb2.Spec:
-        message = codec.encode(capture(example()).spec)
-        change(message.root)
-        return message
-
-    return {
-        "leaf outside of the batch": changed(lambda root: root.entries[0].tensor.shape.__setitem__(0, 5)),
-        "node outside of the batch": changed(lambda root: root.entries[1].node.batch_size.__setitem__(0, 5)),
-        "negative size": changed(lambda root: root.entries[0].tensor.shape.__setitem__(1, -3)),
-        "too large": changed(lambda root: root.entries[0].tensor.shape.extend([2**40, 2**40])),
-        "same key twice": changed(lambda root: root.entries.append(root.entries[0])),
-        "no dtype": changed(lambda root: root.entries[0].tensor.ClearField("dtype")),
-        "unknown dtype": changed(lambda root: setattr(root.entries[0].tensor, "dtype", 99)),
-        "empty entry": changed(lambda root: root.entries.add(key="z")),
-        "too many names": changed(lambda root: (setattr(root, "has_names", True), root.names.add(), root.names.add())),
-        "no root": spec_pb2.Spec(),
-    }
-
-
-@pytest.mark.parametrize("what", contradictions())
-def test_spec_when_it_contradicts_itself_then_invalid_spec_and_nothing_is_made(
-    client: tdserve.Client, wire: ControlConnection, name: str, what: str
-) -> None:
-    for kind in (control_pb2.STORE_KIND_TENSORDICT, control_pb2.STORE_KIND_REPLAY):
-        spec = contradictions()[what]
-        request = control_pb2.CreateStoreRequest(name=name, kind=kind, spec=spec, capacity=3)
-        with pytest.raises(tdserve.InvalidSpecError):
-            wire.call("CreateStore", request, timeout_s=10.0)
-    assert name not in client
-
-
-def test_create_when_the_request_is_strange_then_typed_error(client: tdserve.Client, wire: ControlConnection) -> None:
-    spec = codec.encode(capture(example()).spec)
-    for request, error in [
-        (control_pb2.CreateStoreRequest(name="strange", spec=spec), tdserve.InvalidRequestError),
-        (control_pb2.CreateStoreRequest(name="strange", kind=77, spec=spec), tdserve.InvalidRequestError),
-        (control_pb2.CreateStoreRequest(name="strange", kind=1), tdserve.InvalidSpecError),
-        (control_pb2.CreateStoreRequest(name="../x", kind=1, spec=spec), tdserve.InvalidRequestError),
-        (control_pb2.CreateStoreRequest(name="strange", kind=2, spec=spec, capacity=0), tdserve.InvalidRequestError),
-        (control_pb2.CreateStoreRequest(name="strange", kind=2, spec=spec, capacity=2**63), tdserve.TDServeError),
-        (control_pb2.CreateStoreRequest(name="strange", kind=2, spec=spec, capacity=4, settings="{"), tdserve.RequestError),
-    ]:
-        with pytest.raises(error):
-            wire.call("CreateStore", request, timeout_s=10.0)
-    assert "strange" not in client
-
-
-def first_answer(wire: ControlConnection, *messages: control_pb2.ClientMessage) -> Any:
-    """What the server says to a session that begins like this."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-    stream = wire.open_session(on_message=answers.put, on_lost=answers.put)
-    for message in messages:
-        stream.send(message)
-    answer = answers.get(timeout=20.0)
-    stream.close()
-    return decode_failure(answer.failure) if hasattr(answer, "HasField") and answer.HasField("failure") else answer
-
-
-def hello(**changed: Any) -> control_pb2.ClientMessage:
-    arguments = {"protocol_version": PROTOCOL_VERSION, "client_id": new_client_id(), "transport": "gloo", **changed}
-    return control_pb2.ClientMessage(hello=control_pb2.Hello(**arguments))
-
-
-def test_hello_when_of_another_version_then_both_versions_are_named(wire: ControlConnection) -> None:
-    error = first_answer(wire, hello(protocol_version=99))
-    assert isinstance(error, tdserve.ProtocolVersionError)
-    assert {error.expected, error.actual} == {99, PROTOCOL_VERSION}
-
-
-def test_hello_when_strange_then_typed_error(wire: ControlConnection) -> None:
-    assert isinstance(first_answer(wire, hello(transport="shm")), tdserve.NotSupportedError)
-    assert isinstance(first_answer(wire, hello(client_id=b"short")), tdserve.InvalidRequestError)
-    assert isinstance(first_answer(wire, control_pb2.ClientMessage(request=1)), tdserve.TDServeError)
-
-
-def requests(name: str) -> list[control_pb2.ClientMessage]:
-    """Requests that contradict the store of ``example()`` or themselves."""
-    fingerprint = capture(example()).spec.fingerprint
-    short = control_pb2.Content(fingerprint=fingerprint, inline=b"short")
-    message, write = control_pb2.ClientMessage, control_pb2.WriteRequest
-    mask = {"items": [{"mask": {"shape": [4], "data": b"\1"}}]}
-    return [
-        message(request=1, write=write(store=name, content=short)),
-        message(request=1, write=write(store=name, content=control_pb2.Content(fingerprint=b"other", inline=b""))),
-        message(request=1, write=write(store=name, content=short, keys=[{"parts": ["z"]}])),
-        message(request=1, write=write(store=name, content=short, creates=True)),
-        message(request=1, write=write(store=name, content=short, selection=mask)),
-        message(request=1, write=write(store=name, content=short, selection={"items": [{}]})),
-        message(request=1, read=control_pb2.ReadRequest(store=name, selection={"items": [{"at": 9}]})),
-        message(request=1, read=control_pb2.ReadRequest(store=name, selection=mask)),
-        message(request=1, read=control_pb2.ReadRequest(store=name, keys=[{"parts": ["z"]}])),
-        message(request=1, read=control_pb2.ReadRequest(store="../x")),
-        message(request=1, extend=control_pb2.ExtendRequest(store=name, num_rows=1)),
-        message(request=1, sample=control_pb2.SampleRequest(store=name, num_rows=1)),
-        message(request=1, publish=control_pb2.PublishRequest(store=name)),
-        message(request=1, latest=control_pb2.LatestRequest(store=name)),
-        message(request=1),
-    ]
-
-
-@pytest.mark.parametrize("number", range(len(requests(""))))
-def test_request_when_it_contradicts_the_store_then_fails_and_changes_nothing(
-    wire: ControlConnection, store: Any, number: int
-) -> None:
-    answers: SimpleQueue[Any] = SimpleQueue()
-    stream = wire.open_session(on_message=answers.put, on_lost=answers.put)
-    stream.send(hello())
-    assert answers.get(timeout=20.0).HasField("welcome")
-    stream.send(requests(store.name)[number])
-    answer = answers.get(timeout=20.0)
-    assert isinstance(answer, control_pb2.ServerMessage)
-    assert answer.request == 1
-    assert isinstance(decode_failure(answer.failure), tdserve.TDServeError)
-    assert not isinstance(decode_failure(answer.failure), tdserve.LocalProtocolError)
-    stream.close()
-
-
-def test_extend_request_when_it_contradicts_the_ring_then_fails_and_changes_nothing(
-    wire: ControlConnection, replay: Any
-) -> None:
-    fingerprint = replay.spec.fingerprint
-    for num_rows, content in [
-        (0, {"inline": b""}),
-        (2, {"inline": b"short"}),
-        (9, {"inline": b"x" * 180}),
-        (2**62, {"inline": b""}),
-        (2, {"inline": b"x" * 40, "values": b"\xff\xff"}),
-    ]:
-        body = control_pb2.Content(fingerprint=fingerprint, **content)
-        extend = control_pb2.ExtendRequest(store=replay.name, num_rows=num_rows, content=body, timeout_s=5.0)
-        answers: SimpleQueue[Any] = SimpleQueue()
-        stream = wire.open_session(on_message=answers.put, on_lost=answers.put)
-        stream.send(hello())
-        assert answers.get(timeout=20.0).HasField("welcome")
-        stream.send(control_pb2.ClientMessage(request=1, extend=extend))
-        error = decode_failure(answers.get(timeout=20.0).failure)
-        assert not isinstance(error, tdserve.LocalProtocolError), error
-        stream.close()
-    assert replay.info()["reserved_rows"] == 0

@@ -83,7 +83,7 @@ def td() -> TensorDict:
 
 
 @pytest.fixture
-def store(client: tdserve.Client, name: str, td: TensorDict) -> tdserve.StoreHandle:
+def store(client: tdserve.Client, name: str, td: TensorDict) -> Any:
     """A store with the same content."""
     return client.memmap(td, name)
 
@@ -111,7 +111,7 @@ NEGATIVE = [
 
 
 @pytest.mark.parametrize("index", NEGATIVE, ids=str)
-def test_index_when_step_is_negative_then_means_what_it_means_in_numpy(store: Any, td: TensorDict, index: Any) -> None:
+def test_index_when_step_is_negative_then_means_what_it_means_in_numpy(store: Any, td: Any, index: Any) -> None:
     """tensordict 0.15 refuses it, NumPy says what it is."""
     found = store[index]
     for key in ["obs", "done", ("next", "deep", "x")]:
@@ -162,9 +162,10 @@ def test_device_when_the_tensordict_had_one_then_is_the_cpu(client: tdserve.Clie
 def test_get_when_key_is_missing_then_default_or_key_error(store: Any) -> None:
     assert store.get("missing", 5) == 5
     assert store.get(("next", "missing"), default="d") == "d"
-    with pytest.raises(KeyError, match="missing") as raised:
+    with pytest.raises(tdserve.KeyNotFoundError, match="missing") as raised:
         store.get("missing")
     assert raised.value.key == "missing"
+    assert isinstance(raised.value, KeyError)
     with pytest.raises(KeyError):
         store["next", "missing"]
 
@@ -262,15 +263,17 @@ def test_update_when_some_leaves_are_given_then_only_those_change(store: Any, td
     td.update_at_(new.select("done")[1:3], slice(1, 3))
     store.update_at_({"obs": torch.zeros(3, 5).double()}, 2)
     td.update_at_({"obs": torch.zeros(3, 5).double()}, 2)
-    store.update_({"next": {"deep": {"x": torch.ones(4, 3, 2, 2, dtype=torch.int64)}}})
-    td.update_({"next": {"deep": {"x": torch.ones(4, 3, 2, 2, dtype=torch.int64)}}})
+    ones: Any = {"next": {"deep": {"x": torch.ones(4, 3, 2, 2, dtype=torch.int64)}}}
+    store.update_(ones)
+    td.update_(ones)
     assert difference(store.to_tensordict(), td) is None
 
 
 def test_rows_when_large_then_are_written_and_read_over_the_channel(client: tdserve.Client, name: str) -> None:
     td = TensorDict({"x": torch.randn(5000, 7), "n": {"y": torch.arange(5000)}}, [5000])
     store = client.memmap(td, name)
-    for index in [slice(0, 5000, 2), torch.randperm(5000)[:3000], torch.rand(5000) < 0.8]:
+    indices: list[Any] = [slice(0, 5000, 2), torch.randperm(5000)[:3000], torch.rand(5000) < 0.8]
+    for index in indices:
         store[index] = td[index] * 2
         td[index] = td[index] * 2
         assert difference(store[index], td[index]) is None
@@ -306,7 +309,8 @@ def test_values_when_read_by_rows_then_equal_the_local_ones(
     store = client.memmap(prompts, name)
     assert store["who"] == prompts["who"]
     assert difference(store.get("prompt"), prompts.get("prompt")) is None
-    for index in [2, slice(2, 5), [4, 0], torch.tensor([True, False, False, True, True]), None]:
+    indices: list[Any] = [2, slice(2, 5), [4, 0], torch.tensor([True, False, False, True, True]), None]
+    for index in indices:
         assert difference(store[index], prompts[index]) is None
 
 

@@ -305,7 +305,7 @@ def test_extend_when_like_is_a_tensorclass_then_rows_come_back_as_it(client: tds
 def test_extend_when_rows_have_batch_dimensions_then_they_are_kept(client: tdserve.Client, name: str) -> None:
     like = TensorDict({"x": torch.zeros(7, 2), "n": TensorDict({"y": torch.zeros(7, 3)}, [7, 3])}, [7], names=["time"])
     replay = client.create_replay(name, like, 10)
-    batch = torch.stack([like + number for number in range(4)])
+    batch: Any = torch.stack([like + number for number in range(4)])
     replay.extend(batch)
     assert replay.sample(3).batch_size == (3, 7)
     assert replay[1:3]["n"].batch_size == (2, 7, 3)
@@ -348,7 +348,7 @@ def test_extend_when_many_clients_write_and_read_then_every_row_is_whole(
             for number in range(start, start + 100, 4):
                 table.extend(rows(*range(number, number + 4)))
 
-    writers = [client.later(lambda start=start: write(start)) for start in (1000, 2000)]
+    writers = [client.later(lambda: write(1000)), client.later(lambda: write(2000))]
     while not all(writer.done() for writer in writers):
         batch = replay.sample(16)
         assert difference(rows(*batch["number"].tolist()), batch.exclude("index", "generation")) is None

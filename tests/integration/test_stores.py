@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ pytestmark = pytest.mark.integration
 def frames(num_rows: int) -> TensorDict:
     """Leaves that tensordict's own format carries."""
     inner = TensorDict({"x": torch.randn(num_rows, 2, 3)}, [num_rows, 2])
-    leaves = {"obs": torch.randn(num_rows, 4), "half": torch.randn(num_rows).bfloat16(), "flag": torch.ones(num_rows) > 0}
-    odd = {"a.b": torch.arange(num_rows), "with space": torch.rand(num_rows).to(torch.complex64), "ü": torch.ones(num_rows)}
+    leaves = {
+        "obs": torch.randn(num_rows, 4),
+        "half": torch.randn(num_rows).bfloat16(),
+        "u": torch.ones(num_rows).to(torch.uint16),
+    }
+    odd = {"a.b": torch.arange(num_rows), "with space": torch.rand(num_rows) + 1j, "ü": torch.ones(num_rows)}
     return TensorDict({**leaves, "next": inner, "odd": odd}, [num_rows], names=["time"])
 
 
@@ -158,14 +162,16 @@ def test_replay_when_made_again_with_another_structure_then_older_handles_are_to
     client: tdserve.Client, name: str, size: int
 ) -> None:
     old = client.create_replay(name, TensorDict({"x": torch.zeros(2)}, []), 4)
-    old.extend(TensorDict({"x": torch.zeros(2, 2)}, [2]))
+    batch = TensorDict({"x": torch.zeros(2, 2)}, [2])
+    calls: list[Callable[[], object]] = [lambda: old.sample(2), lambda: old[0], lambda: old.extend(batch)]
+    old.extend(batch)
     client.delete(name)
-    for call in (lambda: old.sample(2), lambda: old[0], lambda: old.extend(TensorDict({"x": torch.zeros(2, 2)}, [2]))):
+    for call in calls:
         with pytest.raises(tdserve.StoreNotFoundError, match=name):
             call()
     new = client.create_replay(name, TensorDict({"x": torch.zeros(size)}, []), 4)
     new.extend(TensorDict({"x": torch.ones(2, size)}, [2]))
-    for call in (lambda: old.sample(2), lambda: old[0], lambda: old.extend(TensorDict({"x": torch.zeros(2, 2)}, [2]))):
+    for call in calls:
         with pytest.raises(tdserve.SpecMismatchError, match="older store"):
             call()
     assert new.sample(2)["x"].sum() == 2 * size

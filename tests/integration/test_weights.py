@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def test_latest_when_nothing_is_newer_then_none_at_once_or_deadline(client: tdse
 
 
 def test_latest_when_it_waits_then_the_next_version_wakes_it(client: tdserve.Client, name: str) -> None:
-    waiting = [client.later(lambda past=past: client.latest(name, newer_than=past, timeout_s=20.0)) for past in (0, 1)]
+    def newer(past: int) -> Future[tdserve.Weights | None]:
+        return client.later(lambda: client.latest(name, newer_than=past, timeout_s=20.0))
+
+    waiting = [newer(0), newer(1)]
     client.publish(name, weights(1))
     client.publish(name, weights(2))
     for later, versions in zip(waiting, [(1, 2), (2,)], strict=True):

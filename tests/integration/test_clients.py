@@ -1,0 +1,110 @@
+"""Clients that are closed, forked, pickled, refused, or find nobody."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdserve
+from tests.integration.conftest import example
+from tests.unit.spec.strategies import difference
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_transport_when_it_does_not_exist_yet_then_not_supported(server: tdserve.Server) -> None:
+    for transport in ("shm", "nccl", "grpc"):
+        with pytest.raises(tdserve.NotSupportedError, match=transport):
+            server.client(transport=transport)
+    with pytest.raises(tdserve.InvalidRequestError, match="pigeon"):
+        server.client(transport="pigeon")
+
+
+def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> None:
+    with pytest.raises(tdserve.ConnectError, match=r"127\.0\.0\.1:1"):
+        tdserve.connect("127.0.0.1:1", timeout_s=0.3)
+    for address in ("nonsense", "host:", ""):
+        with pytest.raises(tdserve.InvalidRequestError, match="address"):
+            tdserve.connect(address, timeout_s=0.3)
+
+
+def test_client_when_closed_then_every_call_says_so(server: tdserve.Server, name: str) -> None:
+    client = server.client()
+    store = client.memmap(example(), name)
+    batches = client.create_replay(f"{name}-r"[-100:], example()[0], 4).batches(2)
+    client.delete(f"{name}-r"[-100:])
+    client.close()
+    client.close()
+    for call in (
+        client.stores,
+        lambda: client[name],
+        lambda: store[0],
+        lambda: store.__setitem__(0, example()[0]),
+        lambda: client.init_remote(example(), "never"),
+        lambda: client.publish("never", example()),
+        lambda: client.latest("never"),
+        client.stats,
+    ):
+        with pytest.raises(tdserve.ClosedError, match=r"client of"):
+            call()
+    batches.close()
+
+
+def test_client_when_forked_then_the_child_is_told_and_the_parent_goes_on(client: tdserve.Client, store: Any) -> None:
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            told = []
+            for call in (client.stores, lambda: store[0], lambda: client.publish("never", example()), client.close):
+                try:
+                    call()
+                    told.append("nothing")
+                except tdserve.ForkedClientError as error:
+                    told.append(f"pid {error.pid}")
+            os.write(write_fd, ",".join(told).encode())
+        finally:
+            os._exit(0)
+    os.close(write_fd)
+    with os.fdopen(read_fd) as pipe:
+        assert pipe.read() == ",".join([f"pid {os.getpid()}"] * 3 + ["nothing"])
+    assert os.waitpid(pid, 0)[1] == 0
+    assert difference(example(), store.to_tensordict()) is None
+
+
+READER = """
+import pickle, sys
+client = pickle.loads(sys.stdin.buffer.read())
+print(client["{name}"]["x"].sum().item())
+client.close()
+"""
+
+
+def test_client_when_pickled_then_works_in_another_process(client: tdserve.Client, store: Any) -> None:
+    program = READER.replace("{name}", store.name)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, input=pickle.dumps(client), capture_output=True, check=True, timeout=60)
+    assert float(done.stdout) == example()["x"].sum()
+
+
+def _sum(client: tdserve.Client, name: str, answer: Any) -> None:
+    answer.put(float(client[name]["x"].sum()))
+
+
+def test_client_when_given_to_a_spawned_process_then_works_there(client: tdserve.Client, store: Any) -> None:
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    process = context.Process(target=_sum, args=(client, store.name, answer))
+    process.start()
+    assert answer.get(timeout=60.0) == example()["x"].sum()
+    process.join(timeout=20.0)
+    assert process.exitcode == 0
