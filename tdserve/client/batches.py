@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from queue import Empty, Full, Queue
-from threading import Event, Thread, current_thread
+from threading import BoundedSemaphore, Event, Thread, current_thread
 from typing import Any
 
 from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
-from tdserve.client.sampling import ask, mended, take
-from tdserve.client.session import Pending, Session
+from tdserve.client.sampling import Asked, ask, mended, take
+from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     ClosedError,
@@ -51,7 +51,25 @@ class _Order:
     timeout_s: float
     ready: Queue[Any]
     closed: Event
+    room: BoundedSemaphore  # one permit per batch that may be under way or waiting
     under_way: dict[int, Session] = field(default_factory=dict)
+
+    def reserve(self, *, wait: bool) -> bool:
+        """Room for one request's batches; False if there is none (with ``wait``: within POLL_S).
+
+        What was asked for is taken off the channel at once: content that waited there would block every other transfer
+        of the session, such as a publish by the very thread that would make room.
+        """
+        for taken in range(self.num_batches):
+            if not self.room.acquire(timeout=POLL_S if wait else None, blocking=wait):
+                if taken:
+                    self.room.release(taken)
+                return False
+        return True
+
+    def release(self) -> None:
+        """Gives back the room of a request that brought nothing."""
+        self.room.release(self.num_batches)
 
     def end(self) -> None:
         """Ends the thread, also one that waits for rows: its requests are given up."""
@@ -91,6 +109,7 @@ class Batches:
             timeout_s=timeout_s,
             ready=self._ready,
             closed=self._closed,
+            room=BoundedSemaphore(prefetch),
         )
         self._name = name
         self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{name}", daemon=True)
@@ -113,6 +132,7 @@ class Batches:
                 continue
             if isinstance(item, BaseException):
                 raise item
+            self._order.room.release()
             return item
 
     def __enter__(self) -> Batches:
@@ -184,35 +204,42 @@ class _Progress:
 
 def _fetch(order: _Order, progress: _Progress) -> None:
     """Asks and receives until the iterator is closed or something fails; then everything under way is given up."""
-    under_way: deque[tuple[int, Pending, Deadline]] = deque()
+    under_way: deque[tuple[int, Asked, Deadline]] = deque()
     client = order.client
     total = order.num_rows * order.num_batches
     session = client.session(Deadline.after(order.timeout_s))
     try:
         while not order.closed.is_set():
-            while len(under_way) < REQUESTS_UNDER_WAY:
+            while len(under_way) < REQUESTS_UNDER_WAY and order.reserve(wait=not under_way):
                 under_way.append(_ask(order, session))
             if order.closed.is_set():  # looked at after asking: end() either saw those requests, or was seen here
                 return
-            request, pending, deadline = under_way.popleft()
+            if not under_way:
+                continue
+            request, asked, deadline = under_way.popleft()
             try:
                 what = f"a batch of {order.name!r}"
                 rows = take(
-                    client, session, request, pending, stored=order.stored, total=total, what=what, deadline=deadline
+                    client, session, request, asked, stored=order.stored, total=total, what=what, deadline=deadline
                 )
+                batches = mended(client, order.name, order.stored, rows, deadline).split(order.num_rows)
+            except BaseException:
+                order.release()
+                raise
             finally:
                 _forget(order, session, request)
-            for batch in mended(client, order.name, order.stored, rows, deadline).split(order.num_rows):
+            for batch in batches:
                 _put(order, batch if order.device is None else batch.to(order.device))
             progress.made()
     finally:
         _give_up(order, session, under_way)
 
 
-def _ask(order: _Order, session: Session) -> tuple[int, Pending, Deadline]:
+def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
     request = order.client.next_request()
     deadline = Deadline.after(order.timeout_s)
-    pending = ask(
+    asked = ask(
+        order.client,
         session,
         request,
         order.name,
@@ -222,7 +249,7 @@ def _ask(order: _Order, session: Session) -> tuple[int, Pending, Deadline]:
         deadline=deadline,
     )
     order.under_way[request] = session
-    return request, pending, deadline
+    return request, asked, deadline
 
 
 def _forget(order: _Order, session: Session, request: int) -> None:
@@ -231,21 +258,22 @@ def _forget(order: _Order, session: Session, request: int) -> None:
     order.client.answered(request)
 
 
-def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Pending, Deadline]]) -> None:
+def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked, Deadline]]) -> None:
     """Takes what was granted off the channel, and lets go of what still waits."""
     client = order.client
     total = order.num_rows * order.num_batches
     for request, _, _ in under_way:
         session.cancel(request)
-    for request, pending, _ in under_way:
+    for request, asked, _ in under_way:
         try:
             deadline = Deadline.after(1.0)
-            take(client, session, request, pending, stored=order.stored, total=total, what="", deadline=deadline)
+            take(client, session, request, asked, stored=order.stored, total=total, what="", deadline=deadline)
         except (PeerLostError, ConnectError, DeadlineExceededError, ClosedError):
             session.close()  # content may still come that nobody would take
         except TDServeError:
             continue  # refused, most likely as cancelled: nothing comes, others may go on using the session
         finally:
+            order.release()
             _forget(order, session, request)
 
 

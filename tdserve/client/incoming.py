@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from google.protobuf.message import DecodeError
@@ -15,9 +16,10 @@ from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path, Spec
+from tdserve.transport.channel import Work
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import recv_messages, unpack
+from tdserve.transport.stream import recv_messages, unpack, wait_all
 from tdserve.v1 import control_pb2
 from tdserve.values import decode_bytes
 
@@ -45,10 +47,15 @@ class Received:
         number = next(i for i in range(self._layout.num_leaves, len(slots)) if slots[i].path == (name,))
         return self.columns[number]
 
+    @cached_property
+    def _status(self) -> list[int]:
+        status: list[int] = self.columns[-1].tolist()
+        return status
+
     @property
     def is_void(self) -> bool:
         """Whether the read was refused; a Failure on the session says why."""
-        return int(self.columns[-1][0]) == ReadStatus.FAILED
+        return self._status[0] == ReadStatus.FAILED
 
     @property
     def version(self) -> int:
@@ -57,14 +64,34 @@ class Received:
         Raises:
             TransferAbortedError: Rows moved while they were copied; to be read again.
         """
-        status = self.columns[-1]
-        if int(status[0]) == ReadStatus.TORN:
+        outcome, version = self._status[:2]
+        if outcome == ReadStatus.TORN:
             raise TransferAbortedError(transfer=0, reason="the rows were written while they were read")
         if self.is_void:
             raise RemoteProtocolError(expected="content, or a failure", received="void content")
-        if int(status[0]) != ReadStatus.WHOLE:
-            raise RemoteProtocolError(expected="the status of a read", received=str(int(status[0])))
-        return int(status[1])
+        if outcome != ReadStatus.WHOLE:
+            raise RemoteProtocolError(expected="the status of a read", received=str(outcome))
+        return version
+
+
+class Posted(NamedTuple):
+    """Receives that began before their request was sent: whatever order the server answers in, nobody waits for another.
+
+    Attributes:
+        buffer: The layout's flat buffer.
+        works: One per message.
+    """
+
+    buffer: torch.Tensor
+    works: list[Work]
+
+
+def post(layout: Layout, session: Session, tag: int, pool: BufferPool) -> Posted:
+    """Begins to receive the whole layout into a pooled buffer."""
+    buffer = pool.take(layout.nbytes)
+    channel = session.channel
+    end = FlatEnd(buffer)
+    return Posted(buffer, [channel.recv(end.direct(message), tag) for message in layout.messages])
 
 
 def receive(
@@ -76,16 +103,29 @@ def receive(
     timeout_s: float,
     inline: bytes | None,
     into: Sequence[torch.Tensor] | None = None,
+    posted: Posted | None = None,
 ) -> Received:
     """Takes the content of a read.
 
     Args:
         inline: The content itself, when it came in the answer.
         into: Contiguous CPU tensors, one per leaf; by default views of a pooled buffer.
+        posted: What ``post`` has begun, if it has.
 
     Raises:
         PeerLostError, DeadlineExceededError: ``into`` is undefined; the session is closed.
     """
+    if posted is not None:
+        wait_all(posted.works, timeout_s)
+        return Received(layout, views(layout, posted.buffer))
+    if inline is not None and len(inline) != sum(layout.message_nbytes):
+        raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
+    if inline is not None and into is None and len(layout.messages) == 1:
+        # Small content as one message, which lies in the flat buffer just as it came.
+        message = layout.messages[0]
+        flat = bytearray(layout.nbytes)
+        flat[message.offset : message.offset + message.nbytes] = inline
+        return Received(layout, views(layout, torch.frombuffer(flat, dtype=torch.uint8)))
     sink: Sink
     if into is None:
         buffer = pool.take(layout.nbytes)
@@ -95,8 +135,6 @@ def receive(
         columns = [*into, *(_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))]
         sink = LeafEnd(columns)
     if inline is not None:
-        if len(inline) != sum(layout.message_nbytes):
-            raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
         unpack(inline, layout.messages, sink)
     else:
         recv_messages(session.channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s)

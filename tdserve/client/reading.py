@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of, transfer_timeout_s
-from tdserve.client.incoming import Received, decode_values, receive
+from tdserve.client.incoming import Posted, Received, decode_values, receive
 from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
@@ -96,6 +96,7 @@ def finish_read(
     layout: Layout,
     deadline: Deadline,
     destination: Destination | None = None,
+    posted: Posted | None = None,
 ) -> Content:
     """Receives what an answer announces (or holds), or what comes without an answer, and checks that it is whole.
 
@@ -117,7 +118,14 @@ def finish_read(
     timeout_s = transfer_timeout_s(deadline)
     try:
         received = receive(
-            layout, session, tag_of(request), pool=client.pool, timeout_s=timeout_s, inline=inline, into=places
+            layout,
+            session,
+            tag_of(request),
+            pool=client.pool,
+            timeout_s=timeout_s,
+            inline=inline,
+            into=places,
+            posted=posted,
         )
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of
+from tdserve.client.incoming import Posted, post
 from tdserve.client.reading import Content, finish_read, on_cpu
 from tdserve.client.session import Pending, Session
 from tdserve.content import GENERATION_KEY, INDEX_KEY, rows_layout
 from tdserve.deadline import Deadline
 from tdserve.spec.build import build
+from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path, Spec, TensorLeaf
 from tdserve.v1 import control_pb2
 
@@ -40,7 +42,7 @@ class Sampled:
     def replace(self, positions: torch.Tensor, rows: Sampled) -> None:
         """Puts other rows in their places."""
         for path, tensor in self.tensors.items():
-            tensor[positions] = rows.tensors[path]
+            indexable(tensor)[positions] = indexable(rows.tensors[path])
         for path, values in self.values.items():
             for position, value in zip(positions.tolist(), rows.values[path], strict=True):
                 values[position] = value
@@ -62,19 +64,42 @@ class Sampled:
         return [build(spec, dict(zip(paths, piece, strict=True)), {}) for piece in pieces]
 
 
+class Asked(NamedTuple):
+    """A sample that was asked for.
+
+    Attributes:
+        pending: Where an answer arrives, if one is due.
+        posted: The receives under way, where the client knows beforehand what comes.
+    """
+
+    pending: Pending
+    posted: Posted | None
+
+
 def ask(
-    session: Session, request: int, name: str, stored: Spec, num_rows: int, *, num_batches: int, deadline: Deadline
-) -> Pending:
-    """Sends the request for a sample."""
+    client: SessionClient,
+    session: Session,
+    request: int,
+    name: str,
+    stored: Spec,
+    num_rows: int,
+    *,
+    num_batches: int,
+    deadline: Deadline,
+) -> Asked:
+    """Begins to receive a sample, where it is known what comes, and sends the request for it."""
+    expected = _expected(session, stored, num_rows * num_batches)
+    layout = rows_layout(stored, num_rows * num_batches)
+    posted = post(layout, session, tag_of(request), client.pool) if expected else None
     asked = control_pb2.SampleRequest(
         store=name,
         num_rows=num_rows,
         num_batches=num_batches,
         timeout_s=deadline.remaining_s,
         fingerprint=stored.fingerprint,
-        message_nbytes=_expected(session, stored, num_rows * num_batches),
+        message_nbytes=expected,
     )
-    return session.send(request, sample=asked)
+    return Asked(session.send(request, sample=asked), posted)
 
 
 def _expected(session: Session, stored: Spec, total: int) -> tuple[int, ...]:
@@ -87,7 +112,7 @@ def take(
     client: SessionClient,
     session: Session,
     request: int,
-    pending: Pending,
+    asked: Asked,
     *,
     stored: Spec,
     total: int,
@@ -95,7 +120,8 @@ def take(
     deadline: Deadline,
 ) -> Sampled:
     """Receives the rows that ``ask`` asked for, after the answer where there is one."""
-    answer = None if _expected(session, stored, total) else pending.wait(answer_timeout_s(deadline), what)
+    pending, posted = asked
+    answer = None if posted is not None else pending.wait(answer_timeout_s(deadline), what)
     content = finish_read(
         client,
         session,
@@ -105,6 +131,7 @@ def take(
         spec=on_cpu(stored.with_rows(total)),
         layout=rows_layout(stored, total),
         deadline=deadline,
+        posted=posted,
     )
     return Sampled(content)
 
@@ -116,9 +143,9 @@ def sampled(
     total = num_rows * num_batches
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
-        pending = ask(session, request, name, stored, num_rows, num_batches=num_batches, deadline=deadline)
+        asked = ask(client, session, request, name, stored, num_rows, num_batches=num_batches, deadline=deadline)
         what = f"a sample of {name!r}"
-        return take(client, session, request, pending, stored=stored, total=total, what=what, deadline=deadline)
+        return take(client, session, request, asked, stored=stored, total=total, what=what, deadline=deadline)
 
     return mended(client, name, stored, client.call(attempt, deadline), deadline)
 

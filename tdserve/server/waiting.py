@@ -16,7 +16,8 @@ class Waiters:
     """Who waits for one thing (a store, its rows, its newest version) to change."""
 
     def __init__(self) -> None:
-        self._futures: set[asyncio.Future[None]] = set()
+        # in the order of their requests: a client receives on one channel in the order in which it asked
+        self._futures: dict[asyncio.Future[None], None] = {}
         self._deleted_name: str | None = None
 
     def wake(self) -> None:
@@ -53,10 +54,10 @@ class Waiters:
                 timeout_s = deadline.timeout_s  # the client's, less what the way here took
                 raise DeadlineExceededError(what=what(), timeout_s=None if timeout_s is None else round(timeout_s, 2))
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._futures.add(future)
+            self._futures[future] = None
             try:
                 await asyncio.wait_for(future, remaining_s)
             except asyncio.TimeoutError:
                 continue  # look once more: the state may have changed in the last moment
             finally:
-                self._futures.discard(future)
+                self._futures.pop(future, None)

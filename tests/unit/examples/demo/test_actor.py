@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,9 +23,12 @@ def publish_always(client: tdserve.Client, action: int, *, num_transitions: int 
     """A policy that prefers one action whatever it sees."""
     network = make_network(4, 2)
     with torch.no_grad():
-        network[-1].weight.zero_()
-        network[-1].bias.copy_(torch.arange(2) == action)
-    return client.publish(POLICY, TensorDict.from_module(network), metadata={"num_transitions": num_transitions})
+        weight, bias = list(network.parameters())[-2:]
+        weight.zero_()
+        bias.copy_(torch.arange(2) == action)
+    parameters = TensorDict.from_module(network)
+    version: int = client.publish(POLICY, parameters, metadata={"num_transitions": num_transitions})
+    return version
 
 
 def test_actor_when_it_acts_at_random_then_sends_its_steps_but_the_unfinished_ones(client: tdserve.Client) -> None:
