@@ -13,7 +13,18 @@ from pathlib import Path
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("errors", "ids", "v1"),
-    1: ("spec", "layout", "content", "selection", "selection_items", "selection_torch", "values", "config", "deadline"),
+    1: (
+        "spec",
+        "layout",
+        "content",
+        "selection",
+        "selection_items",
+        "selection_torch",
+        "row_numbers",
+        "values",
+        "config",
+        "deadline",
+    ),
     2: ("catalog", "session", "transfer", "replay", "weights"),
     3: ("store", "transport", "control"),
     4: ("server", "worker", "client"),

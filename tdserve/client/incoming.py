@@ -75,7 +75,8 @@ class Received:
 
 
 class Posted(NamedTuple):
-    """Receives that began before their request was sent: whatever order the server answers in, nobody waits for another.
+    """Receives that began before their request was sent: whatever order the server answers in, nobody waits for
+    another.
 
     Attributes:
         buffer: The layout's flat buffer.

@@ -32,8 +32,8 @@ class TensorDictClient(SessionClient):
     the tensordict must not change before it is done.
     """
 
-    def __getitem__(self, name: str) -> StoreHandle | ReplayHandle:
-        """A handle of a tensordict or replay store. Raises StoreNotFoundError."""
+    def __getitem__(self, name: str) -> Any:
+        """The handle of a store: a StoreHandle or a ReplayHandle, as its kind is. Raises StoreNotFoundError."""
         return self._handle(self.describe(name))
 
     def init_remote(

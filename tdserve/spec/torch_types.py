@@ -36,3 +36,21 @@ def from_torch(dtype: torch.dtype) -> str:
     if name is None:
         raise NotSupportedError(feature=f"dtype {dtype}", reason=f"tensors may have {', '.join(TO_TORCH)}")
     return name
+
+
+_AS_INTEGERS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.complex32: torch.int32,
+    **{dtype: torch.uint8 for name, dtype in TO_TORCH.items() if name.startswith("float8")},
+}
+
+
+def indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements as integers of their size, where torch cannot index the dtype itself; else the tensor.
+
+    Of these dtypes some have no ``index_select``, others no ``index_put_`` (torch 2.13, CPU); only bytes matter.
+    """
+    dtype = _AS_INTEGERS.get(tensor.dtype)
+    return tensor if dtype is None else tensor.view(dtype)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.layout import ALIGNMENT_BYTES, Layout, Message, Part
+from tdserve.spec.torch_types import indexable
 
 
 class Source(Protocol):
@@ -129,7 +130,8 @@ class LeafEnd:
         # Neighbours by chance, in storages of their own, end here.
         if begin < storage.data_ptr() or begin + message.nbytes > end:
             return None
-        return torch.empty(0, dtype=torch.uint8).set_(storage, begin - storage.data_ptr(), (message.nbytes,))
+        run = torch.empty(0, dtype=torch.uint8)
+        return run.set_(storage, begin - storage.data_ptr(), (message.nbytes,))  # type: ignore[call-overload,no-any-return]
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
         pieces: list[NDArray[np.uint8]] = []
@@ -231,6 +233,7 @@ class RowEnd:
             by_rows = as_bytes(leaf).view(len(leaf), row_nbytes)
             target.copy_(_byte_range(by_rows, rows, part))
             return
+        leaf = indexable(leaf)
         shaped = target.view(leaf.dtype).view(last - first, *leaf.shape[1:])
         torch.index_select(leaf, 0, rows[first:last], out=shaped)
 

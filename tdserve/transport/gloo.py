@@ -4,15 +4,18 @@ Facts this file rests on, measured with torch 2.13 on Linux:
 
 * ``ProcessGroupGloo`` built directly on a ``Store`` leaves the user's default group, ``MASTER_ADDR`` and so on alone.
 * A Python subclass of ``Store`` serves as rendezvous, if a reference to it is kept.
-* A receive that times out closes the pair on both sides, for good; a dead peer is noticed at once.
+* A receive that times out closes the pair on both sides, for good. So that is how a pair is closed on purpose.
+* A dead peer is noticed at once, but a wait for a message that was half on its way is not told: it lasts until its timeout.
 * A message longer than the posted receive ends the receiving process (SIGABRT): lengths are agreed beforehand.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from threading import Condition, Lock
@@ -22,9 +25,16 @@ import torch
 import torch.distributed as dist
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.transport.waiters import Waiters
 
 WORKER_RANK = 0
 CLIENT_RANK = 1
+
+LARGE_MESSAGE_BYTES = 1 << 20
+"""From this size on a message is seldom on its way in one piece, and the wait for it is made one that can be ended."""
+
+CLOSING_TAG = 0
+"""No request has this number: a receive under it never ends."""
 
 CONNECT_TIMEOUT_S = 20.0
 """Both ends are alive when they start to connect: this only bounds a network that swallows packets."""
@@ -80,7 +90,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
 
 
 @lru_cache(maxsize=16)
-def _device(host: str) -> Any:
+def _device(host: str, pid: int) -> Any:
     """One gloo device (one thread, one event loop) per address and process: a hundred groups share it."""
     return dist.ProcessGroupGloo.create_device(hostname=host)
 
@@ -93,9 +103,13 @@ class _GlooWork:
 
     def wait(self, timeout_s: float) -> None:
         started = time.monotonic()
+        # gloo counts whole milliseconds: rounded down, it would be over before the time is.
+        timeout = timedelta(milliseconds=max(math.ceil(timeout_s * 1000), 1))
         try:
-            # gloo counts whole milliseconds: rounded down, it would be over before the time is.
-            self._work.wait(timedelta(milliseconds=max(math.ceil(timeout_s * 1000), 1)))
+            if self._buffer.numel() < LARGE_MESSAGE_BYTES:
+                self._work.wait(timeout)
+            elif not self._channel.waiters.wait(lambda: self._work.wait(timeout)):
+                raise PeerLostError(peer=self._channel.peer, reason="the channel was closed in the middle of a transfer")
         except RuntimeError as error:
             self._channel.close()
             if time.monotonic() - started >= timeout_s:
@@ -123,9 +137,10 @@ class GlooChannel:
         self._kv_store = kv_store
         self._other = 1 - rank
         self._lock = Lock()
+        self.waiters = Waiters(f"tdserve-gloo-{peer}")
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         try:
-            options._devices = [_device(host)]
+            options._devices = [_device(host, os.getpid())]
             options._timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
             options._threads = 1
             self._group: Any = dist.ProcessGroupGloo(kv_store, rank, 2, options)
@@ -149,10 +164,14 @@ class GlooChannel:
             raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
 
     def close(self) -> None:
-        """Drops the group: its sockets close once no transfer uses them any more."""
+        """Ends everything under way, at once: afterwards no buffer is read or written any more."""
         with self._lock:
-            self._group = None
+            group, self._group = self._group, None
         self._kv_store.close()
+        if group is not None:
+            with suppress(RuntimeError):
+                group.recv([torch.empty(1, dtype=torch.uint8)], self._other, CLOSING_TAG).wait(timedelta(milliseconds=1))
+        self.waiters.close()
 
     def _open_group(self) -> Any:
         group = self._group

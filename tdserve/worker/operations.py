@@ -16,6 +16,7 @@ from tdserve.layout import Layout
 from tdserve.row_numbers import decode_rows, spread
 from tdserve.selection import Selection, from_message
 from tdserve.selection_torch import to_torch_index
+from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path
 from tdserve.store.staging import Staging
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes
@@ -77,7 +78,7 @@ def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb
 
     def leaf_of(slot: int) -> torch.Tensor:
         leaf = store.leaves[layout.slots[slot].path]
-        return leaf[index] if index else leaf
+        return indexable(leaf)[index] if index else leaf
 
     def trail() -> list[torch.Tensor]:
         is_whole = np.array_equal(store.generations.values[watched], before)
@@ -117,7 +118,7 @@ def apply_staged(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
         leaf = store.leaves[slot.path]
         content = buffer[slot.offset : slot.offset + slot.nbytes].view(leaf.dtype).view(slot.shape)
         if index:
-            leaf[index] = content
+            indexable(leaf)[index] = indexable(content)
         else:
             leaf.copy_(content)
     return worker_pb2.Worked()

@@ -1,4 +1,5 @@
-"""Processes of the tests in this folder: started, watched through /proc, and waited for by their state, never by time."""
+"""Processes of the tests in this folder: started, watched through /proc, and waited for by their state, never by
+time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Client programs for the tests of faults: ``python -m tests.integration.programs COMMAND ADDRESS ...``.
 
-Each prints what it has done, one line at a time. ``write`` and ``read`` can be told to send a signal to themselves, or to
+Each prints what it has done, one line at a time. ``write`` and ``read`` can be told to send a signal to themselves, or
+to
 any process, in the very middle of a transfer: when their channel is about to move data message number N.
 """
 

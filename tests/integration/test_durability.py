@@ -1,4 +1,5 @@
-"""What is there after the control process was killed with SIGKILL and started again on the same root: all that was said."""
+"""What is there after the control process was killed with SIGKILL and started again on the same root: all that was
+said."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import tdserve
 import torch
 from tensordict import TensorDict
 
+import tdserve
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
 from tdserve.control.connection import ControlConnection
@@ -105,15 +106,13 @@ class Writer(Thread):
                 number += 1
                 self._write(number)
                 self.acknowledged.append(number)
-        except Exception as fault:
+        except Exception as fault:  # noqa: BLE001 (the test looks at it)
             self.fault = fault
 
     def goes_on(self) -> None:
         """Returns when something more was acknowledged."""
         so_far = len(self.acknowledged)
-        wait_for(
-            lambda: self.fault is not None or len(self.acknowledged) > so_far + 3, "more writes", timeout_s=60.0
-        )
+        wait_for(lambda: self.fault is not None or len(self.acknowledged) > so_far + 3, "more writes", timeout_s=60.0)
         assert self.fault is None, self.fault
 
     def end(self) -> list[int]:
@@ -227,9 +226,7 @@ class HandMade:
     def __init__(self, address: str, client_id: bytes) -> None:
         self.connection = ControlConnection(address)
         self.connection.wait_ready(20.0)
-        self.session = Session(
-            self.connection, client_id=client_id, transport="gloo", oldest_request=1, timeout_s=30.0
-        )
+        self.session = Session(self.connection, client_id=client_id, transport="gloo", oldest_request=1, timeout_s=30.0)
 
     def extend(self, name: str, number: int, *, request: int) -> bytes:
         """One row, inside the request; the row numbers it got, as they were sent."""

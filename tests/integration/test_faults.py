@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tdserve
 
+import tdserve
 from tests.integration.processes import Program, num_fds, num_threads, wait_for
 from tests.integration.programs import NUM_ROWS, numbers_in, row, rows
 
@@ -37,7 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
     """A client that nothing happens to; both workers are up."""
     with server.client(timeout_s=20.0) as connected:
-        wait_for(lambda: all(worker["is_ready"] for worker in connected.stats()["workers"]), "the start of both workers")
+        wait_for(
+            lambda: all(worker["is_ready"] for worker in connected.stats()["workers"]), "the start of both workers"
+        )
         yield connected
 
 
@@ -127,7 +129,9 @@ def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_store
 ) -> None:
     name = f"worker-{kind}"
     prepare(client, kind, name)
-    with Program("write", server.address, kind, name, "--number", LOST, "--at", 3, "--pid", spare_worker(client)) as writer:
+    with Program(
+        "write", server.address, kind, name, "--number", LOST, "--at", 3, "--pid", spare_worker(client)
+    ) as writer:
         assert writer.line() == "connected"
         said = writer.line()
         assert said.split()[0] == "done", said
@@ -164,6 +168,7 @@ def spare_worker(client: tdserve.Client) -> int:
 
 def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client: tdserve.Client) -> None:
     prepare(client, "extend", "all-die")
+    wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both data workers")
     for worker in client.stats()["workers"]:
         os.kill(worker["pid"], signal.SIGKILL)
     assert client.replay("all-die").extend(rows(AFTER)).tolist() == list(range(NUM_ROWS, 2 * NUM_ROWS))
@@ -182,7 +187,9 @@ def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others
             fate = ("--at", 3 * writer)
         elif writer == 4:
             fate = ("--at", 5, "--signal", int(signal.SIGSTOP))
-        programs.append(Program("stream", server.address, "-", "streams", "--number", writer, "--num-writes", num_writes, *fate))
+        programs.append(
+            Program("stream", server.address, "-", "streams", "--number", writer, "--num-writes", num_writes, *fate)
+        )
     try:
         said = {writer: programs[writer - 1].rest() for writer in (1, 2, 3, 5, 6, 7, 8)}
         programs[3].wait_stopped()
@@ -201,7 +208,9 @@ def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others
     assert unsaid <= {1, 2, 3, 4}, "only who was killed or stopped may not have heard of its last write"
 
 
-def test_clients_when_fifty_come_and_go_then_nothing_of_them_stays(server: tdserve.Server, client: tdserve.Client) -> None:
+def test_clients_when_fifty_come_and_go_then_nothing_of_them_stays(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
     client.create_replay("guests", like=row(), capacity=64)
     pids = [server.pid, *(worker["pid"] for worker in client.stats()["workers"])]
 

@@ -164,10 +164,27 @@ def test_leaf_when_of_any_dtype_then_keeps_its_bits(client: tdserve.Client, name
     client.init_remote(td, name)
     assert difference(td, client.from_remote_init(name)) is None
     assert difference(td[1:3], client[name][1:3]) is None
-    changed = td.clone()
-    changed["x"] = bits(TO_TORCH[dtype], 4, 3)
-    client.send(changed, name)
-    assert difference(changed, client.from_remote_init(name)) is None
+    changed = TensorDict({"x": bits(TO_TORCH[dtype], 4, 3), "scalar": {"y": bits(TO_TORCH[dtype], 4)}}, [4])
+    indices: list[Any] = [1, slice(0, 2), [3, 0], torch.tensor([False, True, True, False])]
+    for index in indices:
+        client[name][index] = changed[index]
+        assert difference(changed[index], client[name][index]) is None
+    client.send(td, name)
+    assert difference(td, client.from_remote_init(name)) is None
+
+
+@pytest.mark.parametrize("dtype", TO_TORCH)
+@pytest.mark.parametrize("num_rows", [4, 20_000])
+def test_rows_when_of_any_dtype_then_a_replay_keeps_their_bits(
+    client: tdserve.Client, name: str, dtype: str, num_rows: int
+) -> None:
+    rows = TensorDict({"x": bits(TO_TORCH[dtype], num_rows, 3), "y": bits(TO_TORCH[dtype], num_rows)}, [num_rows])
+    replay = client.create_replay(name, rows[0], num_rows + num_rows // 2)
+    replay.extend(rows)
+    index = replay.extend(rows)
+    assert difference(rows, replay[index]) is None
+    found = replay.sample(num_rows)
+    assert difference(replay[found["index"]], found.exclude("index", "generation")) is None
 
 
 def test_leaves_when_all_dtypes_are_large_then_keep_their_bits(client: tdserve.Client, name: str) -> None:

@@ -30,7 +30,7 @@ def test_batches_when_opened_before_there_are_rows_then_they_come_with_them(clie
         replay = client.create_replay(f"prefetch-early-{attempt}", ROW, 1_000, min_size=300)
         with replay.batches(256, prefetch=4, timeout_s=20) as batches:
             first: list[TensorDict] = []
-            reader = threading.Thread(target=lambda taken=first, it=batches: taken.append(next(it)))  # type: ignore[misc]
+            reader = threading.Thread(target=lambda taken=first, it=batches: taken.append(next(it)))
             reader.start()
             replay.extend(ROW.expand(300).clone())
             reader.join(20)

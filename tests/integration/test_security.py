@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
-import tdserve
 import torch
 from tensordict import TensorDict
 
+import tdserve
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
 from tdserve.control.connection import ControlConnection, check_health
@@ -135,11 +135,11 @@ def test_token_when_it_is_missing_or_wrong_then_every_call_but_health_is_refused
             with pytest.raises(tdserve.UnauthenticatedError):
                 server.client(token=token)
         with grpc.insecure_channel(server.address) as channel:
-            stub: Any = ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = ControlServiceStub(channel)
             for method in control_pb2.DESCRIPTOR.services_by_name["ControlService"].methods:
                 request = getattr(control_pb2, method.input_type.name)()
+                call = getattr(stub, method.name)
                 with pytest.raises(grpc.RpcError) as caught:
-                    call = getattr(stub, method.name)
                     list(call(iter([request]))) if method.client_streaming else call(request)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.name
         assert check_health(server.address, timeout_s=10.0)
@@ -150,13 +150,13 @@ def test_token_when_it_is_missing_or_wrong_then_every_call_but_health_is_refused
 
 def test_session_when_the_first_message_is_not_hello_then_refused(server: tdserve.Server, attacker: Attacker) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        stub: Any = ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = ControlServiceStub(channel)
         with pytest.raises(grpc.RpcError):
             list(stub.Session(iter([control_pb2.ClientMessage(request=1, extend=extend())])))
-        garbage = channel.stream_stream("/tdserve.v1.ControlService/Session")
+        garbage = channel.stream_stream("/tdserve.v1.ControlService/Session")  # type: ignore[call-arg]
         with pytest.raises(grpc.RpcError):
             list(garbage(iter([b"\xff" * 1000])))
-        unary = channel.unary_unary("/tdserve.v1.ControlService/CreateStore")
+        unary = channel.unary_unary("/tdserve.v1.ControlService/CreateStore")  # type: ignore[call-arg]
         with pytest.raises(grpc.RpcError):
             unary(b"\xff\xff\xff\xff")
 
@@ -179,7 +179,7 @@ def test_hello_when_it_cannot_be_served_then_a_typed_failure(
     server: tdserve.Server, attacker: Attacker, changes: dict[str, Any], error: str
 ) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        stub: Any = ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = ControlServiceStub(channel)
         (answer,) = list(stub.Session(iter([hello(**changes)])))
     assert answer.failure.error == error
 
@@ -209,8 +209,13 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "rows beyond every number": {"extend": extend(num_rows=2**63)},
     "inline too short": {"extend": extend(content=content(BATCH[:1], inline=True))},
     "unknown structure": {"extend": extend(content=control_pb2.Content(fingerprint=b"?" * 32, inline=b""))},
-    "values that are none": {"extend": extend(content=control_pb2.Content(
-        fingerprint=capture(ROW).spec.fingerprint, inline=content(inline=True).inline, values=b"\xff\xff"))},
+    "values that are none": {
+        "extend": extend(
+            content=control_pb2.Content(
+                fingerprint=capture(ROW).spec.fingerprint, inline=content(inline=True).inline, values=b"\xff\xff"
+            )
+        )
+    },
     "negative time": {"extend": extend(timeout_s=-1.0)},
     "no number as time": {"extend": extend(timeout_s=float("nan"))},
     "not a replay": {"extend": extend(store="store")},
@@ -219,21 +224,46 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "an empty sample": {"sample": control_pb2.SampleRequest(store="replay", num_rows=0)},
     "deep selection": {"read": control_pb2.ReadRequest(store="store", selection=deep_selection())},
     "unknown key": {"read": control_pb2.ReadRequest(store="store", keys=[content_pb2.Path(parts=["nothing"])])},
-    "index array that lies": {"read": control_pb2.ReadRequest(store="store", selection=content_pb2.Selection(
-        items=[content_pb2.IndexItem(positions=content_pb2.IntArray(shape=[2**40], data=b"\0" * 8))]))},
-    "index out of range": {"write": control_pb2.WriteRequest(
-        store="store", selection=content_pb2.Selection(items=[content_pb2.IndexItem(at=2**62)]),
-        content=control_pb2.Content(fingerprint=capture(BATCH).spec.fingerprint, inline=b""))},
-    "inline write too short": {"write": control_pb2.WriteRequest(
-        store="store", content=control_pb2.Content(fingerprint=capture(BATCH).spec.fingerprint, inline=b"short"))},
-    "publish without structure": {"publish": control_pb2.PublishRequest(
-        store="weights", content=control_pb2.Content(fingerprint=b"?" * 32, inline=b""))},
-    "publish under a path": {"publish": control_pb2.PublishRequest(
-        store="a/b", spec=codec.encode(capture(ROW).spec),
-        content=control_pb2.Content(fingerprint=capture(ROW).spec.fingerprint, inline=b""))},
-    "publish that keeps too few": {"publish": control_pb2.PublishRequest(
-        store="keep", spec=codec.encode(capture(ROW).spec), keep=2**32 - 1,
-        content=control_pb2.Content(fingerprint=capture(ROW).spec.fingerprint, inline=b"short"))},
+    "index array that lies": {
+        "read": control_pb2.ReadRequest(
+            store="store",
+            selection=content_pb2.Selection(
+                items=[content_pb2.IndexItem(positions=content_pb2.IntArray(shape=[2**40], data=b"\0" * 8))]
+            ),
+        )
+    },
+    "index out of range": {
+        "write": control_pb2.WriteRequest(
+            store="store",
+            selection=content_pb2.Selection(items=[content_pb2.IndexItem(at=2**62)]),
+            content=control_pb2.Content(fingerprint=capture(BATCH).spec.fingerprint, inline=b""),
+        )
+    },
+    "inline write too short": {
+        "write": control_pb2.WriteRequest(
+            store="store", content=control_pb2.Content(fingerprint=capture(BATCH).spec.fingerprint, inline=b"short")
+        )
+    },
+    "publish without structure": {
+        "publish": control_pb2.PublishRequest(
+            store="weights", content=control_pb2.Content(fingerprint=b"?" * 32, inline=b"")
+        )
+    },
+    "publish under a path": {
+        "publish": control_pb2.PublishRequest(
+            store="a/b",
+            spec=codec.encode(capture(ROW).spec),
+            content=control_pb2.Content(fingerprint=capture(ROW).spec.fingerprint, inline=b""),
+        )
+    },
+    "publish that keeps too few": {
+        "publish": control_pb2.PublishRequest(
+            store="keep",
+            spec=codec.encode(capture(ROW).spec),
+            keep=2**32 - 1,
+            content=control_pb2.Content(fingerprint=capture(ROW).spec.fingerprint, inline=b"short"),
+        )
+    },
     "create by content": {"write": control_pb2.WriteRequest(store="never made", creates=True, content=content())},
 }
 

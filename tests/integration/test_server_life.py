@@ -17,11 +17,11 @@ from typing import Any
 
 import grpc
 import pytest
-import tdserve
 import torch
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tensordict import TensorDict
 
+import tdserve
 from tdserve.control.connection import check_health
 from tdserve.server.main import READY_PREFIX
 from tests.integration.processes import REPOSITORY, Program, children_of, is_gone, state_of, wait_for
@@ -68,7 +68,7 @@ def in_background(call: Any) -> Future[Any]:
     def run() -> None:
         try:
             future.set_result(call())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the future takes it)
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -117,7 +117,9 @@ def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signa
 ) -> None:
     with Foreground(tmp_path, "--grace", "60", "--transfer-timeout", "60") as server:
         with tdserve.connect(server.address) as client:
-            client.init_remote(TensorDict({"number": torch.zeros(16).long(), "body": torch.zeros(16, 131072).double()}, [16]), "s")
+            client.init_remote(
+                TensorDict({"number": torch.zeros(16).long(), "body": torch.zeros(16, 131072).double()}, [16]), "s"
+            )
         stop = ("--at", 3, "--signal", int(signal.SIGSTOP))
         with Program("write", server.address, "send", "s", *stop) as writer:
             writer.wait_stopped()
@@ -219,7 +221,7 @@ def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(ser
             for name, call in calls.items():
                 began = time.monotonic()
                 with pytest.raises((tdserve.DeadlineExceededError, tdserve.ConnectError)):
-                    call()
+                    call()  # type: ignore[no-untyped-call]
                 assert time.monotonic() - began < 4.5, name
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -281,8 +283,7 @@ def test_batches_when_the_server_goes_away_for_good_then_the_iterator_says_so(tm
             os.kill(server.pid, signal.SIGKILL)
             wait_for(lambda: state_of(server.pid) in ("Z", None), "the end of the server")
             with pytest.raises(tdserve.TDServeError):
-                for _ in range(100):
-                    next(batches)
+                list(zip(range(100), batches, strict=False))
 
 
 def test_future_when_its_client_is_closed_then_ends_in_closed_error(server: tdserve.Server) -> None:

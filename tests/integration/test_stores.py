@@ -77,10 +77,8 @@ def fill(client: tdserve.Client, td: TensorDict) -> dict[str, Any]:
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     """Two lives of one root."""
     root, td = tmp_path_factory.mktemp("lives"), frames(50)
-    server = tdserve.Server(root).start()
-    with server.client() as client:
+    with tdserve.Server(root) as server, server.client() as client:
         before = fill(client, td)
-    server.shutdown()
     folders = {name: plain(server, name) for name in ("frames", "beyond", "replay")}
     with tdserve.Server(root) as second, second.client() as client:
         yield Lives(client, td, before, folders)

@@ -5,7 +5,7 @@ import torch
 
 from tdserve.errors import NotSupportedError
 from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.torch_types import from_torch, to_torch
+from tdserve.spec.torch_types import TO_TORCH, from_torch, indexable, to_torch
 
 
 @pytest.mark.parametrize("name", ITEMSIZE)
@@ -23,3 +23,15 @@ def test_to_torch_when_this_torch_lacks_the_name_then_refuses() -> None:
 def test_from_torch_when_dtype_does_not_travel_then_refuses(dtype: torch.dtype) -> None:
     with pytest.raises(NotSupportedError, match=str(dtype)):
         from_torch(dtype)
+
+
+@pytest.mark.parametrize("dtype", TO_TORCH.values())
+def test_indexable_when_any_dtype_then_rows_are_gathered_and_scattered_bit_for_bit(dtype: torch.dtype) -> None:
+    content = torch.arange(8 * dtype.itemsize, dtype=torch.uint8) % 2
+    leaf, rows = content.view(dtype), torch.tensor([3, 0, 3])
+    found = torch.empty(3, dtype=dtype)
+    torch.index_select(indexable(leaf), 0, rows, out=indexable(found))
+    indexable(leaf)[rows] = indexable(found)
+    assert leaf.dtype == found.dtype == dtype
+    expected = (torch.arange(8 * dtype.itemsize, dtype=torch.uint8) % 2).view(8, dtype.itemsize)[rows]
+    assert torch.equal(found.view(torch.uint8).view(3, dtype.itemsize), expected)
