@@ -23,6 +23,7 @@ from tdserve.errors import (
     TransportError,
 )
 from tdserve.ids import new_client_id
+from tdserve.transport.gloo import CONNECT_TIMEOUT_S
 from tdserve.transport.pool import BufferPool
 
 RETRY_BACKOFF_S = 0.05
@@ -157,8 +158,14 @@ class SessionClient(CatalogClient):
         """The open session; opens one if there is none."""
         self._check_usable()
         session = self._session
-        if session is not None and not session.is_lost:
-            return session
+        if session is None or session.is_lost:
+            session = self._open_session(deadline)
+        remaining_s = deadline.remaining_s
+        if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
+            session.connect_timeout_s = max(remaining_s, MIN_OPENING_S)
+        return session
+
+    def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
         opening = Deadline.after(max(MIN_OPENING_S, self.timeout_s if remaining_s is None else remaining_s))
         if not self._opening.acquire(timeout=opening.remaining_s or 0.0):

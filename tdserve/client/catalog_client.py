@@ -94,7 +94,7 @@ class CatalogClient:
         """
         wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
-        return from_message(self._call("DescribeStore", request, timeout_s=max(wait_s, self.timeout_s)))
+        return from_message(self._call("DescribeStore", request, timeout_s=wait_s or self.timeout_s))
 
     def delete(self, name: str) -> None:
         """Deletes a store and its files.

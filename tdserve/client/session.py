@@ -14,7 +14,7 @@ from tdserve.control.connection import ControlConnection
 from tdserve.control.status import decode_failure
 from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError
 from tdserve.transport.channel import Channel
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, GlooChannel, KVStore
 from tdserve.v1 import control_pb2
 
 ANSWER_GRACE_S = 1.0
@@ -79,6 +79,9 @@ class Session:
         oldest_request: Requests before it will not be retried.
         timeout_s: For Hello and Welcome.
 
+    Attributes:
+        connect_timeout_s: For whoever uses the channel first: its call may take no longer than it was told.
+
     Raises:
         ConnectError, UnauthenticatedError, ProtocolVersionError: There is no session.
     """
@@ -94,6 +97,7 @@ class Session:
     ) -> None:
         self.address = connection.address
         self.known_specs: set[bytes] = set()
+        self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
         self._channel_lock = Lock()
         greeting = Pending(on_silence=self.close)
@@ -171,6 +175,7 @@ class Session:
                         CLIENT_RANK,
                         host=address_towards(self.address),
                         peer=f"the server at {self.address}",
+                        timeout_s=self.connect_timeout_s,
                     )
                 except ConnectError:
                     self.close()

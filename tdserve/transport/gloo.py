@@ -5,7 +5,7 @@ Facts this file rests on, measured with torch 2.13 on Linux:
 * ``ProcessGroupGloo`` built directly on a ``Store`` leaves the user's default group, ``MASTER_ADDR`` and so on alone.
 * A Python subclass of ``Store`` serves as rendezvous, if a reference to it is kept.
 * A receive that times out closes the pair on both sides, for good. So that is how a pair is closed on purpose.
-* A dead peer is noticed at once, but a wait for a message that was half on its way is not told: it lasts until its timeout.
+* A dead peer is noticed at once, but a wait for a message that was half on its way is not told: it lasts its timeout.
 * A message longer than the posted receive ends the receiving process (SIGABRT): lengths are agreed beforehand.
 """
 
@@ -53,6 +53,7 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
         self._entries: dict[str, bytes] = {}
         self._changed = Condition()
         self._is_closed = False
+        self.timeout_s = CONNECT_TIMEOUT_S
 
     def feed(self, key: str, value: bytes) -> None:
         """Takes an entry that the other end has set."""
@@ -75,10 +76,9 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
     def get(self, key: str) -> bytes:
         """Called by gloo for the other rank's address; waits for it."""
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._entries or self._is_closed, CONNECT_TIMEOUT_S):
-                raise ConnectError(
-                    address=key, reason=f"the peer's gloo address did not come within {CONNECT_TIMEOUT_S} s"
-                )
+            if not self._changed.wait_for(lambda: key in self._entries or self._is_closed, self.timeout_s):
+                reason = f"the peer's gloo address did not come within {self.timeout_s} s"
+                raise ConnectError(address=key, reason=reason)
             if key not in self._entries:
                 raise ConnectError(address=key, reason="the session was closed during the rendezvous")
             return self._entries[key]
@@ -109,7 +109,7 @@ class _GlooWork:
             if self._buffer.numel() < LARGE_MESSAGE_BYTES:
                 self._work.wait(timeout)
             elif not self._channel.waiters.wait(lambda: self._work.wait(timeout)):
-                raise PeerLostError(peer=self._channel.peer, reason="the channel was closed in the middle of a transfer")
+                raise PeerLostError(peer=self._channel.peer, reason="the channel was closed during a transfer")
         except RuntimeError as error:
             self._channel.close()
             if time.monotonic() - started >= timeout_s:
@@ -125,6 +125,7 @@ class GlooChannel:
         rank: ``WORKER_RANK`` or ``CLIENT_RANK``.
         host: Address of the interface to listen on and connect from.
         peer: Name of the other end, for errors.
+        timeout_s: Seconds for the pair to form.
 
     Raises:
         ConnectError: The pair did not form. Nothing was sent.
@@ -132,7 +133,9 @@ class GlooChannel:
 
     transport = "gloo"
 
-    def __init__(self, kv_store: KVStore, rank: int, *, host: str, peer: str) -> None:
+    def __init__(
+        self, kv_store: KVStore, rank: int, *, host: str, peer: str, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
         self.peer = peer
         self._kv_store = kv_store
         self._other = 1 - rank
@@ -141,7 +144,8 @@ class GlooChannel:
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         try:
             options._devices = [_device(host, os.getpid())]
-            options._timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
+            options._timeout = timedelta(seconds=timeout_s)
+            kv_store.timeout_s = timeout_s
             options._threads = 1
             self._group: Any = dist.ProcessGroupGloo(kv_store, rank, 2, options)
         except (RuntimeError, ConnectError) as error:
@@ -169,8 +173,9 @@ class GlooChannel:
             group, self._group = self._group, None
         self._kv_store.close()
         if group is not None:
+            endless = torch.empty(1, dtype=torch.uint8)
             with suppress(RuntimeError):
-                group.recv([torch.empty(1, dtype=torch.uint8)], self._other, CLOSING_TAG).wait(timedelta(milliseconds=1))
+                group.recv([endless], self._other, CLOSING_TAG).wait(timedelta(milliseconds=1))
         self.waiters.close()
 
     def _open_group(self) -> Any:

@@ -1,13 +1,12 @@
-"""Blocking calls that nothing can interrupt, carried out by threads of their own, so that their callers can be let go."""
+"""Blocking calls that nothing can interrupt, carried out by threads apart, so that their callers can be let go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Union
 
-_Outcome = Union[BaseException, bool]
+_Outcome = BaseException | bool
 _RETURNED, _LET_GO = True, False
 
 
@@ -76,6 +75,6 @@ class _Waiter(Thread):
             try:
                 block()
                 outcome.put(_RETURNED)
-            except BaseException as error:  # outermost frame of the thread: its caller gets it
+            except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: its caller gets it)
                 outcome.put(error)
             del call, block, outcome  # they keep memory alive

@@ -89,12 +89,12 @@ def test_serve_when_it_is_up_then_prints_one_line_with_the_address_it_took(tmp_p
 def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with Foreground(tmp_path) as server, tdserve.connect(server.address, timeout_s=4.0) as client:
+    with Foreground(tmp_path) as server, tdserve.connect(server.address, timeout_s=60.0) as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
         waiting = [
-            in_background(lambda: replay.sample(1)),
-            in_background(lambda: client.latest("nobody-publishes-this")),
-            in_background(lambda: client.replay("nobody-makes-this")),
+            in_background(lambda: replay.sample(1, timeout_s=5.0)),
+            in_background(lambda: client.latest("nobody-publishes-this", timeout_s=5.0)),
+            in_background(lambda: client.replay("nobody-makes-this", timeout_s=5.0)),
         ]
         wait_for(lambda: client.stats()["num_sessions"] == 1, "the session of the waiting calls")
         workers = children_of(server.process.pid)
@@ -205,8 +205,9 @@ def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> Non
 
 
 def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(server: tdserve.Server) -> None:
-    with server.client(timeout_s=20.0) as client:
+    with server.client(timeout_s=20.0) as client, server.client(timeout_s=20.0) as unconnected:
         replay = client.create_replay("stopped", like=ROW, capacity=100_000)
+        late = unconnected.replay("stopped")
         batch = ROW.expand(20_000).clone()
         replay.extend(batch)
         calls = {
@@ -215,6 +216,8 @@ def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(ser
             "small extend": lambda: replay.extend(batch[:1], timeout_s=1.0),
             "wait": lambda: client.replay("not-there", timeout_s=1.0),
             "latest": lambda: client.latest("not-there", timeout_s=1.0),
+            "a first transfer": lambda: late.sample(10_000, timeout_s=1.0),
+            "a fresh client": lambda: server.client(timeout_s=1.0),
         }
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -275,7 +278,7 @@ def test_sessions_when_there_are_two_workers_then_they_are_spread_and_see_the_sa
 
 
 def test_batches_when_the_server_goes_away_for_good_then_the_iterator_says_so(tmp_path: Path) -> None:
-    with tdserve.Server(tmp_path, port=0) as server, server.client(timeout_s=2.0) as client:
+    with tdserve.Server(tmp_path, port=0) as server, server.client() as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
         replay.extend(ROW.expand(10).clone())
         with replay.batches(4, timeout_s=2.0) as batches:
@@ -289,6 +292,7 @@ def test_batches_when_the_server_goes_away_for_good_then_the_iterator_says_so(tm
 def test_future_when_its_client_is_closed_then_ends_in_closed_error(server: tdserve.Server) -> None:
     client = server.client()
     replay = client.create_replay("closing", like=ROW, capacity=100_000)
+    replay.extend(ROW.expand(20_000).clone())
     os.kill(server.pid, signal.SIGSTOP)
     try:
         futures = [replay.extend(ROW.expand(20_000).clone(), return_early=True) for _ in range(3)]
