@@ -22,11 +22,11 @@ from tensordict._td import _SubTensorDict
 from tensordict.nn import TensorDictParams
 from torch.nn.parameter import is_lazy
 
-from tdserve import values as value_codec
 from tdserve.errors import InvalidSpecError, NotSupportedError
 from tdserve.spec.nodes import MAX_DEPTH, MAX_DIMS, DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.spec.torch_types import FROM_TORCH
 from tdserve.spec.tree import Spec, quote, show
+from tdserve.values import check_value
 
 _NUM_KEPT_SPECS = 512
 """Specs shared between captures of equal structures, so that fingerprints, layouts and recipes are made once."""
@@ -197,12 +197,12 @@ class _Reader:
         if is_stack and not _has_rows(value, own):
             raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
         for single in _each(value, len(own)) if is_stack else (value,):
-            value_codec.check_value(single, key=show(path))
+            check_value(single, key=show(path))
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
     def _bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
-        value_codec.check_value(value, key=show(path))
+        check_value(value, key=show(path))
         self.values[path] = value
         return ValueLeaf(batch_size, False)
 
