@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tdserve.layout import Layout, Trailing
 from tdserve.selection import Selection
 from tdserve.spec.tree import Path, Spec
@@ -30,8 +33,15 @@ class ReadStatus(IntEnum):
     FAILED = 2  # the content is undefined, a Failure follows on the session
 
 
+STATUS_BYTES = 64
+
 STATUS = Trailing("status", "int64", (8,))
-"""[ReadStatus, content version, 0...]: 64 bytes behind the content of every read."""
+"""[ReadStatus, content version, missing rows, 0...]: 64 bytes behind the content of every read."""
+
+
+def status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
+    """The column that ends a read."""
+    return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
 
 
 def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:

@@ -3,7 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tdserve.content import GENERATION_KEY, INDEX_KEY, STATUS, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.content import (
+    GENERATION_KEY,
+    INDEX_KEY,
+    STATUS,
+    STATUS_BYTES,
+    ReadStatus,
+    read_layout,
+    rows_layout,
+    selected_spec,
+    status_column,
+    write_layout,
+)
 from tdserve.errors import KeyNotFoundError, SelectionError
 from tdserve.selection import parse
 from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
@@ -67,6 +78,14 @@ def test_selected_spec_when_index_is_out_of_range_then_error() -> None:
 def test_layouts_when_of_one_spec_then_differ_by_their_trailing_columns() -> None:
     assert [slot.path for slot in write_layout(SPEC).slots] == [("a",), ("n", "c")]
     assert [slot.path for slot in read_layout(SPEC).slots] == [("a",), ("n", "c"), (STATUS.name,)]
+
+
+def test_status_column_when_made_then_fills_its_place_in_the_layout() -> None:
+    column = status_column(ReadStatus.TORN, 7, 3)
+    assert column.tolist() == [ReadStatus.TORN, 7, 3, 0, 0, 0, 0, 0]
+    assert status_column(ReadStatus.WHOLE).tolist() == [ReadStatus.WHOLE, 0, 0, 0, 0, 0, 0, 0]
+    assert (column.dtype, column.shape) == (np.dtype(STATUS.dtype), STATUS.shape)
+    assert column.nbytes == read_layout(SPEC).slots[-1].nbytes == STATUS_BYTES
 
 
 def test_rows_layout_when_rows_are_counted_then_has_numbers_and_generations() -> None:

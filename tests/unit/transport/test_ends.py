@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
 from tdserve.spec.tree import Node, Spec, TensorLeaf
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes
+from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes, row_table
 
 SMALL = TensorLeaf("float32", (3, 2))
 LARGE = TensorLeaf("uint8", (3, LARGE_LEAF_BYTES))
@@ -54,6 +56,16 @@ def test_leaf_end_when_a_message_has_several_leaves_then_copied_together() -> No
     assert all(map(torch.equal, leaves, targets))
 
 
+def test_leaf_end_when_bytes_are_known_then_takes_those_and_views_the_rest() -> None:
+    layout = layout_of(SMALL, SMALL)
+    leaves = [torch.arange(6.0).view(3, 2), -torch.ones(3, 2)]
+    known = [as_bytes(torch.full((3, 2), 7.0)).numpy()]
+    content = filled(LeafEnd(leaves, contents=known), layout.messages[0])
+    targets = [torch.zeros(3, 2), torch.zeros(3, 2)]
+    LeafEnd(targets).drain(layout.messages[0], content)
+    assert [target[0, 0].item() for target in targets] == [7.0, -1.0]
+
+
 def test_flat_end_when_filled_and_drained_then_the_buffer_itself() -> None:
     layout = layout_of(SMALL, LARGE)
     first = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
@@ -86,9 +98,9 @@ def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
         calls.append("leaf")
         return torch.ones(3, 2)
 
-    def trail() -> list[torch.Tensor]:
+    def trail() -> list[NDArray[np.int64]]:
         calls.append("trailer")
-        return [torch.tensor([5]), torch.tensor([6])]
+        return [np.array([5]), np.array([6])]
 
     end = IndexedEnd(layout, take, trail)
     assert end.direct(layout.messages[-1]) is None
@@ -98,20 +110,30 @@ def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
     assert staging[128:136].view(torch.int64).item() == 6
 
 
+@pytest.mark.parametrize(("shape", "table"), [((4, 3), (4, 6)), ((4,), (4, 2)), ((4, 0), (4, 0)), ((0, 3), (0, 0))])
+def test_row_table_when_made_then_rows_of_bytes_in_the_same_memory(shape: Any, table: Any) -> None:
+    leaf = torch.zeros(shape, dtype=torch.int16)
+    found = row_table(leaf)
+    assert found.dtype == np.uint8
+    assert found.shape == table
+    found[...] = 1
+    assert bool((leaf == 257).all())
+
+
 def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
     layout = layout_of(LARGE)
     ring = torch.zeros(10, LARGE_LEAF_BYTES, dtype=torch.uint8)
-    place = RowEnd(layout, [ring], torch.tensor([4, 5, 6])).direct(layout.messages[0])
+    place = RowEnd(layout, [row_table(ring)], np.array([4, 5, 6])).direct(layout.messages[0])
     assert place is not None
     place.fill_(1)
     assert ring.sum(1).nonzero().flatten().tolist() == [4, 5, 6]
 
 
-@pytest.mark.parametrize("rows", [[4, 6, 5], [9, 0, 1], [2, 2, 2]])
+@pytest.mark.parametrize("rows", [[4, 6, 5], [9, 0, 1], [2, 2, 2], [4, 4, 6], [4, 9, 6]])
 def test_row_end_when_rows_are_scattered_then_copied(rows: list[int]) -> None:
     layout = layout_of(SMALL, LARGE)
     rings = [torch.rand(10, 2), torch.randint(0, 256, (10, LARGE_LEAF_BYTES), dtype=torch.uint8)]
-    end = RowEnd(layout, rings, torch.tensor(rows))
+    end = RowEnd(layout, [row_table(ring) for ring in rings], np.array(rows))
     taken = [torch.zeros(3, 2), torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)]
     for message in layout.messages:
         assert len(message.parts) > 1 or end.direct(message) is None
@@ -124,12 +146,12 @@ def test_row_end_when_rows_wrap_around_then_scattered_to_both_ends() -> None:
     ring = torch.zeros(10, 2)
     content = torch.arange(1.0, 7.0).view(3, 2)
     message = layout.messages[0]
-    RowEnd(layout, [ring], torch.tensor([8, 9, 0])).drain(message, as_bytes(content))
+    RowEnd(layout, [row_table(ring)], np.array([8, 9, 0])).drain(message, as_bytes(content))
     assert torch.equal(ring[[8, 9, 0]], content)
     assert not ring[1:8].any()
 
 
 def test_row_end_when_there_is_no_row_then_nothing_to_do() -> None:
     spec = Spec(Node((0,), None, None, None, (("a", TensorLeaf("float32", (0, 2))),)))
-    RowEnd(Layout.of(spec), [torch.zeros(10, 2)], torch.empty(0, dtype=torch.int64))
+    RowEnd(Layout.of(spec), [row_table(torch.zeros(10, 2))], np.empty(0, np.int64))
     assert Layout.of(spec).messages == ()

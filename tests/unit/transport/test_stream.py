@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tdserve.errors import DeadlineExceededError, PeerLostError
 from tdserve.layout import LARGE_LEAF_BYTES, Layout, Trailing
@@ -11,7 +13,7 @@ from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack, wait_all
+from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack
 
 STATE = Trailing("state", "int64", (1,))
 
@@ -35,11 +37,11 @@ def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_ma
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
     has_arrived: list[bool] = []
 
-    def trail() -> list[torch.Tensor]:
+    def trail() -> list[NDArray[np.int64]]:
         # The loopback takes a send only when it is received: what has left lies there.
         for slot, leaf in zip(layout.slots[:4], leaves, strict=True):
             has_arrived.append(torch.equal(received[slot.offset : slot.offset + slot.nbytes], leaf))
-        return [torch.tensor([77])]
+        return [np.array([77])]
 
     with ThreadPoolExecutor(1) as thread:
         source = IndexedEnd(layout, leaves.__getitem__, trail)
@@ -58,17 +60,20 @@ def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> Non
     assert len(works) == len(layout.messages) == 6
     received = torch.zeros_like(content)
     recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=1.0)
-    wait_all(works, 0.0)
+    ours.wait_all(works, 0.0)
     for slot in layout.slots:
         assert torch.equal(received[slot.offset :][: slot.nbytes], content[slot.offset :][: slot.nbytes])
 
 
-def test_wait_all_when_time_is_over_then_deadline_names_the_whole_time_and_the_channel_is_closed() -> None:
+@pytest.mark.parametrize("num_messages", [2, 20])
+def test_send_messages_when_time_is_over_then_deadline_names_the_whole_time_and_the_channel_is_closed(
+    num_messages: int,
+) -> None:
     ours, theirs = LoopbackChannel.pair()
-    layout = layout_of(2)
-    works = start_send(ours, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), BufferPool())
+    layout = layout_of(num_messages)
+    source = FlatEnd(random_bytes(layout.nbytes))
     with pytest.raises(DeadlineExceededError, match=r"a transfer did not happen within 0\.01 s"):
-        wait_all(works, 0.01)
+        send_messages(ours, 0, layout.messages, source, pool=BufferPool(), timeout_s=0.01)
     with pytest.raises(PeerLostError):
         theirs.recv(torch.zeros(1, dtype=torch.uint8), 0)
 
@@ -90,7 +95,7 @@ def test_recv_messages_when_all_is_there_then_needs_no_time() -> None:
     works = start_send(ours, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), BufferPool())
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
     recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=0.0)
-    wait_all(works, 0.0)
+    ours.wait_all(works, 0.0)
 
 
 def test_unpack_when_packed_then_equal() -> None:
