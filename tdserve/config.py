@@ -22,6 +22,13 @@ DEFAULT_PORT = 7707
 DEFAULT_INLINE_BYTES = 32768
 """Up to this size a payload in the gRPC message beats a second message over the data transport (design 2.3)."""
 
+MAIL_BYTES = 4092
+"""Longest message of a session that rides the channel to the data worker; longer ones take the gRPC stream. One page
+with its length, so that a message costs no more than its wake-up."""
+
+MAIL_INLINE_BYTES = 3072
+"""Content up to this size rides in such a message; the rest of it is the request or answer itself."""
+
 _PREFIX = "TDSERVE_"
 _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 

@@ -15,6 +15,13 @@ from enum import Enum
 
 from tdserve.errors import WrongStateError
 
+_NUM_TAGS = 2**31 - 1
+
+
+def tag_of(request: int) -> int:
+    """The tag of a request's content on the channel. 0 is the channel's own, for its end."""
+    return 1 + request % _NUM_TAGS
+
 
 class SessionState(Enum):
     """Where a session is."""
