@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -41,6 +42,9 @@ class Channel(Protocol):
 
     def recv(self, buffer: torch.Tensor, tag: int) -> Work:
         """Starts to receive exactly ``len(buffer)`` bytes; returns at once."""
+
+    def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
+        """Waits for several works of this channel at once; errors as of ``Work.wait``."""
 
     def close(self) -> None:
         """Ends the channel; the other end sees a lost peer. Idempotent."""

@@ -14,17 +14,18 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from threading import Condition, Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.transport.channel import Work
 from tdserve.transport.waiters import Waiters
 
 WORKER_RANK = 0
@@ -101,20 +102,19 @@ class _GlooWork:
         self._work = work
         self._buffer = buffer  # gloo keeps a bare pointer
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the message may be half on its way when the other end dies."""
+        return self._buffer.numel() >= LARGE_MESSAGE_BYTES
+
     def wait(self, timeout_s: float) -> None:
-        started = time.monotonic()
+        self._channel.wait_all([self], timeout_s)
+
+    def block(self, end_s: float) -> None:
+        """Waits, uninterrupted, until a moment of the monotonic clock. Raises RuntimeError, as gloo does."""
         # gloo counts whole milliseconds: rounded down, it would be over before the time is.
-        timeout = timedelta(milliseconds=max(math.ceil(timeout_s * 1000), 1))
-        try:
-            if self._buffer.numel() < LARGE_MESSAGE_BYTES:
-                self._work.wait(timeout)
-            elif not self._channel.waiters.wait(lambda: self._work.wait(timeout)):
-                raise PeerLostError(peer=self._channel.peer, reason="the channel was closed during a transfer")
-        except RuntimeError as error:
-            self._channel.close()
-            if time.monotonic() - started >= timeout_s:
-                raise DeadlineExceededError(what="a gloo transfer", timeout_s=timeout_s) from error
-            raise PeerLostError(peer=self._channel.peer, reason=str(error).partition("\n")[0][:300]) from error
+        timeout_ms = max(math.ceil((end_s - time.monotonic()) * 1000), 1)
+        self._work.wait(timedelta(milliseconds=timeout_ms))
 
 
 class GlooChannel:
@@ -165,6 +165,26 @@ class GlooChannel:
             return _GlooWork(self, group.recv([buffer], self._other, tag), buffer)
         except RuntimeError as error:
             self.close()
+            raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
+
+    def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
+        """Waits for several works: one change of threads for all of them, where they need any."""
+        end_s = time.monotonic() + timeout_s
+        mine = cast(Sequence[_GlooWork], works)
+
+        def block() -> None:
+            for work in mine:
+                work.block(end_s)
+
+        try:
+            if not any(work.is_large for work in mine):
+                block()
+            elif not self.waiters.wait(block):
+                raise PeerLostError(peer=self.peer, reason="the channel was closed during a transfer")
+        except RuntimeError as error:
+            self.close()
+            if time.monotonic() >= end_s:
+                raise DeadlineExceededError(what="a gloo transfer", timeout_s=timeout_s) from error
             raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
 
     def close(self) -> None:

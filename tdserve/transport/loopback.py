@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from threading import Condition
 
 import torch
 
 from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+from tdserve.transport.channel import Work
 
 _Queue = deque["_LoopbackWork"]
 
@@ -95,6 +97,12 @@ class LoopbackChannel:
 
     def recv(self, buffer: torch.Tensor, tag: int) -> _LoopbackWork:
         return self._post(self.wire.recvs, 1 - self._rank, tag, buffer)
+
+    def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
+        """Waits for one after the other."""
+        end = time.monotonic() + timeout_s
+        for work in works:
+            work.wait(max(end - time.monotonic(), 0.0))
 
     def close(self) -> None:
         """Ends both ends; what was sent and not yet received is gone."""

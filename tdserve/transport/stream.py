@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
@@ -19,21 +20,28 @@ MESSAGES_UNDER_WAY = 6
 from three to eight messages of 1 to 3 MiB still gain (measured); each may hold a staging buffer of 4 MiB."""
 
 
+MESSAGES_AT_ONCE = 2
+"""Of these so many are waited for together: every wait for a large message costs a change of threads."""
+
+_Item = TypeVar("_Item")
+
+
 class PerMessage(float):
     """A timeout in seconds that every message has for itself: what moves, however slowly, is not given up."""
 
 
 class _Clock:
-    """One transfer's time, spent on one work after the other, or ``PerMessage``."""
+    """One transfer's time, spent on one wait after the other, or ``PerMessage``."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, channel: Channel, timeout_s: float) -> None:
+        self._channel = channel
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
 
-    def wait(self, work: Work) -> None:
-        """Waits for a work with what is left, even 0; the work closes the channel when that is not enough."""
+    def wait(self, works: Sequence[Work]) -> None:
+        """Waits for works with what is left, even 0; the channel is closed when that is not enough."""
         try:
-            work.wait(max(self._end - time.monotonic(), 0.0))
+            self._channel.wait_all(works, max(self._end - time.monotonic(), 0.0))
         except DeadlineExceededError as error:
             raise DeadlineExceededError(what="a transfer", timeout_s=self._timeout_s) from error
         if isinstance(self._timeout_s, PerMessage):
@@ -52,13 +60,6 @@ def start_send(channel: Channel, tag: int, messages: Sequence[Message], source: 
     return works
 
 
-def wait_all(works: Sequence[Work], timeout_s: float) -> None:
-    """Waits for works posted by ``start_send``; errors as of ``send_messages``."""
-    clock = _Clock(timeout_s)
-    for work in works:
-        clock.wait(work)
-
-
 def send_messages(
     channel: Channel, tag: int, messages: Sequence[Message], source: Source, *, pool: BufferPool, timeout_s: float
 ) -> None:
@@ -70,12 +71,14 @@ def send_messages(
     Raises:
         DeadlineExceededError, PeerLostError: The channel is closed; what the peer has got is unknown.
     """
-    clock = _Clock(timeout_s)
+    clock = _Clock(channel, timeout_s)
     under_way: deque[Work] = deque()
     num_direct = 0
     for number, message in enumerate(messages, 1):
-        while len(under_way) >= MESSAGES_UNDER_WAY or (under_way and num_direct and number == len(messages)):
-            clock.wait(under_way.popleft())
+        if under_way and num_direct and number == len(messages):
+            clock.wait(_take(under_way, len(under_way)))
+        elif len(under_way) >= MESSAGES_UNDER_WAY:
+            clock.wait(_take(under_way, MESSAGES_AT_ONCE))
         buffer = source.direct(message)
         if buffer is None:
             buffer = pool.take(message.nbytes)
@@ -83,8 +86,7 @@ def send_messages(
         else:
             num_direct += 1
         under_way.append(channel.send(buffer, tag))
-    while under_way:
-        clock.wait(under_way.popleft())
+    clock.wait(under_way)
 
 
 def recv_messages(
@@ -95,14 +97,15 @@ def recv_messages(
     Raises:
         DeadlineExceededError, PeerLostError: The channel is closed; the sink holds some of the messages.
     """
-    clock = _Clock(timeout_s)
+    clock = _Clock(channel, timeout_s)
     under_way: deque[tuple[Work, Message, torch.Tensor | None]] = deque()
 
     def finish_oldest() -> None:
-        work, message, staging = under_way.popleft()
-        clock.wait(work)
-        if staging is not None:
-            sink.drain(message, staging)
+        oldest = _take(under_way, MESSAGES_AT_ONCE)
+        clock.wait([work for work, _, _ in oldest])
+        for _, message, staging in oldest:
+            if staging is not None:
+                sink.drain(message, staging)
 
     for message in messages:
         if len(under_way) >= MESSAGES_UNDER_WAY:
@@ -115,6 +118,10 @@ def recv_messages(
             under_way.append((channel.recv(place, tag), message, None))
     while under_way:
         finish_oldest()
+
+
+def _take(under_way: deque[_Item], count: int) -> list[_Item]:
+    return [under_way.popleft() for _ in range(min(count, len(under_way)))]
 
 
 def pack(messages: Sequence[Message], source: Source) -> bytes:

@@ -11,19 +11,21 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tdserve.errors import DeadlineExceededError, PeerLostError
 from tdserve.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import Channel
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, as_bytes
+from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, as_bytes, row_table
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import recv_messages, send_messages, start_send, wait_all
+from tdserve.transport.stream import recv_messages, send_messages, start_send
 
 Ends = tuple[Channel, Channel]
 Connect = Callable[[], Ends]
@@ -153,6 +155,44 @@ class TransportSuite:
             ends[0].send(content(8), 0)
         assert not buffer.any()
 
+    @pytest.mark.parametrize("nbytes", [100, 3_000_000])
+    def test_wait_all_when_several_are_under_way_then_every_one_has_ended(self, ends: Ends, nbytes: int) -> None:
+        sent = [content(nbytes, number) for number in range(5)]
+        received = [torch.zeros_like(buffer) for buffer in sent]
+        receiving = [ends[1].recv(buffer, number % 2) for number, buffer in enumerate(received)]
+        sending = [ends[0].send(buffer, number % 2) for number, buffer in enumerate(sent)]
+        ends[1].wait_all(receiving, TIMEOUT_S)
+        ends[0].wait_all(sending, TIMEOUT_S)
+        assert all(map(torch.equal, sent, received))
+
+    def test_wait_all_when_there_is_nothing_then_returns(self, ends: Ends) -> None:
+        ends[0].wait_all([], 0.0)
+        ends[0].close()
+        ends[0].wait_all([], 0.0)
+
+    @pytest.mark.parametrize("nbytes", [100, 3_000_000])
+    def test_wait_all_when_one_does_not_come_then_deadline_and_both_ends_are_closed(
+        self, ends: Ends, nbytes: int
+    ) -> None:
+        received = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
+        receiving = [ends[1].recv(buffer, 0) for buffer in received]
+        sending = ends[0].send(content(nbytes), 0)
+        with pytest.raises(DeadlineExceededError):
+            ends[1].wait_all(receiving, 10 * SHORT_S)
+        sending.wait(TIMEOUT_S)
+        assert torch.equal(received[0], content(nbytes))
+        with pytest.raises(PeerLostError):
+            ends[0].send(content(nbytes), 0)
+
+    @pytest.mark.parametrize("nbytes", [100, 3_000_000])
+    def test_wait_all_when_the_other_end_goes_then_it_sees_a_lost_peer(self, ends: Ends, nbytes: int) -> None:
+        receiving = [ends[1].recv(torch.zeros(nbytes, dtype=torch.uint8), 0) for _ in range(2)]
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(ends[1].wait_all, receiving, TIMEOUT_S)
+            ends[0].close()
+            with pytest.raises(PeerLostError):
+                waiting.result(TIMEOUT_S)
+
     def test_connect_when_repeated_100_times_then_leaves_nothing_behind(self, connect: Connect) -> None:
         def once(seed: int) -> None:
             first, second = connect()
@@ -187,7 +227,7 @@ class TransportSuite:
 
         def send() -> None:
             if is_posted:
-                wait_all(start_send(ends[0], 9, messages, giver, pool), TIMEOUT_S)
+                ends[0].wait_all(start_send(ends[0], 9, messages, giver, pool), TIMEOUT_S)
             else:
                 send_messages(ends[0], 9, messages, giver, pool=pool, timeout_s=TIMEOUT_S)
 
@@ -204,7 +244,7 @@ class TransportSuite:
         sink = SINKS["flat"](layout).sink
         with pytest.raises(DeadlineExceededError):
             recv_messages(ends[1], 0, layout.messages, sink, pool=BufferPool(), timeout_s=10 * SHORT_S)
-        wait_all(sent, TIMEOUT_S)
+        ends[0].wait_all(sent, TIMEOUT_S)
         with pytest.raises(PeerLostError):
             ends[1].recv(torch.zeros(1, dtype=torch.uint8), 0)
 
@@ -215,7 +255,8 @@ class TransportSuite:
             receiving = thread.submit(
                 recv_messages, ends[1], 0, layout.messages, sink, pool=BufferPool(), timeout_s=TIMEOUT_S
             )
-            wait_all(start_send(ends[0], 0, layout.messages[:2], SOURCES["leaves"](layout), BufferPool()), TIMEOUT_S)
+            sent = start_send(ends[0], 0, layout.messages[:2], SOURCES["leaves"](layout), BufferPool())
+            ends[0].wait_all(sent, TIMEOUT_S)
             ends[0].close()
             with pytest.raises(PeerLostError):
                 receiving.result(TIMEOUT_S)
@@ -225,8 +266,8 @@ class TransportSuite:
 
 NUM_ROWS = 3
 CAPACITY = 7
-RUN = torch.arange(2, 2 + NUM_ROWS)
-SCATTERED = torch.tensor([6, 0, 3])
+RUN = np.arange(2, 2 + NUM_ROWS)
+SCATTERED = np.array([6, 0, 3])
 
 MARK = Trailing("mark", "int64", (NUM_ROWS,))
 
@@ -272,8 +313,8 @@ def _leaves(layout: Layout) -> list[torch.Tensor]:
     return columns(layout)[: layout.num_leaves]
 
 
-def _trailing(layout: Layout) -> list[torch.Tensor]:
-    return columns(layout)[layout.num_leaves :]
+def _trailing(layout: Layout) -> list[NDArray[Any]]:
+    return [column.numpy() for column in columns(layout)[layout.num_leaves :]]
 
 
 def _flat_source(layout: Layout) -> Source:
@@ -283,12 +324,12 @@ def _flat_source(layout: Layout) -> Source:
     return FlatEnd(buffer)
 
 
-def _row_source(rows: torch.Tensor) -> Callable[[Layout], Source]:
+def _row_source(rows: NDArray[np.int64]) -> Callable[[Layout], Source]:
     def make(layout: Layout) -> Source:
         larger = [leaf.new_zeros(CAPACITY, *leaf.shape[1:]) for leaf in _leaves(layout)]
         for ring, leaf in zip(larger, _leaves(layout), strict=True):
             ring[rows] = leaf
-        return RowEnd(layout, larger, rows, lambda: _trailing(layout))
+        return RowEnd(layout, list(map(row_table, larger)), rows, lambda: _trailing(layout))
 
     return make
 
@@ -310,7 +351,7 @@ def _leaf_sink(layout: Layout) -> Taker:
     return Taker(LeafEnd(leaves), lambda: leaves)
 
 
-def _row_sink(rows: torch.Tensor) -> Callable[[Layout], Taker]:
+def _row_sink(rows: NDArray[np.int64]) -> Callable[[Layout], Taker]:
     def make(layout: Layout) -> Taker:
         larger = [leaf.new_zeros(CAPACITY, *leaf.shape[1:]) for leaf in _leaves(layout)]
 
@@ -319,7 +360,7 @@ def _row_sink(rows: torch.Tensor) -> Callable[[Layout], Taker]:
             assert not any(ring[others].any() for ring in larger)
             return [ring[rows] for ring in larger]
 
-        return Taker(RowEnd(layout, larger, rows), read)
+        return Taker(RowEnd(layout, list(map(row_table, larger)), rows), read)
 
     return make
 
