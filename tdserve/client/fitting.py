@@ -47,7 +47,7 @@ def fitted(
         path, leaf = next((path, leaf) for path, leaf in leaves if path[: len(at)] == at and path not in reader.given)
         raise reader.mismatch(path, describe(leaf), "no such key")
     spec = (chosen if is_all else chosen.select(given)).with_per_row(reader.per_row)
-    return Captured(spec, reader.tensors, reader.values), [] if is_all else given
+    return Captured(spec, reader.tensors, reader.values, {}), [] if is_all else given
 
 
 class _Fitting:

@@ -189,7 +189,7 @@ class TensorDictClient(SessionClient):
         handle = StoreHandle(self, description)
         if spec.values and created and 0 not in sizes:
             values_only = spec.select([path for path, _ in spec.values])
-            content = Captured(values_only, {}, captured.values)
+            content = Captured(values_only, {}, captured.values, {})
             keys = [path for path, _ in spec.values]
             write_selection(
                 self,

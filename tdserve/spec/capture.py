@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from tdserve.errors import InvalidSpecError, NotSupportedError
 from tdserve.spec.nodes import MAX_DEPTH, MAX_DIMS, DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.recall import Recall
 from tdserve.spec.torch_types import FROM_TORCH
 from tdserve.spec.tree import Spec, quote, show
 from tdserve.values import check_value
@@ -31,6 +32,8 @@ from tdserve.values import check_value
 _NUM_KEPT_SPECS = 512
 """Specs shared between captures of equal structures, so that fingerprints, layouts and recipes are made once."""
 
+
+_RECALL = Recall()
 
 _NOTHING: dict[str, Any] = {}
 
@@ -42,11 +45,13 @@ class Captured(NamedTuple):
         spec: The structure; the same object for equal structures, as long as it is kept.
         tensors: Every tensor leaf by path: plain, detached, sharing memory with the tensordict.
         values: Every non-tensor leaf by path; of a leaf with one value per row, the (nested) list of them.
+        memo: Whatever others derive from the tensors, for as long as this capture is kept.
     """
 
     spec: Spec
     tensors: dict[Path, torch.Tensor]
     values: dict[Path, Any]
+    memo: dict[str, Any]
 
 
 def capture(td: Any, *, store: str = "", is_destination: bool = False) -> Captured:
@@ -64,9 +69,18 @@ def capture(td: Any, *, store: str = "", is_destination: bool = False) -> Captur
             subclass without memory of its own, or of a non-tensor value that cannot travel. Nothing was changed.
         InvalidSpecError: The tensordict contradicts itself (it was made by an unchecked constructor).
     """
-    reader = _Reader(store, is_destination)
-    root = reader.node(td, ())
-    return Captured(_shared_spec(root), reader.tensors, reader.values)
+    captured, looks = _RECALL.find(td, is_destination)
+    if captured is None:
+        reader = _Reader(store, is_destination)
+        root = reader.node(td, ())
+        tensors = reader.tensors
+        if looks is not None:
+            tensors = {path: tensor.detach() for path, tensor in tensors.items()}
+        captured = Captured(_shared_spec(root), tensors, reader.values, {})
+        if looks is not None:
+            _RECALL.keep(looks, captured)
+    found: Captured = captured
+    return found
 
 
 @lru_cache(maxsize=_NUM_KEPT_SPECS)

@@ -1,0 +1,37 @@
+"""The tensors of a capture in the order in which they travel, with their bytes; kept for as long as the capture is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdserve.layout import Layout
+from tdserve.spec.capture import Captured
+from tdserve.transport.ends import as_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """All leaves of a layout.
+
+    Attributes:
+        tensors: As captured.
+        contents: Their memory as bytes; None when some are not contiguous, or not on the CPU.
+    """
+
+    tensors: list[torch.Tensor]
+    contents: list[NDArray[np.uint8]] | None
+
+
+def leaves_of(captured: Captured, layout: Layout) -> Leaves:
+    """The leaves of a capture as its layout (of a read or a write, the order is the same) has them."""
+    leaves: Leaves | None = captured.memo.get("leaves")
+    if leaves is None:
+        tensors = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
+        is_plain = all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+        contents = [as_bytes(tensor).numpy() for tensor in tensors] if is_plain else None
+        leaves = captured.memo["leaves"] = Leaves(tensors, contents)
+    return leaves

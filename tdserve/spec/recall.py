@@ -1,0 +1,128 @@
+"""Captures that are made again and again of the same large tensordict: weights before each publish, ``out=`` of a pull.
+
+To take 2,000 leaves apart costs 7 ms, as much as half of the way over the wire; to see that they are still the same
+tensors costs 1 ms. Nothing of the user's is kept alive: a capture is forgotten as soon as one of its tensors goes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictParams
+
+MIN_LEAVES = 64
+"""Of fewer leaves a capture takes a tenth of a millisecond."""
+
+MAX_KEPT = 8
+
+_Signature = list[tuple[Any, ...]]
+
+
+class Recall:
+    """Results by the tensors they were made of. Threads: safe, by the atomicity of dict operations."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+
+    def find(self, td: Any, purpose: object) -> tuple[Any, Looks | None]:
+        """What was kept for a tensordict of the very same tensors, unchanged in place, size and structure.
+
+        Args:
+            td: Only what consists of plain tensordicts and tensors is ever kept.
+            purpose: Results for one purpose are not found for another.
+
+        Returns:
+            The result or None; and, where it is worth keeping one, what ``keep`` needs.
+        """
+        looks = _look(td, purpose)
+        if looks is None:
+            return None, None
+        kept = self._kept.get(looks.number)
+        return (kept.result, looks) if kept is not None and kept.is_of(looks) else (None, looks)
+
+    def keep(self, looks: Looks, result: Any) -> None:
+        """Keeps a result, which must not hold any of the tensors themselves: they would never go."""
+        kept = self._kept
+        while len(kept) >= MAX_KEPT:
+            kept.pop(next(iter(kept), 0), None)
+        number = looks.number
+
+        def forget(_: object) -> None:
+            kept.pop(number, None)
+
+        kept[number] = _Kept(looks, result, forget)
+
+
+class Looks:
+    """What can be seen of a tensordict at a glance.
+
+    Attributes:
+        purpose: What for.
+        signature: Keys, batch size, names and device of every node.
+        leaves: Its tensors, in order.
+    """
+
+    def __init__(self, purpose: object, signature: _Signature, leaves: list[torch.Tensor]) -> None:
+        self.purpose = purpose
+        self.signature = signature
+        self.leaves = leaves
+
+    @property
+    def number(self) -> int:
+        """Two of the same tensors have the same number; others may have it too."""
+        return hash((id(self.leaves[0]), len(self.leaves), self.purpose))
+
+
+class _Kept:
+    def __init__(self, looks: Looks, result: Any, forget: Any) -> None:
+        self.result = result
+        self._purpose = looks.purpose
+        self._signature = looks.signature
+        self._leaves = [weakref.ref(leaf, forget) for leaf in looks.leaves]
+        self._places = _places(looks.leaves)
+
+    def is_of(self, looks: Looks) -> bool:
+        return (
+            self._purpose == looks.purpose
+            and len(self._leaves) == len(looks.leaves)
+            and all(kept() is leaf for kept, leaf in zip(self._leaves, looks.leaves, strict=True))
+            and self._signature == looks.signature
+            and self._places == _places(looks.leaves)
+        )
+
+
+def _places(leaves: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Where tensors lie, and how: assigning to ``.data``, ``resize_`` and ``t_`` change it."""
+    return [(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()) for leaf in leaves]
+
+
+def _look(td: Any, purpose: object) -> Looks | None:
+    root = td._param_td if type(td) is TensorDictParams else td
+    if type(root) is not TensorDict:
+        return None
+    signature: _Signature = [(type(td),)]
+    leaves: list[torch.Tensor] = []
+    if not _walk(root, signature, leaves) or len(leaves) < MIN_LEAVES:
+        return None
+    return Looks(purpose, signature, leaves)
+
+
+def _walk(td: TensorDict, signature: _Signature, leaves: list[torch.Tensor]) -> bool:
+    """False for what holds anything but plain tensordicts and real, strided tensors."""
+    entries = td._tensordict
+    names = td._td_dim_names
+    signature.append((tuple(entries), td.batch_size, None if names is None else tuple(names), td.device))
+    for item in entries.values():
+        kind = type(item)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            # Of a negative or conjugate view a capture has a copy.
+            if item.is_neg() or item.is_complex() or item.layout is not torch.strided:
+                return False
+            leaves.append(item)
+        elif kind is not TensorDict or not _walk(item, signature, leaves):
+            return False
+    return True
