@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.replay.live_rows import Rows
+from tdserve.row_numbers import encode_rows
 
 _NONE: Rows = np.empty(0, np.int64)
 
@@ -34,6 +36,11 @@ class Reservation:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The row numbers as messages and the catalog carry them."""
+        return encode_rows(self.rows)
 
 
 class Ring:

@@ -27,20 +27,22 @@ class Redo:
         uid: The store's incarnation.
         rows: int64; -1 is the store's own number.
         generations: int64, even.
+        encoded: The rows as bytes, where they are known already.
     """
 
     uid: str
     rows: np.ndarray
     generations: np.ndarray
+    encoded: bytes = b""
 
     @classmethod
-    def of(cls, entry: Entry, rows: np.ndarray) -> Redo:
+    def of(cls, entry: Entry, rows: np.ndarray, *, encoded: bytes = b"") -> Redo:
         """For a commit of reserved (odd) rows of a store."""
-        return cls(entry.record.uid, rows, entry.generation_values()[rows] + 1)
+        return cls(entry.record.uid, rows, entry.generation_values()[rows] + 1, encoded)
 
     def save(self, txn: Transaction) -> None:
         """Writes it beside the commit, over the one before."""
-        rows = encode_rows(self.rows)
+        rows = self.encoded or encode_rows(self.rows)
         head = json.dumps({"uid": self.uid, "rows_nbytes": len(rows)}).encode()
         # Rows of one write mostly have gone round equally often.
         is_equal = len(self.generations) > 1 and bool((self.generations == self.generations[0]).all())

@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.replay.ring import Reservation, Ring
+from tdserve.row_numbers import decode_rows
 
 _CAPACITY = 13
 
@@ -154,6 +155,12 @@ def test_reserve_when_full_then_the_oldest_rows_go_first() -> None:
     assert reservation.evicted.tolist() == [0, 1, 2]
     assert generations.tolist() == [3, 3, 3, 2]
     assert len(ring) == 1
+
+
+def test_reservation_when_encoded_then_its_rows_once() -> None:
+    reservation = _reserve(_ring()[0], 3)
+    assert decode_rows(reservation.encoded).tolist() == [0, 1, 2]
+    assert reservation.encoded is reservation.encoded
 
 
 def test_reserve_when_it_wraps_then_rows_follow_the_circle() -> None:

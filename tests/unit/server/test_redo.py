@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -30,12 +31,19 @@ def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
     assert redo.repair(values) == 0
 
 
-def test_of_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop) -> None:
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_of_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
     entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
     reservation = entry.replay_table().plan_extend(3)
     assert reservation is not None
-    redo = Redo.of(entry, reservation.rows)
+    encoded = reservation.encoded if is_encoded else b""
+    redo = Redo.of(entry, reservation.rows, encoded=encoded)
     assert (redo.uid, redo.generations.tolist()) == (entry.record.uid, [2, 2, 2])
+    with world.db.transaction() as txn:
+        redo.save(txn)
+    found = Redo.load(world.db)
+    assert found is not None
+    assert (found.rows.tolist(), found.generations.tolist()) == ([0, 1, 2], [2, 2, 2])
 
 
 def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
