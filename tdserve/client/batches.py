@@ -206,7 +206,6 @@ def _fetch(order: _Order, progress: _Progress) -> None:
     """Asks and receives until the iterator is closed or something fails; then everything under way is given up."""
     under_way: deque[tuple[int, Asked, Deadline]] = deque()
     client = order.client
-    total = order.num_rows * order.num_batches
     session = client.session(Deadline.after(order.timeout_s))
     try:
         while not order.closed.is_set():
@@ -218,10 +217,8 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                 continue
             request, asked, deadline = under_way.popleft()
             try:
-                what = f"a batch of {order.name!r}"
-                rows = take(
-                    client, session, request, asked, stored=order.stored, total=total, what=what, deadline=deadline
-                )
+                is_over = order.closed.is_set
+                rows = take(client, session, request, asked, stored=order.stored, deadline=deadline, is_over=is_over)
                 batches = mended(client, order.name, order.stored, rows, deadline).split(order.num_rows)
             except BaseException:
                 order.release()
@@ -261,13 +258,12 @@ def _forget(order: _Order, session: Session, request: int) -> None:
 def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked, Deadline]]) -> None:
     """Takes what was granted off the channel, and lets go of what still waits."""
     client = order.client
-    total = order.num_rows * order.num_batches
     for request, _, _ in under_way:
         session.cancel(request)
     for request, asked, _ in under_way:
         try:
             deadline = Deadline.after(1.0)
-            take(client, session, request, asked, stored=order.stored, total=total, what="", deadline=deadline)
+            take(client, session, request, asked, stored=order.stored, deadline=deadline, is_over=lambda: True)
         except (PeerLostError, ConnectError, DeadlineExceededError, ClosedError):
             session.close()  # content may still come that nobody would take
         except TDServeError:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TypeVar
 
 from tdserve.client.catalog_client import CatalogClient, checked_wait_s
-from tdserve.client.session import TAG_MODULUS, Session
+from tdserve.client.session import Session
 from tdserve.config import TransportName, check_transport
 from tdserve.deadline import Deadline
 from tdserve.errors import (
@@ -215,11 +215,6 @@ def answer_timeout_s(deadline: Deadline) -> float | None:
     if deadline.timeout_s == 0:
         return UNTIMED_TRANSFER_S
     return None if remaining_s is None else remaining_s + TRANSFER_GRACE_S
-
-
-def tag_of(request: int) -> int:
-    """The tag of a request's data messages."""
-    return request % TAG_MODULUS
 
 
 def _reconnect(

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from google.protobuf.message import DecodeError
 
+from tdserve.client.leaves import Leaves
 from tdserve.client.session import Session
 from tdserve.content import ReadStatus
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path, Spec
-from tdserve.transport.channel import Work
+from tdserve.transport.channel import Channel, Work
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import recv_messages, unpack, wait_all
+from tdserve.transport.stream import recv_messages, unpack
 from tdserve.v1 import control_pb2
 from tdserve.values import decode_bytes
 
@@ -58,6 +59,11 @@ class Received:
         return self._status[0] == ReadStatus.FAILED
 
     @property
+    def num_missing(self) -> int:
+        """Rows that were overwritten while they were copied."""
+        return self._status[2]
+
+    @property
     def version(self) -> int:
         """Content version that a tensordict store had when it was read.
 
@@ -79,12 +85,19 @@ class Posted(NamedTuple):
     another.
 
     Attributes:
-        buffer: The layout's flat buffer.
+        columns: Views of the layout's flat buffer.
         works: One per message.
+        channel: Theirs.
     """
 
-    buffer: torch.Tensor
+    columns: list[torch.Tensor]
     works: list[Work]
+    channel: Channel
+
+    def finish(self, layout: Layout, timeout_s: float) -> Received:
+        """Waits until all of it is here."""
+        self.channel.wait_all(self.works, timeout_s)
+        return Received(layout, self.columns)
 
 
 def post(layout: Layout, session: Session, tag: int, pool: BufferPool) -> Posted:
@@ -92,7 +105,8 @@ def post(layout: Layout, session: Session, tag: int, pool: BufferPool) -> Posted
     buffer = pool.take(layout.nbytes)
     channel = session.channel
     end = FlatEnd(buffer)
-    return Posted(buffer, [channel.recv(end.direct(message), tag) for message in layout.messages])
+    works = [channel.recv(end.direct(message), tag) for message in layout.messages]
+    return Posted(views(layout, buffer), works, channel)  # made while the server works
 
 
 def receive(
@@ -103,22 +117,17 @@ def receive(
     pool: BufferPool,
     timeout_s: float,
     inline: bytes | None,
-    into: Sequence[torch.Tensor] | None = None,
-    posted: Posted | None = None,
+    into: Leaves | None = None,
 ) -> Received:
     """Takes the content of a read.
 
     Args:
         inline: The content itself, when it came in the answer.
-        into: Contiguous CPU tensors, one per leaf; by default views of a pooled buffer.
-        posted: What ``post`` has begun, if it has.
+        into: Contiguous CPU tensors; by default views of a pooled buffer.
 
     Raises:
         PeerLostError, DeadlineExceededError: ``into`` is undefined; the session is closed.
     """
-    if posted is not None:
-        wait_all(posted.works, timeout_s)
-        return Received(layout, views(layout, posted.buffer))
     if inline is not None and len(inline) != sum(layout.message_nbytes):
         raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
     if inline is not None and into is None and len(layout.messages) == 1:
@@ -133,8 +142,9 @@ def receive(
         columns = views(layout, buffer)
         sink = FlatEnd(buffer)
     else:
-        columns = [*into, *(_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))]
-        sink = LeafEnd(columns)
+        trailing = (_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))
+        columns = [*into.tensors, *trailing]
+        sink = LeafEnd(columns, contents=into.contents or ())
     if inline is not None:
         unpack(inline, layout.messages, sink)
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from tdserve.client.leaves import leaves_of
 from tdserve.client.session import Session
 from tdserve.content import write_layout
 from tdserve.errors import CapacityError
@@ -16,7 +15,7 @@ from tdserve.spec.tree import Path, Spec, ValueLeaf
 from tdserve.transport.channel import Work
 from tdserve.transport.ends import LeafEnd
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import pack, send_messages, start_send, wait_all
+from tdserve.transport.stream import pack, send_messages, start_send
 from tdserve.v1 import control_pb2
 from tdserve.values import encode_bytes
 
@@ -42,8 +41,11 @@ class Outgoing:
 
     def __init__(self, captured: Captured, *, fingerprint: bytes, inline_bytes: int, store: str) -> None:
         self._layout: Layout = write_layout(captured.spec)
-        leaves = [_plain(captured.tensors[slot.path]) for slot in self._layout.slots]
-        self._source = LeafEnd(leaves)
+        leaves = leaves_of(captured, self._layout)
+        if leaves.contents is None:
+            self._source = LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+        else:
+            self._source = LeafEnd(leaves.tensors, contents=leaves.contents)
         self.nbytes = sum(self._layout.message_nbytes)
         self.message = control_pb2.Content(fingerprint=fingerprint, nbytes=self.nbytes)
         self.message.values = encode_values(captured.spec, captured.values, store=store)
@@ -68,7 +70,7 @@ class Outgoing:
         if self.is_inline:
             return
         if self.nbytes <= MAX_POSTED_BYTES:
-            wait_all(self.post(session, tag, pool), timeout_s)
+            session.channel.wait_all(self.post(session, tag, pool), timeout_s)
         else:
             send_messages(session.channel, tag, self._layout.messages, self._source, pool=pool, timeout_s=timeout_s)
 
@@ -100,8 +102,3 @@ def _elements(value: Any, leaf: ValueLeaf) -> Sequence[Any]:
     for _ in leaf.batch_size:
         elements = [element for row in elements for element in row]
     return elements
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU and contiguous; copies only what is not."""
-    return tensor.cpu().contiguous()

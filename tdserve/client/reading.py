@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of, transfer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
 from tdserve.client.incoming import Posted, Received, decode_values, receive
+from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransportError
 from tdserve.layout import Layout
 from tdserve.selection import Selection
+from tdserve.session import tag_of
 from tdserve.spec import codec
 from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
@@ -72,12 +74,10 @@ class Destination:
         """Raises SpecMismatchError unless content of this structure fits; nothing was written."""
         check_matches(spec, self._captured.spec, store=self._store)
 
-    def places(self, layout: Layout) -> list[torch.Tensor] | None:
+    def places(self, layout: Layout) -> Leaves | None:
         """The leaves in the layout's order; None when they cannot be received into."""
-        leaves = [self._captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
-        if all(leaf.is_contiguous() and leaf.device.type == "cpu" for leaf in leaves):
-            return leaves
-        return None
+        leaves = leaves_of(self._captured, layout)
+        return None if leaves.contents is None else leaves
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place."""
@@ -91,22 +91,19 @@ def finish_read(
     request: int,
     pending: Pending,
     *,
-    answer: control_pb2.ServerMessage | None,
+    answer: control_pb2.ServerMessage,
     spec: Spec,
     layout: Layout,
     deadline: Deadline,
     destination: Destination | None = None,
-    posted: Posted | None = None,
 ) -> Content:
-    """Receives what an answer announces (or holds), or what comes without an answer, and checks that it is whole.
+    """Receives what an answer announces (or holds), and checks that it is whole.
 
     A destination that does not fit is found out before a byte is written to it, after the content was taken off the
     channel.
     """
-    accepted, inline = _NOTHING_SAID, None
-    if answer is not None:
-        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-        inline = answer.done.inline if answer.HasField("done") else None
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    inline = answer.done.inline if answer.HasField("done") else None
     mismatch: TDServeError | None = None
     places = None
     if destination is not None:
@@ -125,20 +122,31 @@ def finish_read(
             timeout_s=timeout_s,
             inline=inline,
             into=places,
-            posted=posted,
         )
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error
     if mismatch is not None:
         raise mismatch
-    if received.is_void:
-        pending.wait(ANSWER_GRACE_S, "a refused read")
     version = received.version
     spec, values = decode_values(spec, accepted.values)
     content = Content(spec, received, values, version or accepted.version, accepted)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content
+
+
+def finish_posted(
+    session: Session, pending: Pending, posted: Posted, *, spec: Spec, layout: Layout, deadline: Deadline
+) -> Content | None:
+    """Waits for content whose receives began with the request; None when the server has nothing to grant now."""
+    try:
+        received = posted.finish(layout, transfer_timeout_s(deadline))
+    except (TransportError, DeadlineExceededError) as error:
+        raise session.failure_of(pending, error) from error
+    if received.is_void:
+        pending.wait(ANSWER_GRACE_S, "a refused read")
+        return None
+    return Content(spec, received, {}, received.version, _NOTHING_SAID)
 
 
 def read_selection(

@@ -78,7 +78,7 @@ class ReplayHandle:
             return _done(empty) if return_early else empty
 
         def make_outgoing(session: Session) -> Outgoing:
-            inline_bytes = session.welcome.inline_bytes
+            inline_bytes = session.inline_bytes
             return Outgoing(captured, fingerprint=self.spec.fingerprint, inline_bytes=inline_bytes, store=self.name)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:

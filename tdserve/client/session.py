@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
-from tdserve.config import PROTOCOL_VERSION
+from tdserve.client.mailbox import Mailbox
+from tdserve.config import MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import decode_failure
-from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError
+from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError, TransportError
 from tdserve.transport.channel import Channel
+from tdserve.transport.forming import Forming
 from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, GlooChannel, KVStore
 from tdserve.v1 import control_pb2
 
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
-
-TAG_MODULUS = 2**31
 
 
 Answer = control_pb2.ServerMessage | TDServeError
@@ -36,6 +37,7 @@ class Pending:
 
     Attributes:
         has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
+        is_mailed: Whether the request went as mail.
     """
 
     def __init__(self, on_answer: OnAnswer | None = None, *, on_silence: Callable[[], None]) -> None:
@@ -43,6 +45,7 @@ class Pending:
         self._on_silence = on_silence
         self.put: OnAnswer = on_answer or self._answers.put
         self.has_failed = False
+        self.is_mailed = False
 
     def wait(self, timeout_s: float | None, what: str) -> control_pb2.ServerMessage:
         """Returns the next answer.
@@ -99,11 +102,12 @@ class Session:
         self.known_specs: set[bytes] = set()
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
-        self._channel_lock = Lock()
         greeting = Pending(on_silence=self.close)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
         self._channel: Channel | None = None
+        self._forming: Forming | None = None
+        self._mailbox: Mailbox | None = None
         self._kv_store = KVStore(self._publish)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         hello = control_pb2.Hello(
@@ -121,6 +125,13 @@ class Session:
         except BaseException:
             self.close()
             raise
+        mailbox = Mailbox(
+            lambda: address_towards(self.address), self._send_rendezvous, self._on_message, peer=self._peer
+        )
+        with self._lock:
+            self._mailbox = mailbox
+        if self._lost is not None:
+            mailbox.close()
 
     @property
     def is_lost(self) -> bool:
@@ -145,7 +156,10 @@ class Session:
             if self._lost is not None:
                 raise self._lost
             self._pending[request] = pending
-        self._stream.send(control_pb2.ClientMessage(request=request, **body))
+        message = control_pb2.ClientMessage(request=request, **body)
+        pending.is_mailed = self._mailbox is not None and self._mailbox.send(message)
+        if not pending.is_mailed:
+            self._stream.send(message)
         return pending
 
     def forget(self, request: int) -> None:
@@ -154,8 +168,25 @@ class Session:
             self._pending.pop(request, None)
 
     def cancel(self, request: int) -> None:
-        """Asks the server to give a waiting request up."""
-        self._stream.send(control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request)))
+        """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
+        message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
+        pending = self._pending.get(request)
+        if pending is not None and pending.is_mailed and self._mailbox is not None:
+            with suppress(TransportError):
+                self._mailbox.send(message)
+        else:
+            self._stream.send(message)
+
+    @property
+    def inline_bytes(self) -> int:
+        """Content up to this size rides in a request."""
+        limit: int = self.welcome.inline_bytes
+        is_mail = self._mailbox is not None and self._mailbox.is_open
+        return min(limit, MAIL_INLINE_BYTES) if is_mail else limit
+
+    @property
+    def _peer(self) -> str:
+        return f"the server at {self.address}"
 
     @property
     def channel(self) -> Channel:
@@ -165,22 +196,19 @@ class Session:
             ConnectError: It cannot be connected; the session is closed.
         """
         channel = self._channel
-        if channel is not None:
-            return channel
-        with self._channel_lock:
-            if self._channel is None:
-                try:
-                    self._channel = GlooChannel(
-                        self._kv_store,
-                        CLIENT_RANK,
-                        host=address_towards(self.address),
-                        peer=f"the server at {self.address}",
-                        timeout_s=self.connect_timeout_s,
-                    )
-                except ConnectError:
-                    self.close()
-                    raise
-            return self._channel
+        if channel is None:
+            with self._lock:
+                if self._lost is not None:
+                    raise self._lost
+                if self._forming is None:
+                    self._forming = Forming(self._make_channel, peer=self._peer, name="tdserve-open-channel")
+                forming = self._forming
+            try:
+                channel = self._channel = forming.wait(self.connect_timeout_s)
+            except ConnectError:
+                self.close()
+                raise
+        return channel
 
     def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
         """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
@@ -201,13 +229,28 @@ class Session:
         self._on_lost(ConnectError(address=self.address, reason="the session was closed by this client"))
         self._stream.close()
 
+    def _make_channel(self) -> Channel:
+        return GlooChannel(
+            self._kv_store,
+            CLIENT_RANK,
+            host=address_towards(self.address),
+            peer=self._peer,
+            timeout_s=self.connect_timeout_s,
+        )
+
     def _publish(self, key: str, value: bytes) -> None:
-        entry = control_pb2.Rendezvous(key=key, value=value)
+        self._send_rendezvous(control_pb2.Rendezvous(key=key, value=value))
+
+    def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
 
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
         if message.HasField("rendezvous"):
-            self._kv_store.feed(message.rendezvous.key, message.rendezvous.value)
+            entry = message.rendezvous
+            if not entry.is_mail:
+                self._kv_store.feed(entry.key, entry.value)
+            elif self._mailbox is not None:
+                self._mailbox.feed(entry)
             return
         pending = self._pending.get(message.request)
         if pending is not None:
@@ -219,12 +262,14 @@ class Session:
                 return
             self._lost = error
             waiting, self._pending = list(self._pending.values()), {}
+            forming, mailbox = self._forming, self._mailbox
         for pending in waiting:
             pending.put(error)
-        channel = self._channel
-        if channel is not None:
-            channel.close()
         self._kv_store.close()
+        if forming is not None:
+            forming.cancel(error)
+        if mailbox is not None:
+            mailbox.close()
 
 
 def address_towards(address: str) -> str:

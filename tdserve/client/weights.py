@@ -50,7 +50,7 @@ def publish(
         check_count("keep", keep)
 
     def make_outgoing(session: Session) -> Outgoing:
-        return Outgoing(captured, fingerprint=spec.fingerprint, inline_bytes=session.welcome.inline_bytes, store=name)
+        return Outgoing(captured, fingerprint=spec.fingerprint, inline_bytes=session.inline_bytes, store=name)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         request = control_pb2.PublishRequest(

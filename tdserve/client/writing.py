@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, tag_of, transfer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Answer, Session, checked
 from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, TDServeError, TransportError
 from tdserve.selection import Selection
+from tdserve.session import tag_of
 from tdserve.spec.capture import Captured
 from tdserve.spec.tree import Path
 from tdserve.transport.channel import Work
@@ -131,7 +132,7 @@ def write_selection(
     def make_outgoing(session: Session) -> Outgoing:
         if create is not None:
             create(session)
-        inline_bytes = session.welcome.inline_bytes
+        inline_bytes = session.inline_bytes
         return Outgoing(captured, fingerprint=fingerprint, inline_bytes=inline_bytes, store=name)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, version
 
+from google.protobuf.message import DecodeError
+
 from tdserve.config import ServerConfig
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
@@ -65,16 +67,11 @@ class ControlProcess:
         self._sessions = Sessions(config, self._workers, root.server_id)
         self._traffic = Traffic()
         answers = Answers(self._db)
-        inline_bytes = config.inline_bytes
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._workers, self._sessions)
-        self._tensordicts = TensorDicts(
-            self._stores, answers, values_worker=values_worker, traffic=self._traffic, inline_bytes=inline_bytes
-        )
-        replays = Replays(
-            self._stores, answers, values_worker=values_worker, traffic=self._traffic, inline_bytes=inline_bytes
-        )
-        publishing = Publishing(self._stores, answers, traffic=self._traffic, inline_bytes=inline_bytes)
+        self._tensordicts = TensorDicts(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
+        replays = Replays(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
+        publishing = Publishing(self._stores, answers, traffic=self._traffic)
         self._answers = answers
         self._requests = Requests(
             self._stores, answers, replays=replays, tensordicts=self._tensordicts, publishing=publishing
@@ -85,7 +82,28 @@ class ControlProcess:
         self._stores.restore()
 
     def _on_session_report(self, report: worker_pb2.Report) -> None:
-        self._sessions.on_report(report)
+        if report.HasField("mail"):
+            self._on_mail(report)
+        else:
+            self._sessions.on_report(report)
+
+    def _on_mail(self, report: worker_pb2.Report) -> None:
+        session = self._sessions.find(report.session)
+        if session is None or session.ended.is_set():
+            return
+        try:
+            message = control_pb2.ClientMessage.FromString(report.mail)
+        except DecodeError:
+            session.ended.set()
+            return
+        if message.HasField("cancel"):
+            session.cancel(message.cancel.cancelled)
+            return
+        session.mailed_requests.add(message.request)
+        if self._is_draining:
+            session.run(self._refuse(session, message.request), 0)
+        else:
+            session.run_at_once(self._requests.serve(session, message), message.request)
 
     def _on_worker_lost(self, worker: DataWorker) -> None:
         self._sessions.on_worker_lost(worker)
@@ -199,6 +217,7 @@ class ControlProcess:
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Figures of the server as a whole."""
+        await self._traffic.count_reads(self._workers)
         response = control_pb2.GetStatsResponse(
             server_id=self._root.server_id,
             uptime_s=time.monotonic() - self._started_s,

@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
 from tdserve.errors import StoreExistsError
+from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
@@ -27,14 +28,12 @@ class Publishing:
     Args:
         stores: The book.
         answers: Of requests that were committed, for their retries.
-        inline_bytes: Content up to this size rides in messages.
     """
 
-    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic, inline_bytes: int) -> None:
+    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
         self._stores = stores
         self._answers = answers
         self._traffic = traffic
-        self._inline_bytes = inline_bytes
 
     async def publish(
         self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
@@ -84,6 +83,7 @@ class Publishing:
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
             return control_pb2.Done(nothing_newer=True)
+        await eager.in_task()
         with session.waiting():
             entry = await self._stores.wait(asked.store, deadline)
         versions = entry.weight_versions()
@@ -97,7 +97,7 @@ class Publishing:
             entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
         )
         spec = self._stores.spec_of(version.fingerprint)
-        is_inline = spec.nbytes <= self._inline_bytes
+        is_inline = spec.nbytes <= session.inline_limit(request)
         order = session.order(request, is_accepted=not is_inline and not spec.values)
         order.send_version.version.CopyFrom(self._ref(entry, version.version, spec, session.worker))
         order.send_version.inline = is_inline

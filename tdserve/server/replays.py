@@ -35,17 +35,13 @@ class Replays:
         stores: The book.
         answers: Of requests that were committed, for their retries.
         values_worker: The one worker that writes non-tensor values.
-        inline_bytes: Content up to this size rides in messages.
     """
 
-    def __init__(
-        self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic, inline_bytes: int
-    ) -> None:
+    def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
         self._stores = stores
         self._answers = answers
         self._values_worker = values_worker
         self._traffic = traffic
-        self._inline_bytes = inline_bytes
         self._rng = np.random.default_rng()
 
     async def extend(self, session: ClientSession, request: int, asked: control_pb2.ExtendRequest) -> control_pb2.Done:
@@ -85,8 +81,7 @@ class Replays:
             DeadlineExceededError: The limiter let nothing through in time; the message says what it waits for.
         """
         deadline = Deadline.after(asked.timeout_s)
-        with session.waiting():
-            entry = self._stores.get(asked.store)
+        entry = self._stores.get(asked.store)
         table = entry.replay_table()
         if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
             raise _older_store(entry)
@@ -94,21 +89,16 @@ class Replays:
         if asked.num_rows * num_batches > MAX_SAMPLE_ROWS:
             reason = f"{asked.num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
+        if asked.message_nbytes:
+            plan = table.plan_sample(asked.num_rows, num_batches, rng=self._rng)
+            return await self._send_expected(session, request, entry, plan, asked)
         plan = await session.wait(
             entry.changed,
             lambda: table.plan_sample(asked.num_rows, num_batches, rng=self._rng),
             deadline,
             lambda: f"{asked.num_rows * num_batches} rows: {table.why()}",
         )
-        if not asked.message_nbytes:
-            return await self._send(session, request, entry, plan, tells_spec=not asked.fingerprint)
-        order = self._sending(session, request, entry, plan)
-        if order.send_rows.inline or entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
-            raise _older_store(entry)
-        order.is_accepted = True
-        session.accepted_requests.add(request)
-        self._traffic.sent(session.hello.transport, (await session.worker.order(order)).nbytes_moved)
-        return None
+        return await self._send(session, request, entry, plan, tells_spec=not asked.fingerprint)
 
     async def read(
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
@@ -133,7 +123,7 @@ class Replays:
         receiving = session.order(request, is_accepted=bool(content.message_nbytes))
         ref = entry.ref(session.worker.known_specs)
         receiving.receive_rows.store.CopyFrom(ref)
-        receiving.receive_rows.rows = encode_rows(reservation.rows)
+        receiving.receive_rows.rows = reservation.encoded
         receiving.receive_rows.content.fingerprint = content.fingerprint
         receiving.receive_rows.content.message_nbytes.extend(content.message_nbytes)
         if content.HasField("inline"):
@@ -157,8 +147,8 @@ class Replays:
         """The record goes first, then the generations: a crash between the two is repaired from the record."""
         entry.check_present()
         table = entry.replay_table()
-        done = control_pb2.Done(indices=encode_rows(reservation.rows))
-        redo = Redo.of(entry, reservation.rows)
+        done = control_pb2.Done(indices=reservation.encoded)
+        redo = Redo.of(entry, reservation.rows, encoded=reservation.encoded)
         state = table.state()
         state["inserts"] += len(reservation)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
@@ -167,6 +157,27 @@ class Replays:
         table.commit(reservation)
         entry.changed.wake()
         return done
+
+    async def _send_expected(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        plan: RowsPlan | None,
+        asked: control_pb2.SampleRequest,
+    ) -> control_pb2.Done | None:
+        """Sends what the client already waits for; void, when there is nothing to grant now."""
+        if plan is None:
+            session.send_void(request, asked.message_nbytes)
+            return control_pb2.Done(must_wait=True)
+        if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
+            raise _older_store(entry)
+        order = self._sending(session, request, entry, plan)
+        order.send_rows.inline = False
+        order.is_accepted = True
+        session.accepted_requests.add(request)
+        self._traffic.sent(session.hello.transport, (await session.worker.order(order)).nbytes_moved)
+        return None
 
     async def _send(
         self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
@@ -184,7 +195,9 @@ class Replays:
         order.send_rows.store.CopyFrom(entry.ref(session.worker.known_specs))
         order.send_rows.rows = encode_rows(plan.rows)
         order.send_rows.generations = plan.generations.tobytes()
-        order.send_rows.inline = sum(rows_layout(entry.spec, len(plan.rows)).message_nbytes) <= self._inline_bytes
+        order.send_rows.inline = sum(rows_layout(entry.spec, len(plan.rows)).message_nbytes) <= session.inline_limit(
+            request
+        )
         return order
 
 

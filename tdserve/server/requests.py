@@ -16,6 +16,7 @@ from tdserve.errors import (
     TransferAbortedError,
     WrongStateError,
 )
+from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
@@ -75,6 +76,8 @@ class Requests:
             await session.fail(request, as_error(fault))
         finally:
             session.accepted_requests.discard(request)
+            session.mailed_requests.discard(request)
+            session.cancelled_requests.discard(request)
             if session.protocol.end(request):
                 session.ended.set()
 
@@ -111,11 +114,12 @@ class Requests:
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
         deadline = Deadline.after(asked.timeout_s)
-        with session.waiting():
-            # Who knows the store's structure has seen the store: it was deleted, and is not waited for.
-            entry = (
-                self._stores.get(asked.store) if asked.fingerprint else await self._stores.wait(asked.store, deadline)
-            )
+        if asked.fingerprint:  # who knows the store's structure has seen the store: if it was deleted, nobody waits
+            entry = self._stores.get(asked.store)
+        else:
+            await eager.in_task()
+            with session.waiting():
+                entry = await self._stores.wait(asked.store, deadline)
         if entry.record.kind == "replay":
             if not asked.fingerprint:  # it takes the store for a tensordict, and would lay the content out as one
                 raise entry.wrong_kind("tensordict")

@@ -9,19 +9,19 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
 from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
+from tdserve.server import eager
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker
-from tdserve.session import SessionEvent, SessionProtocol
+from tdserve.session import SessionEvent, SessionProtocol, tag_of
 from tdserve.v1 import control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
-
-TAG_MODULUS = 2**31
 
 
 class ClientSession:
@@ -33,10 +33,22 @@ class ClientSession:
         link: Its stream.
         worker: The data worker that moves its bytes.
         interface: Address on which that worker waits for it.
+        inline_bytes: Content up to this size rides in messages of the stream.
+
+    Attributes:
+        cancelled_requests: Those under way that are to be given up when they begin to wait.
+        mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
     """
 
     def __init__(
-        self, number: int, hello: control_pb2.Hello, link: SessionLink, *, worker: DataWorker, interface: str
+        self,
+        number: int,
+        hello: control_pb2.Hello,
+        link: SessionLink,
+        *,
+        worker: DataWorker,
+        interface: str,
+        inline_bytes: int,
     ) -> None:
         self.number = number
         self.hello = hello
@@ -45,8 +57,11 @@ class ClientSession:
         self.protocol = SessionProtocol()
         self.ended = asyncio.Event()
         self.accepted_requests: set[int] = set()
+        self.mailed_requests: set[int] = set()
+        self.cancelled_requests: set[int] = set()
+        self._inline_bytes = inline_bytes
         self._interface = interface
-        self._is_channel_open = False
+        self._is_opened: set[bool] = set()
         self._tasks: dict[asyncio.Task[Any], int] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
 
@@ -61,20 +76,31 @@ class ClientSession:
 
     def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """Serves a request in a task of its own; 0 for what is no request."""
-        task = asyncio.create_task(serving, name=f"tdserve-session-{self.number}-request-{request}")
-        self._tasks[task] = request
-        task.add_done_callback(self._finished)
+        self._keep(asyncio.create_task(serving, name=self._task_name(request)), request)
+
+    def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
+        """As ``run``, but begins before it returns. To be called outside a task."""
+        task = eager.start(serving, name=self._task_name(request))
+        if task is not None:
+            self._keep(task, request)
 
     def cancel(self, request: int) -> None:
         """Gives up a request that waits; one that already moves content goes on to its end."""
-        for task in list(self._waiting):
-            if self._tasks.get(task) == request:
-                task.cancel()
+        waiting = [task for task in self._waiting if self._tasks.get(task) == request]
+        for task in waiting:
+            task.cancel()
+        if not waiting and request in self.protocol.requests:  # it may be just about to wait
+            self.cancelled_requests.add(request)
 
     async def wait(
         self, waiters: Waiters, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
     ) -> _State:
-        """Waits for a state, as ``waiting`` does."""
+        """Waits for a state, as ``waiting`` does, unless it is there already."""
+        waiters.check_present()
+        state = look()
+        if state is not None:
+            return state
+        await eager.in_task()
         with self.waiting():
             return await waiters.wait_for(look, deadline, what)
 
@@ -84,6 +110,8 @@ class ClientSession:
         task = asyncio.current_task()
         if task is None:
             raise LocalProtocolError(reason="waiting() outside a task")
+        if self._tasks.get(task) in self.cancelled_requests:
+            raise asyncio.CancelledError
         self._waiting.add(task)
         try:
             yield
@@ -102,15 +130,16 @@ class ClientSession:
             raise PeerLostError(peer=f"the client of session {self.number}", reason="its session has ended")
         if is_accepted:
             self.accepted_requests.add(request)
-        return worker_pb2.Order(session=self.number, tag=request % TAG_MODULUS, is_accepted=is_accepted)
+        return worker_pb2.Order(session=self.number, tag=tag_of(request), is_accepted=is_accepted)
 
     def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
-        """Hands an entry of the client to the worker; the first one opens the channel there."""
+        """Hands an entry of the client to the worker; the first one of a channel opens it there."""
         if self.ended.is_set():
             return
-        if not self._is_channel_open:
-            self._is_channel_open = True
+        if entry.is_mail not in self._is_opened:
+            self._is_opened.add(entry.is_mail)
             opening = self.order()
+            opening.open_session.is_mail = entry.is_mail
             opening.open_session.transport = self.hello.transport
             opening.open_session.host = self._interface
             self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -131,16 +160,20 @@ class ClientSession:
         order.send_void.message_nbytes.extend(message_nbytes)
         self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    def inline_limit(self, request: int) -> int:
+        """Bytes of content that may ride in the answer to a request."""
+        return min(self._inline_bytes, MAIL_INLINE_BYTES) if request in self.mailed_requests else self._inline_bytes
+
     async def accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
         """Answers: content follows over the channel."""
-        await self.link.send(control_pb2.ServerMessage(request=request, accepted=accepted))
+        await self._answer(control_pb2.ServerMessage(request=request, accepted=accepted))
 
     async def done(self, request: int, done: control_pb2.Done) -> None:
         """Answers: done."""
-        await self.link.send(control_pb2.ServerMessage(request=request, done=done))
+        await self._answer(control_pb2.ServerMessage(request=request, done=done))
 
     async def fail(self, request: int, error: TDServeError) -> None:
-        """Answers: refused or failed."""
+        """Answers: refused or failed. Never over the channel, which may be what failed."""
         await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
     async def finish(self, timeout_s: float) -> bool:
@@ -154,6 +187,29 @@ class ClientSession:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
         return not self._tasks
+
+    def mail(self, message: control_pb2.ServerMessage) -> bool:
+        """Sends an answer over the channel; False when the request did not come that way, or the answer does not
+        fit."""
+        if message.request not in self.mailed_requests:
+            return False
+        content = message.SerializeToString()
+        if len(content) > MAIL_BYTES:
+            return False
+        if not self.ended.is_set():
+            self.worker.send(worker_pb2.Order(session=self.number, mail=content))
+        return True
+
+    async def _answer(self, message: control_pb2.ServerMessage) -> None:
+        if not self.mail(message):
+            await self.link.send(message)
+
+    def _task_name(self, request: int) -> str:
+        return f"tdserve-session-{self.number}-request-{request}"
+
+    def _keep(self, task: asyncio.Task[None], request: int) -> None:
+        self._tasks[task] = request
+        task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

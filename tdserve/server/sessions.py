@@ -81,7 +81,14 @@ class Sessions:
         worker = await self._choose_worker()
         self._last_number += 1
         interface = self._config.interface or local_address_towards(link.peer)
-        session = ClientSession(self._last_number, hello, link, worker=worker, interface=interface)
+        session = ClientSession(
+            self._last_number,
+            hello,
+            link,
+            worker=worker,
+            interface=interface,
+            inline_bytes=self._config.inline_bytes,
+        )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -106,6 +113,10 @@ class Sessions:
         session.worker.send(order)
         await session.finish(self._config.transfer_timeout_s + END_GRACE_S)
         self._by_number.pop(session.number, None)
+
+    def find(self, number: int) -> ClientSession | None:
+        """The session of this number, unless it has ended."""
+        return self._by_number.get(number)
 
     def on_report(self, report: worker_pb2.Report) -> None:
         """A worker tells of a session: an entry for the client's rendezvous, or that the channel is gone."""

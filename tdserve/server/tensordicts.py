@@ -39,17 +39,13 @@ class TensorDicts:
         stores: The book.
         answers: Of requests that were committed, for their retries.
         values_worker: Writes non-tensor values, and applies staged content.
-        inline_bytes: Content up to this size rides in messages.
     """
 
-    def __init__(
-        self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic, inline_bytes: int
-    ) -> None:
+    def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
         self._traffic = traffic
-        self._inline_bytes = inline_bytes
         self._staging_in_use: set[str] = set()
 
     async def read(
@@ -69,7 +65,7 @@ class TensorDicts:
         order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
         order.send_selection.selection.CopyFrom(asked.selection)
         order.send_selection.keys.extend(asked.keys)
-        order.send_selection.inline_bytes = self._inline_bytes
+        order.send_selection.inline_bytes = session.inline_limit(request)
         fingerprint = entry.spec.fingerprint
         accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
         if asked.fingerprint != fingerprint:

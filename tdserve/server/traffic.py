@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tdserve.server.session import ClientSession
+from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 
 INLINE = "inline"
+
+COUNT_TIMEOUT_S = 0.5
+"""A worker answers within a millisecond, unless it is stopped."""
 
 
 @dataclass
@@ -72,6 +77,17 @@ class Traffic:
         count = self._counts[transport]
         count.bytes_out += nbytes
         count.transfers_out += 1
+
+    async def count_reads(self, workers: Sequence[DataWorker]) -> None:
+        """Asks the workers for the reads that they have answered without this process; a silent one is left out."""
+        orders = [worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
+        if orders:
+            await asyncio.wait(orders, timeout=COUNT_TIMEOUT_S)
+        for order in orders:
+            if order.done() and not order.cancelled() and order.exception() is None:
+                count = self._counts[INLINE]
+                count.transfers_out += order.result().num_reads
+                count.bytes_out += order.result().nbytes_moved
 
     def received(self, transport: str, content: control_pb2.Content) -> None:
         """Counts a transfer to the server."""

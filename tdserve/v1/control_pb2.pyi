@@ -96,12 +96,14 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
-    __slots__ = ("key", "value")
+    __slots__ = ("key", "value", "is_mail")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    IS_MAIL_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: bytes
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    is_mail: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline")
@@ -246,18 +248,20 @@ class Accepted(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NOTHING_NEWER_FIELD_NUMBER: _ClassVar[int]
+    MUST_WAIT_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
     accepted: Accepted
     nothing_newer: bool
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ...) -> None: ...
+    must_wait: bool
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("error", "fields")

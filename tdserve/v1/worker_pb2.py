@@ -28,7 +28,7 @@ from tdserve.v1 import spec_pb2 as tdserve_dot_v1_dot_spec__pb2
 from tdserve.v1 import control_pb2 as tdserve_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tdserve/v1/worker.proto\x12\ntdserve.v1\x1a\x18tdserve/v1/content.proto\x1a\x15tdserve/v1/spec.proto\x1a\x18tdserve/v1/control.proto\"\xf5\x05\n\x05Order\x12\r\n\x05order\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x0b\n\x03tag\x18\x03 \x01(\r\x12\x13\n\x0bis_accepted\x18\x12 \x01(\x08\x12/\n\x0copen_session\x18\x04 \x01(\x0b\x32\x17.tdserve.v1.OpenSessionH\x00\x12\x31\n\rclose_session\x18\x05 \x01(\x0b\x32\x18.tdserve.v1.CloseSessionH\x00\x12,\n\nrendezvous\x18\x06 \x01(\x0b\x32\x16.tdserve.v1.RendezvousH\x00\x12+\n\ndrop_store\x18\x08 \x01(\x0b\x32\x15.tdserve.v1.DropStoreH\x00\x12)\n\tsend_rows\x18\t \x01(\x0b\x32\x14.tdserve.v1.SendRowsH\x00\x12/\n\x0creceive_rows\x18\n \x01(\x0b\x32\x17.tdserve.v1.ReceiveRowsH\x00\x12\x33\n\x0esend_selection\x18\x0b \x01(\x0b\x32\x19.tdserve.v1.SendSelectionH\x00\x12\x39\n\x11receive_selection\x18\x0c \x01(\x0b\x32\x1c.tdserve.v1.ReceiveSelectionH\x00\x12/\n\x0c\x61pply_staged\x18\r \x01(\x0b\x32\x17.tdserve.v1.ApplyStagedH\x00\x12/\n\x0csend_version\x18\x0e \x01(\x0b\x32\x17.tdserve.v1.SendVersionH\x00\x12\x35\n\x0freceive_version\x18\x0f \x01(\x0b\x32\x1a.tdserve.v1.ReceiveVersionH\x00\x12&\n\x07\x64iscard\x18\x10 \x01(\x0b\x32\x13.tdserve.v1.DiscardH\x00\x12+\n\nput_values\x18\x11 \x01(\x0b\x32\x15.tdserve.v1.PutValuesH\x00\x12)\n\tsend_void\x18\x13 \x01(\x0b\x32\x14.tdserve.v1.SendVoidH\x00\x42\x06\n\x04\x62ody\"\x85\x02\n\x06Report\x12\r\n\x05order\x18\x01 \x01(\x04\x12\"\n\x04\x64one\x18\x02 \x01(\x0b\x32\x12.tdserve.v1.WorkedH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.tdserve.v1.FailureH\x00\x12,\n\nrendezvous\x18\x04 \x01(\x0b\x32\x16.tdserve.v1.RendezvousH\x00\x12(\n\x08prepared\x18\x05 \x01(\x0b\x32\x14.tdserve.v1.PreparedH\x00\x12/\n\x0csession_lost\x18\x06 \x01(\x0b\x32\x17.tdserve.v1.SessionLostH\x00\x12\x0f\n\x07session\x18\x07 \x01(\x04\x42\x06\n\x04\x62ody\"N\n\x06Worked\x12\x13\n\x06inline\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x14\n\x0cnbytes_moved\x18\x02 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x42\t\n\x07_inline\"\x1a\n\x08Prepared\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"\x1d\n\x0bSessionLost\x12\x0e\n\x06reason\x18\x01 \x01(\t\".\n\x0bOpenSession\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\"\x0e\n\x0c\x43loseSession\"\\\n\x08StoreRef\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x1e\n\x04spec\x18\x04 \x01(\x0b\x32\x10.tdserve.v1.Spec\"\x18\n\tDropStore\x12\x0b\n\x03uid\x18\x01 \x01(\t\"b\n\x08SendRows\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x03 \x01(\x0c\x12\x0e\n\x06inline\x18\x04 \x01(\x08\"f\n\x0bReceiveRows\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12$\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x13.tdserve.v1.Content\"\x94\x01\n\rSendSelection\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x15.tdserve.v1.Selection\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12\x14\n\x0cinline_bytes\x18\x04 \x01(\r\"\xb8\x01\n\x10ReceiveSelection\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x15.tdserve.v1.Selection\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12$\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x13.tdserve.v1.Content\x12\x0f\n\x07staging\x18\x05 \x01(\t\"\xb3\x01\n\x0b\x41pplyStaged\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x15.tdserve.v1.Selection\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12$\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x13.tdserve.v1.Content\x12\x0f\n\x07staging\x18\x05 \x01(\t\"v\n\nVersionRef\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x1e\n\x04spec\x18\x03 \x01(\x0b\x32\x10.tdserve.v1.Spec\x12\x10\n\x08recycles\x18\x04 \x01(\t\x12\x13\n\x0bvalues_path\x18\x05 \x01(\t\"F\n\x0bSendVersion\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.tdserve.v1.VersionRef\x12\x0e\n\x06inline\x18\x02 \x01(\x08\"_\n\x0eReceiveVersion\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.tdserve.v1.VersionRef\x12$\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x13.tdserve.v1.Content\"\x86\x01\n\tPutValues\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12\x10\n\x08\x65lements\x18\x04 \x01(\x0c\x12\x12\n\neverything\x18\x05 \x01(\x08\"\"\n\x08SendVoid\x12\x16\n\x0emessage_nbytes\x18\x01 \x03(\x04\"!\n\x07\x44iscard\x12\x16\n\x0emessage_nbytes\x18\x01 \x03(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tdserve/v1/worker.proto\x12\ntdserve.v1\x1a\x18tdserve/v1/content.proto\x1a\x15tdserve/v1/spec.proto\x1a\x18tdserve/v1/control.proto\"\xb4\x06\n\x05Order\x12\r\n\x05order\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x0b\n\x03tag\x18\x03 \x01(\r\x12\x13\n\x0bis_accepted\x18\x12 \x01(\x08\x12/\n\x0copen_session\x18\x04 \x01(\x0b\x32\x17.tdserve.v1.OpenSessionH\x00\x12\x31\n\rclose_session\x18\x05 \x01(\x0b\x32\x18.tdserve.v1.CloseSessionH\x00\x12,\n\nrendezvous\x18\x06 \x01(\x0b\x32\x16.tdserve.v1.RendezvousH\x00\x12+\n\ndrop_store\x18\x08 \x01(\x0b\x32\x15.tdserve.v1.DropStoreH\x00\x12)\n\tsend_rows\x18\t \x01(\x0b\x32\x14.tdserve.v1.SendRowsH\x00\x12/\n\x0creceive_rows\x18\n \x01(\x0b\x32\x17.tdserve.v1.ReceiveRowsH\x00\x12\x33\n\x0esend_selection\x18\x0b \x01(\x0b\x32\x19.tdserve.v1.SendSelectionH\x00\x12\x39\n\x11receive_selection\x18\x0c \x01(\x0b\x32\x1c.tdserve.v1.ReceiveSelectionH\x00\x12/\n\x0c\x61pply_staged\x18\r \x01(\x0b\x32\x17.tdserve.v1.ApplyStagedH\x00\x12/\n\x0csend_version\x18\x0e \x01(\x0b\x32\x17.tdserve.v1.SendVersionH\x00\x12\x35\n\x0freceive_version\x18\x0f \x01(\x0b\x32\x1a.tdserve.v1.ReceiveVersionH\x00\x12&\n\x07\x64iscard\x18\x10 \x01(\x0b\x32\x13.tdserve.v1.DiscardH\x00\x12+\n\nput_values\x18\x11 \x01(\x0b\x32\x15.tdserve.v1.PutValuesH\x00\x12)\n\tsend_void\x18\x13 \x01(\x0b\x32\x14.tdserve.v1.SendVoidH\x00\x12-\n\x0b\x63ount_reads\x18\x15 \x01(\x0b\x32\x16.tdserve.v1.CountReadsH\x00\x12\x0e\n\x04mail\x18\x14 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\x95\x02\n\x06Report\x12\r\n\x05order\x18\x01 \x01(\x04\x12\"\n\x04\x64one\x18\x02 \x01(\x0b\x32\x12.tdserve.v1.WorkedH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.tdserve.v1.FailureH\x00\x12,\n\nrendezvous\x18\x04 \x01(\x0b\x32\x16.tdserve.v1.RendezvousH\x00\x12(\n\x08prepared\x18\x05 \x01(\x0b\x32\x14.tdserve.v1.PreparedH\x00\x12/\n\x0csession_lost\x18\x06 \x01(\x0b\x32\x17.tdserve.v1.SessionLostH\x00\x12\x0e\n\x04mail\x18\x08 \x01(\x0cH\x00\x12\x0f\n\x07session\x18\x07 \x01(\x04\x42\x06\n\x04\x62ody\"a\n\x06Worked\x12\x13\n\x06inline\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x14\n\x0cnbytes_moved\x18\x02 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x11\n\tnum_reads\x18\x05 \x01(\x04\x42\t\n\x07_inline\"\x0c\n\nCountReads\"\x1a\n\x08Prepared\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"\x1d\n\x0bSessionLost\x12\x0e\n\x06reason\x18\x01 \x01(\t\"?\n\x0bOpenSession\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07is_mail\x18\x03 \x01(\x08\"\x0e\n\x0c\x43loseSession\"\\\n\x08StoreRef\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x1e\n\x04spec\x18\x04 \x01(\x0b\x32\x10.tdserve.v1.Spec\"\x18\n\tDropStore\x12\x0b\n\x03uid\x18\x01 \x01(\t\"b\n\x08SendRows\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x03 \x01(\x0c\x12\x0e\n\x06inline\x18\x04 \x01(\x08\"f\n\x0bReceiveRows\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12$\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x13.tdserve.v1.Content\"\x94\x01\n\rSendSelection\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x15.tdserve.v1.Selection\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12\x14\n\x0cinline_bytes\x18\x04 \x01(\r\"\xb8\x01\n\x10ReceiveSelection\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x15.tdserve.v1.Selection\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12$\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x13.tdserve.v1.Content\x12\x0f\n\x07staging\x18\x05 \x01(\t\"\xb3\x01\n\x0b\x41pplyStaged\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12(\n\tselection\x18\x02 \x01(\x0b\x32\x15.tdserve.v1.Selection\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12$\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x13.tdserve.v1.Content\x12\x0f\n\x07staging\x18\x05 \x01(\t\"v\n\nVersionRef\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x12\x1e\n\x04spec\x18\x03 \x01(\x0b\x32\x10.tdserve.v1.Spec\x12\x10\n\x08recycles\x18\x04 \x01(\t\x12\x13\n\x0bvalues_path\x18\x05 \x01(\t\"F\n\x0bSendVersion\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.tdserve.v1.VersionRef\x12\x0e\n\x06inline\x18\x02 \x01(\x08\"_\n\x0eReceiveVersion\x12\'\n\x07version\x18\x01 \x01(\x0b\x32\x16.tdserve.v1.VersionRef\x12$\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x13.tdserve.v1.Content\"\x86\x01\n\tPutValues\x12#\n\x05store\x18\x01 \x01(\x0b\x32\x14.tdserve.v1.StoreRef\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.tdserve.v1.Path\x12\x10\n\x08\x65lements\x18\x04 \x01(\x0c\x12\x12\n\neverything\x18\x05 \x01(\x08\"\"\n\x08SendVoid\x12\x16\n\x0emessage_nbytes\x18\x01 \x03(\x04\"!\n\x07\x44iscard\x12\x16\n\x0emessage_nbytes\x18\x01 \x03(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,43 +36,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tdserve.v1.worker_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ORDER']._serialized_start=115
-  _globals['_ORDER']._serialized_end=872
-  _globals['_REPORT']._serialized_start=875
-  _globals['_REPORT']._serialized_end=1136
-  _globals['_WORKED']._serialized_start=1138
-  _globals['_WORKED']._serialized_end=1216
-  _globals['_PREPARED']._serialized_start=1218
-  _globals['_PREPARED']._serialized_end=1244
-  _globals['_SESSIONLOST']._serialized_start=1246
-  _globals['_SESSIONLOST']._serialized_end=1275
-  _globals['_OPENSESSION']._serialized_start=1277
-  _globals['_OPENSESSION']._serialized_end=1323
-  _globals['_CLOSESESSION']._serialized_start=1325
-  _globals['_CLOSESESSION']._serialized_end=1339
-  _globals['_STOREREF']._serialized_start=1341
-  _globals['_STOREREF']._serialized_end=1433
-  _globals['_DROPSTORE']._serialized_start=1435
-  _globals['_DROPSTORE']._serialized_end=1459
-  _globals['_SENDROWS']._serialized_start=1461
-  _globals['_SENDROWS']._serialized_end=1559
-  _globals['_RECEIVEROWS']._serialized_start=1561
-  _globals['_RECEIVEROWS']._serialized_end=1663
-  _globals['_SENDSELECTION']._serialized_start=1666
-  _globals['_SENDSELECTION']._serialized_end=1814
-  _globals['_RECEIVESELECTION']._serialized_start=1817
-  _globals['_RECEIVESELECTION']._serialized_end=2001
-  _globals['_APPLYSTAGED']._serialized_start=2004
-  _globals['_APPLYSTAGED']._serialized_end=2183
-  _globals['_VERSIONREF']._serialized_start=2185
-  _globals['_VERSIONREF']._serialized_end=2303
-  _globals['_SENDVERSION']._serialized_start=2305
-  _globals['_SENDVERSION']._serialized_end=2375
-  _globals['_RECEIVEVERSION']._serialized_start=2377
-  _globals['_RECEIVEVERSION']._serialized_end=2472
-  _globals['_PUTVALUES']._serialized_start=2475
-  _globals['_PUTVALUES']._serialized_end=2609
-  _globals['_SENDVOID']._serialized_start=2611
-  _globals['_SENDVOID']._serialized_end=2645
-  _globals['_DISCARD']._serialized_start=2647
-  _globals['_DISCARD']._serialized_end=2680
+  _globals['_ORDER']._serialized_end=935
+  _globals['_REPORT']._serialized_start=938
+  _globals['_REPORT']._serialized_end=1215
+  _globals['_WORKED']._serialized_start=1217
+  _globals['_WORKED']._serialized_end=1314
+  _globals['_COUNTREADS']._serialized_start=1316
+  _globals['_COUNTREADS']._serialized_end=1328
+  _globals['_PREPARED']._serialized_start=1330
+  _globals['_PREPARED']._serialized_end=1356
+  _globals['_SESSIONLOST']._serialized_start=1358
+  _globals['_SESSIONLOST']._serialized_end=1387
+  _globals['_OPENSESSION']._serialized_start=1389
+  _globals['_OPENSESSION']._serialized_end=1452
+  _globals['_CLOSESESSION']._serialized_start=1454
+  _globals['_CLOSESESSION']._serialized_end=1468
+  _globals['_STOREREF']._serialized_start=1470
+  _globals['_STOREREF']._serialized_end=1562
+  _globals['_DROPSTORE']._serialized_start=1564
+  _globals['_DROPSTORE']._serialized_end=1588
+  _globals['_SENDROWS']._serialized_start=1590
+  _globals['_SENDROWS']._serialized_end=1688
+  _globals['_RECEIVEROWS']._serialized_start=1690
+  _globals['_RECEIVEROWS']._serialized_end=1792
+  _globals['_SENDSELECTION']._serialized_start=1795
+  _globals['_SENDSELECTION']._serialized_end=1943
+  _globals['_RECEIVESELECTION']._serialized_start=1946
+  _globals['_RECEIVESELECTION']._serialized_end=2130
+  _globals['_APPLYSTAGED']._serialized_start=2133
+  _globals['_APPLYSTAGED']._serialized_end=2312
+  _globals['_VERSIONREF']._serialized_start=2314
+  _globals['_VERSIONREF']._serialized_end=2432
+  _globals['_SENDVERSION']._serialized_start=2434
+  _globals['_SENDVERSION']._serialized_end=2504
+  _globals['_RECEIVEVERSION']._serialized_start=2506
+  _globals['_RECEIVEVERSION']._serialized_end=2601
+  _globals['_PUTVALUES']._serialized_start=2604
+  _globals['_PUTVALUES']._serialized_end=2738
+  _globals['_SENDVOID']._serialized_start=2740
+  _globals['_SENDVOID']._serialized_end=2774
+  _globals['_DISCARD']._serialized_start=2776
+  _globals['_DISCARD']._serialized_end=2809
 # @@protoc_insertion_point(module_scope)

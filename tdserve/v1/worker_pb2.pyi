@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void")
+    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class Order(_message.Message):
     DISCARD_FIELD_NUMBER: _ClassVar[int]
     PUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     SEND_VOID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_READS_FIELD_NUMBER: _ClassVar[int]
+    MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
     session: int
     tag: int
@@ -48,16 +50,19 @@ class Order(_message.Message):
     discard: Discard
     put_values: PutValues
     send_void: SendVoid
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ...) -> None: ...
+    count_reads: CountReads
+    mail: bytes
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "session")
+    __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "mail", "session")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
+    MAIL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     order: int
     done: Worked
@@ -65,18 +70,25 @@ class Report(_message.Message):
     rendezvous: _control_pb2.Rendezvous
     prepared: Prepared
     session_lost: SessionLost
+    mail: bytes
     session: int
-    def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., session: _Optional[int] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_READS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     nbytes_moved: int
     values: bytes
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
+    num_reads: int
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ...) -> None: ...
+
+class CountReads(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Prepared(_message.Message):
     __slots__ = ("values",)
@@ -91,12 +103,14 @@ class SessionLost(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("transport", "host")
+    __slots__ = ("transport", "host", "is_mail")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    IS_MAIL_FIELD_NUMBER: _ClassVar[int]
     transport: str
     host: str
-    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    is_mail: bool
+    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ...) -> None: ...
 
 class CloseSession(_message.Message):
     __slots__ = ()

@@ -7,6 +7,7 @@ FD is an inherited UNIX socket. When its other end goes, this process ends: a wo
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -15,11 +16,13 @@ import sys
 
 import torch
 
+from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.framing import WorkerSocket
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.opened import OpenStores
-from tdserve.worker.operations import perform
+from tdserve.worker.operations import is_quick, perform
+from tdserve.worker.reads import SmallReads
 from tdserve.worker.session import Surroundings, WorkerSession
 
 VALUES_WORKER = 0
@@ -35,8 +38,10 @@ class Worker:
 
     def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float) -> None:
         self._connection = connection
+        stores = OpenStores(writes_values=number == VALUES_WORKER)
         self._surroundings = Surroundings(
-            stores=OpenStores(writes_values=number == VALUES_WORKER),
+            stores=stores,
+            small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES),
             pool=BufferPool(),
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,
@@ -63,10 +68,18 @@ class Worker:
         if order.HasField("drop_store"):
             self._surroundings.stores.drop(order.drop_store.uid)
             return
+        if order.HasField("count_reads"):
+            num_reads, nbytes = self._surroundings.small_reads.take_counts()
+            report = worker_pb2.Report(order=order.order)
+            report.done.num_reads, report.done.nbytes_moved = num_reads, nbytes
+            self._connection.report(report)
+            return
         self._learn_spec(order)
         session = self._sessions.get(order.session)
         if session is None:
-            session = self._sessions[order.session] = WorkerSession(order.session, self._surroundings, perform)
+            session = self._sessions[order.session] = WorkerSession(
+                order.session, self._surroundings, perform, is_quick
+            )
         session.put(order)
 
     def _learn_spec(self, order: worker_pb2.Order) -> None:
@@ -88,6 +101,7 @@ def main(arguments: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
+    gc.freeze()  # what was imported stays: a collection need not look at it every time
     connection = WorkerSocket(socket.socket(fileno=fd))
     Worker(connection, number=number, transfer_timeout_s=transfer_timeout_s).run()
     # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.

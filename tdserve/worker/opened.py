@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as FilePath
 from threading import Lock
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tdserve.errors import LocalProtocolError
+from tdserve.errors import ClosedError, LocalProtocolError
 from tdserve.layout import Layout
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
@@ -17,6 +20,7 @@ from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects
+from tdserve.transport.ends import row_table
 from tdserve.v1 import spec_pb2, worker_pb2
 
 OBJECTS_FOLDER = "objects"
@@ -32,6 +36,7 @@ class OpenStore:
         leaves: The mapped tensors by path.
         generations: One number per row, then one for the store as a whole; read only.
         writes_values: Whether this is the one process that writes non-tensor values.
+        plans: Reads that were worked out, by their expression.
     """
 
     uid: str
@@ -40,13 +45,20 @@ class OpenStore:
     leaves: dict[Path, torch.Tensor]
     generations: Generations
     writes_values: bool
+    plans: dict[bytes, Any] = field(default_factory=dict)
     _objects: Objects | None = None
+    _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @property
     def name(self) -> str:
         """Name of the store; its folder has the same."""
         return self.folder.name
+
+    @cached_property
+    def row_nbytes(self) -> int:
+        """Bytes of the tensors of one row."""
+        return self.spec.nbytes // max(self.spec.batch_size[0], 1) if self.spec.batch_size else self.spec.nbytes
 
     @cached_property
     def value_batch_sizes(self) -> dict[Path, tuple[int, ...]]:
@@ -56,6 +68,13 @@ class OpenStore:
     def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
         """The mapped tensors in the order of a layout's slots."""
         return [self.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
+
+    def tables_of(self, layout: Layout) -> list[NDArray[np.uint8]]:
+        """The bytes of the mapped tensors by rows, in the order of a layout's slots; kept for next time."""
+        tables = self._tables
+        if not tables:
+            tables.update({path: row_table(leaf) for path, leaf in self.leaves.items()})
+        return [tables[slot.path] for slot in layout.slots[: layout.num_leaves]]
 
     def objects(self, *, writable: bool) -> Objects | None:
         """The non-tensor values; None when none was ever written (and the caller only reads).
@@ -94,6 +113,7 @@ class OpenStores:
         self._writes_values = writes_values
         self._lock = Lock()
         self._stores: dict[str, OpenStore] = {}
+        self._granted: dict[str, OpenStore] = {}
         self._specs: dict[bytes, Spec] = {}
 
     def learn(self, fingerprint: bytes, message: spec_pb2.Spec) -> None:
@@ -107,6 +127,10 @@ class OpenStores:
         if spec is None:
             raise LocalProtocolError(reason="control names a spec that this worker was never told")
         return spec
+
+    def find(self, uid: str) -> OpenStore | None:
+        """The store of this incarnation, if it is mapped already."""
+        return self._stores.get(uid)
 
     def get(self, ref: worker_pb2.StoreRef) -> OpenStore:
         """The store of a reference, mapped.
@@ -124,10 +148,24 @@ class OpenStores:
                 store = self._stores[ref.uid] = self._open(ref, spec)
             return store
 
+    def grant(self, store: OpenStore) -> None:
+        """Control has let somebody read this store: its name means this one, until its files say it is deleted."""
+        self._granted[store.name] = store
+
+    def granted(self, name: str) -> OpenStore | None:
+        """The tensordict store of a name, if control has let somebody read it and it was not deleted since."""
+        store = self._granted.get(name)
+        try:
+            return None if store is None or store.generations.is_deleted else store
+        except ClosedError:  # dropped just now
+            return None
+
     def drop(self, uid: str) -> None:
         """Forgets a store that was deleted."""
         with self._lock:
             store = self._stores.pop(uid, None)
+            if store is not None and self._granted.get(store.name) is store:
+                del self._granted[store.name]
         if store is not None:
             store.close()
 

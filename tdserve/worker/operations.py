@@ -9,24 +9,37 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.content import (
+    MISSING_GENERATION,
+    STATUS_BYTES,
+    ReadStatus,
+    rows_layout,
+    selected_spec,
+    status_column,
+    write_layout,
+)
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.row_numbers import decode_rows, spread
-from tdserve.selection import Selection, from_message
+from tdserve.selection import from_message
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path
 from tdserve.store.staging import Staging
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes
+from tdserve.transport.ends import FlatEnd, LeafEnd, RowEnd
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.opened import OpenStore
+from tdserve.worker.reads import plan_read
 from tdserve.worker.session import WorkerSession
 from tdserve.worker.transfers import answer, check_inline, take
 from tdserve.worker.values import put_values, read_values
 from tdserve.worker.versions import receive_version, send_version
+
+MAX_QUICK_BYTES = 256 * 1024
+"""256 rows of a kilobyte take about 50 microseconds."""
 
 SETTLE_POLL_S = 0.0005
 """Between two looks at a generation that says "being written": an apply takes about this long for a few megabytes."""
@@ -42,11 +55,15 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
 
-    def trail() -> list[torch.Tensor]:
-        found = np.where(store.generations.values[rows] == expected, expected, MISSING_GENERATION)
-        return [torch.from_numpy(rows.copy()), torch.from_numpy(found), _status(ReadStatus.WHOLE, 0)]
+    def trail() -> list[NDArray[np.int64]]:
+        found = store.generations.values[rows]
+        has_moved = found != expected
+        num_missing = int(np.count_nonzero(has_moved))
+        if num_missing:
+            found[has_moved] = MISSING_GENERATION
+        return [rows, found, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
 
-    source = RowEnd(layout, store.leaves_of(layout), torch.from_numpy(rows.copy()), trail)
+    source = RowEnd(layout, store.tables_of(layout), rows, trail)
     if values and not wanted.inline:
         session.prepared(order, values)
     return answer(session, order, layout, source, values=values, inline=wanted.inline)
@@ -58,36 +75,24 @@ def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     store = session.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     layout = write_layout(store.spec.with_rows(len(rows)))
-    sink = RowEnd(layout, store.leaves_of(layout), torch.from_numpy(rows.copy()))
+    sink = RowEnd(layout, store.tables_of(layout), rows)
     return take(session, order, wanted.content, layout, sink)
 
 
 def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends what an index expression selects, as of one moment, or says that it could not."""
     wanted = order.send_selection
-    store = session.surroundings.stores.get(wanted.store)
-    selection = from_message(wanted.selection)
-    keys = [tuple(key.parts) for key in wanted.keys]
-    spec = selected_spec(store.spec, selection, keys, store=store.name)
-    layout = read_layout(spec)
-    watched = _watched(store, selection)
-    before = _settled(store, watched, session.surroundings.transfer_timeout_s)
-    version = int(store.generations.values[-1]) // 2
-    index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
-    values = read_values(store, [path for path, _ in spec.values], _elements(store, selection))
-
-    def leaf_of(slot: int) -> torch.Tensor:
-        leaf = store.leaves[layout.slots[slot].path]
-        return indexable(leaf)[index] if index else leaf
-
-    def trail() -> list[torch.Tensor]:
-        is_whole = np.array_equal(store.generations.values[watched], before)
-        return [_status(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
-
-    is_inline = sum(layout.message_nbytes) <= wanted.inline_bytes
+    shared = session.surroundings
+    store = shared.stores.get(wanted.store)
+    plan = plan_read(store, wanted)
+    shared.stores.grant(store)
+    before = _settled(store, plan.watched, shared.transfer_timeout_s)
+    source = plan.source(store, plan.trailer(store, before))
+    values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
+    is_inline = sum(plan.layout.message_nbytes) <= wanted.inline_bytes
     if not is_inline:
         session.prepared(order, values)
-    return answer(session, order, layout, IndexedEnd(layout, leaf_of, trail), values=values, inline=is_inline)
+    return answer(session, order, plan.layout, source, values=values, inline=is_inline)
 
 
 def receive_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -139,8 +144,7 @@ def send_void(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
     for number, nbytes in enumerate(sizes, 1):
         buffer = torch.zeros(nbytes, dtype=torch.uint8)
         if number == len(sizes):
-            status = as_bytes(_status(ReadStatus.FAILED, 0))
-            buffer[-len(status) :] = status
+            buffer.numpy()[-STATUS_BYTES:] = status_column(ReadStatus.FAILED).view(np.uint8)
         session.channel.send(buffer, order.tag).wait(shared.transfer_timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(sizes))
 
@@ -165,6 +169,16 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
 }
 
 
+def is_quick(session: WorkerSession, order: worker_pb2.Order) -> bool:
+    """Whether an order takes less time than to wake the session's thread: a small sample of an open store."""
+    if not order.HasField("send_rows") or order.send_rows.inline:
+        return False
+    store = session.surroundings.stores.find(order.send_rows.store.uid)
+    if store is None or store.spec.values:
+        return False
+    return len(order.send_rows.generations) // 8 * store.row_nbytes <= MAX_QUICK_BYTES
+
+
 def perform(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Carries out any order."""
     kind = order.WhichOneof("body")
@@ -183,13 +197,6 @@ def _selection_layout(store: OpenStore, selection: content_pb2.Selection, keys: 
     return write_layout(selected_spec(store.spec, from_message(selection), keys, store=store.name))
 
 
-def _watched(store: OpenStore, selection: Selection) -> slice | np.ndarray:
-    """Which generations tell of a change: the store's own for everything, else those of the rows."""
-    if selection.is_everything:
-        return slice(-1, None)
-    return selection.rows(store.spec.batch_size)
-
-
 def _settled(store: OpenStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
     """The generations once none of them is odd, that is, once no write is being applied."""
     end = time.monotonic() + timeout_s
@@ -200,14 +207,3 @@ def _settled(store: OpenStore, watched: slice | np.ndarray, timeout_s: float) ->
         if time.monotonic() > end:
             raise DeadlineExceededError(what="the end of a write to the rows that are read", timeout_s=timeout_s)
         time.sleep(SETTLE_POLL_S)
-
-
-def _elements(store: OpenStore, selection: Selection) -> np.ndarray | None:
-    """Positions in the flattened batch that a selection takes, for the values; ``None`` for all."""
-    if not store.spec.values or selection.is_everything:
-        return None
-    return selection.elements(store.spec.batch_size)
-
-
-def _status(status: ReadStatus, version: int) -> torch.Tensor:
-    return torch.tensor([status, version, 0, 0, 0, 0, 0, 0], dtype=torch.int64)

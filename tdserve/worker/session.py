@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -17,11 +18,14 @@ from tdserve.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.transport.channel import Channel
+from tdserve.transport.channel import Channel, Work
 from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.mail import MAX_SENT
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
+from tdserve.worker.mailbox import Mailbox
 from tdserve.worker.opened import OpenStores
+from tdserve.worker.reads import SmallReads
 
 _log = logging.getLogger("tdserve.worker")
 
@@ -32,12 +36,14 @@ class Surroundings:
 
     Attributes:
         stores: Mapped stores.
+        small_reads: Answers what needs no decision.
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
     """
 
     stores: OpenStores
+    small_reads: SmallReads
     pool: BufferPool
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float
@@ -50,6 +56,7 @@ class WorkerSession:
         number: The session, as control names it.
         surroundings: Shared with the other sessions.
         perform: Carries out one order; what it raises becomes the order's Failure.
+        is_quick: Whether an order takes no longer than to hand it to the session's thread.
     """
 
     def __init__(
@@ -57,13 +64,19 @@ class WorkerSession:
         number: int,
         surroundings: Surroundings,
         perform: Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Worked],
+        is_quick: Callable[[WorkerSession, worker_pb2.Order], bool],
     ) -> None:
         self.number = number
         self.surroundings = surroundings
         self._perform = perform
+        self._is_quick = is_quick
+        self._num_queued = 0  # written by the reading thread alone,
+        self._num_done = 0  # and this by the session's
+        self._sent: deque[Work] = deque()
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
         self._channel: Channel | None = None
+        self._mailbox = Mailbox(number, surroundings.report, surroundings.small_reads.answer)
         self._opened = Event()
         self._is_closed = False
         self._thread = Thread(target=self._run, name=f"tdserve-session-{number}", daemon=True)
@@ -71,19 +84,41 @@ class WorkerSession:
 
     def put(self, order: worker_pb2.Order) -> None:
         """Queues an order; called by the thread that reads the socket."""
-        if order.HasField("open_session"):
-            self._start_opening(order)
-            return
-        if order.HasField("rendezvous"):
-            if self._kv_store is not None:
+        kind = order.WhichOneof("body")
+        if kind == "mail":
+            # At once, in front of what moves: an answer may be what the client waits for to take content.
+            if self._mailbox.send(order.mail):
+                self._queue(order)
+        elif kind == "open_session":
+            if order.open_session.is_mail:
+                self._mailbox.open(order)
+            else:
+                self._start_opening(order)
+        elif kind == "rendezvous":
+            if order.rendezvous.is_mail:
+                self._mailbox.feed(order.rendezvous)
+            elif self._kv_store is not None:
                 self._kv_store.feed(order.rendezvous.key, order.rendezvous.value)
-            return
+        elif self._num_queued == self._num_done and self._channel is not None and self._is_quick(self, order):
+            self._carry_out(order)
+            if len(self._sent) >= 2 * MAX_SENT:
+                self._queue(worker_pb2.Order(mail=b""))
+        else:
+            self._queue(order)
+
+    def keep(self, works: Iterable[Work]) -> None:
+        """Keeps sends that nobody waits for now: one that is dropped is given up."""
+        self._sent.extend(works)
+
+    def _queue(self, order: worker_pb2.Order) -> None:
+        self._num_queued += 1
         self._orders.put(order)
 
     def close(self) -> None:
         """Ends the session: its channel goes, orders in its queue fail, the thread ends after the current one."""
         self._is_closed = True
         self._close_channel()
+        self._mailbox.close()
         self._orders.put(None)
 
     @property
@@ -114,16 +149,32 @@ class WorkerSession:
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
-            report = worker_pb2.Report(order=order.order, session=self.number)
-            try:
-                report.done.CopyFrom(self._perform(self, order))
-            except TDServeError as error:
-                self._fail(order, report, error)
-            except Exception as fault:  # noqa: BLE001 (outermost frame of the thread)
-                _log.exception("order %s failed", order.WhichOneof("body"))
-                self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
-            else:
-                self.surroundings.report(report)
+            if not order.HasField("mail"):
+                self._carry_out(order)
+            self._reap()
+            self._num_done += 1
+
+    def _carry_out(self, order: worker_pb2.Order) -> None:
+        report = worker_pb2.Report(order=order.order, session=self.number)
+        try:
+            report.done.CopyFrom(self._perform(self, order))
+        except TDServeError as error:
+            self._fail(order, report, error)
+        except Exception as fault:  # noqa: BLE001 (the boundary of an order)
+            _log.exception("order %s failed", order.WhichOneof("body"))
+            self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
+        else:
+            self.surroundings.report(report)
+
+    def _reap(self) -> None:
+        """Waits for what was sent long ago; here, where a client that takes nothing stops nobody else."""
+        timeout_s = self.surroundings.transfer_timeout_s
+        self._mailbox.reap(timeout_s)
+        try:
+            while len(self._sent) > MAX_SENT:
+                self._sent.popleft().wait(timeout_s)
+        except (TransportError, DeadlineExceededError) as error:
+            self._lose(error)
 
     def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
         """Reports a failure. The channel goes first: after the report control gives the rows to somebody else."""
@@ -137,9 +188,12 @@ class WorkerSession:
             self._close_channel()
         self.surroundings.report(report)
         if is_lost:
-            lost = worker_pb2.Report(session=self.number)
-            lost.session_lost.reason = str(error)[:500]
-            self.surroundings.report(lost)
+            self._lose(error)
+
+    def _lose(self, error: TDServeError) -> None:
+        lost = worker_pb2.Report(session=self.number)
+        lost.session_lost.reason = str(error)[:500]
+        self.surroundings.report(lost)
 
     def _start_opening(self, order: worker_pb2.Order) -> None:
         """In a thread of its own: orders that came before it, and do not need the channel, go on."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from tdserve.errors import RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.transport.ends import Sink, Source
-from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, unpack
+from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.session import WorkerSession
+
+MAX_POSTED_BYTES = 512 * 1024
+"""Content up to this size is sent without waiting until the client has taken it."""
 
 
 def answer(
@@ -17,6 +20,9 @@ def answer(
     if inline:
         return worker_pb2.Worked(inline=pack(layout.messages, source), values=values)
     shared = session.surroundings
+    if len(layout.messages) == 1 and layout.nbytes <= MAX_POSTED_BYTES:
+        session.keep(start_send(session.channel, order.tag, layout.messages, source, shared.pool))
+        return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))
     timeout_s = PerMessage(shared.transfer_timeout_s)
     send_messages(session.channel, order.tag, layout.messages, source, pool=shared.pool, timeout_s=timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
+from numpy.typing import NDArray
 
-import torch
-
-from tdserve.content import ReadStatus, read_layout, write_layout
+from tdserve.content import ReadStatus, read_layout, status_column, write_layout
 from tdserve.store.versions import VersionFile
 from tdserve.transport.ends import LeafEnd, Trailing
 from tdserve.v1 import worker_pb2
@@ -45,5 +44,5 @@ def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
         return answer(session, order, layout, source, values=values, inline=wanted.inline)
 
 
-def _whole() -> Sequence[torch.Tensor]:
-    return [torch.tensor([ReadStatus.WHOLE, 0, 0, 0, 0, 0, 0, 0], dtype=torch.int64)]
+def _whole() -> list[NDArray[np.int64]]:
+    return [status_column(ReadStatus.WHOLE)]

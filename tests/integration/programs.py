@@ -19,6 +19,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.transport.gloo import GlooChannel
+from tdserve.transport.mail import MAIL_TAG
 
 ROW_NBYTES = 1 << 20
 """Four rows make one data message."""
@@ -65,17 +66,18 @@ def read(client: tdserve.Client, kind: str, name: str) -> object:
     return sorted(set(numbers_in(found)))
 
 
-def strike_at(message: int, number: int, pid: int) -> None:
+def strike_at(message: int, number: int, pid: int, *, counts_mail: bool) -> None:
     """Sends a signal when data message number ``message`` (from 1) of this process is about to move, once."""
     num_moved = 0
 
     def counted(move: Callable[..., Any]) -> Callable[..., Any]:
-        def moving(*arguments: Any) -> Any:
+        def moving(channel: GlooChannel, buffer: torch.Tensor, tag: int) -> Any:
             nonlocal num_moved
-            num_moved += 1
-            if num_moved == message:
-                os.kill(pid or os.getpid(), number)
-            return move(*arguments)
+            if counts_mail or tag != MAIL_TAG:
+                num_moved += 1
+                if num_moved == message:
+                    os.kill(pid or os.getpid(), number)
+            return move(channel, buffer, tag)
 
         return moving
 
@@ -100,7 +102,7 @@ def stream(client: tdserve.Client, name: str, writer: int, num_writes: int) -> N
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("command", choices=["write", "read", "stream", "own", "tour"])
+    parser.add_argument("command", choices=["write", "read", "stream", "own", "tour", "wait"])
     parser.add_argument("address")
     parser.add_argument("kind")
     parser.add_argument("name", nargs="?", default="")
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=0, help="data message before which a signal is sent")
     parser.add_argument("--signal", type=int, default=signal.SIGKILL)
     parser.add_argument("--pid", type=int, default=0, help="who gets it; 0 is this process")
+    parser.add_argument("--mail", action="store_true", help="mail counts as data messages too")
     parser.add_argument("--timeout", type=float, default=20.0)
     given = parser.parse_args()
     if given.command == "own":  # a process that owns a server: ``address`` is the root here
@@ -117,7 +120,7 @@ def main() -> None:
     client = tdserve.connect(given.address, timeout_s=given.timeout)
     say("connected")
     if given.at:
-        strike_at(given.at, given.signal, given.pid)
+        strike_at(given.at, given.signal, given.pid, counts_mail=given.mail)
     try:
         if given.command == "write":
             say("done", write(client, given.kind, given.name, given.number))
@@ -125,12 +128,24 @@ def main() -> None:
             say("done", read(client, given.kind, given.name))
         elif given.command == "tour":
             tour(client)
+        elif given.command == "wait":
+            wait(client, given.name, num_rows=int(given.kind))
         else:
             stream(client, given.name, given.number, given.num_writes)
             say("end")
     except tdserve.TDServeError as error:
         say("error", type(error).__name__, error.retryable, error)
     client.close()
+
+
+def wait(client: tdserve.Client, name: str, *, num_rows: int) -> None:
+    """A sample that waits until it is interrupted."""
+    replay = client.replay(name)
+    say("waits")
+    try:
+        replay.sample(num_rows, timeout_s=60.0)
+    except KeyboardInterrupt:
+        say("interrupted")
 
 
 def tour(client: tdserve.Client) -> None:

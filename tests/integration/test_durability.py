@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.integration
 
 ROW_ITEMS = 4096
 """64 rows are 1 MiB, one message over the data transport; one row rides inside the request."""
+
+NUM_LONG = 2000
+"""Bytes of a store whose rows, listed one by one, make a request that is too long for a mail."""
 
 
 def rows(number: int, num_rows: int) -> TensorDict:
@@ -191,19 +195,23 @@ def test_rows_when_control_was_killed_before_their_commit_then_they_are_free(
 def test_write_when_control_is_killed_while_it_is_applied_then_it_is_whole_after_the_restart(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
-    client.init_remote(rows(1, 1), "journal")
+    client.init_remote(TensorDict({"x": torch.ones(NUM_LONG, dtype=torch.uint8)}, [NUM_LONG]), "journal")
     generations = generations_of(crashing, client, "journal")
-    assert generations.values.tolist() == [2, 2]
+    before = [2] * (NUM_LONG + 1)
+    assert generations.values.tolist() == before
     worker = client.stats()["workers"][0]["pid"]
     os.kill(worker, signal.SIGSTOP)  # so that it stays between the journal and the end
-    future = client.send(rows(2, 1), "journal", return_early=True)
-    wait_for(lambda: generations.values.tolist() == [3, 3], "the begin of the write")
-    crashing.kill()
-    wait_for(lambda: is_gone(worker), "the end of the stopped data worker")
-    crashing.start()
-    assert numbers_in(client.from_remote_init("journal")) == [2]
-    assert future.result(timeout=60.0) == 2
-    assert generations.values.tolist() == [4, 4], "applied once"
+    # So long an index does not fit into a mail, which would pass through the worker: it goes to control directly.
+    everywhere = torch.randperm(NUM_LONG)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(client["journal"].set_at_, "x", torch.full((NUM_LONG,), 2, dtype=torch.uint8), everywhere)
+        wait_for(lambda: generations.values.tolist() == [3] * (NUM_LONG + 1), "the begin of the write")
+        crashing.kill()
+        wait_for(lambda: is_gone(worker), "the end of the stopped data worker")
+        crashing.start()
+        assert set(client.from_remote_init("journal")["x"].tolist()) == {2}
+        writing.result(timeout=60.0)
+    assert generations.values.tolist() == [4] * (NUM_LONG + 1), "applied once"
 
 
 def test_init_remote_when_control_is_killed_before_the_content_then_the_name_is_free(

@@ -14,9 +14,9 @@ from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2
 
 
-def status(kind: int = ReadStatus.WHOLE, version: int = 0) -> torch.Tensor:
+def status(kind: int = ReadStatus.WHOLE, version: int = 0, num_missing: int = 0) -> torch.Tensor:
     """The column that ends every read."""
-    return torch.tensor([kind, version, 0, 0, 0, 0, 0, 0])
+    return torch.tensor([kind, version, num_missing, 0, 0, 0, 0, 0])
 
 
 def rows_content(td: Any, index: list[int], generation: list[int]) -> Content:
@@ -24,6 +24,7 @@ def rows_content(td: Any, index: list[int], generation: list[int]) -> Content:
     captured = capture(td)
     layout = rows_layout(captured.spec, len(index))
     leaves = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
-    received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), status()])
+    ending = status(num_missing=sum(number < 0 for number in generation))
+    received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), ending])
     spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
     return Content(spec, received, values, 0, control_pb2.Accepted())

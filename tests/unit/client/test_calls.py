@@ -12,7 +12,6 @@ from tdserve.client.calls import (
     UNTIMED_TRANSFER_S,
     SessionClient,
     answer_timeout_s,
-    tag_of,
     transfer_timeout_s,
 )
 from tdserve.client.session import Session
@@ -45,10 +44,6 @@ def test_timeouts_when_a_deadline_is_given_then_with_grace() -> None:
     assert transfer_timeout_s(Deadline.after(0)) == answer_timeout_s(Deadline.after(0)) == UNTIMED_TRANSFER_S
     assert answer_timeout_s(Deadline.never) is None
     assert transfer_timeout_s(Deadline.never) == UNTIMED_TRANSFER_S
-
-
-def test_tag_when_requests_are_many_then_stays_in_range() -> None:
-    assert [tag_of(request) for request in (1, 2**31 - 1, 2**31, 2**40 + 3)] == [1, 2**31 - 1, 0, 3]
 
 
 def test_call_when_the_session_is_lost_then_again_with_the_same_number(client: tdserve.Client) -> None:

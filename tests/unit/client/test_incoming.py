@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.incoming import Received, decode_values, receive, views
+from tdserve.client.leaves import Leaves
 from tdserve.client.outgoing import encode_values
 from tdserve.content import ReadStatus, read_layout
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
@@ -17,7 +18,7 @@ from tdserve.spec.capture import capture
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
-from tdserve.transport.ends import LeafEnd
+from tdserve.transport.ends import LeafEnd, as_bytes
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
@@ -42,23 +43,29 @@ def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(found: list[Tens
         assert not slot.nbytes or view.data_ptr() == buffer.data_ptr() + slot.offset
 
 
-@pytest.mark.parametrize("into", [None, [torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)]])
-def test_receive_when_inline_then_the_columns(into: Any) -> None:
+def places() -> Leaves:
+    """Leaves to receive into."""
+    tensors = [torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)]
+    return Leaves(tensors, [as_bytes(tensor).numpy() for tensor in tensors])
+
+
+@pytest.mark.parametrize("into", [None, places()])
+def test_receive_when_inline_then_the_columns(into: Leaves | None) -> None:
     inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
     session: Any = None  # inline content needs none
     found = receive(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=inline, into=into)
     assert torch.equal(found.leaves()[("a",)], TD["a"])
     assert torch.equal(found.leaves()[("b",)], TD["b"])
     assert found.version == 9
-    assert into is None or torch.equal(into[0], TD["a"])
+    assert into is None or torch.equal(into.tensors[0], TD["a"])
 
 
 def test_receive_when_inline_of_another_length_then_error_and_nothing_written() -> None:
-    into = [torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)]
+    into = places()
     session: Any = None
     with pytest.raises(RemoteProtocolError):
         receive(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=b"short", into=into)
-    assert not into[0].any()
+    assert not into.tensors[0].any()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +77,11 @@ def test_version_when_the_read_is_not_whole_then_error(kind: int, error: type[Ex
     with pytest.raises(error):
         _ = received.version
     assert received.is_void == (kind == ReadStatus.FAILED)
+
+
+def test_num_missing_when_rows_were_overwritten_then_as_the_status_says() -> None:
+    assert Received(LAYOUT, [TD["a"], TD["b"], status()]).num_missing == 0
+    assert Received(LAYOUT, [TD["a"], TD["b"], status(num_missing=3)]).num_missing == 3
 
 
 def values_spec(batch_size: tuple[int, ...], *, per_row: bool) -> Spec:

@@ -5,12 +5,16 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.reading import Destination, on_cpu, read_selection
+from tdserve.client.incoming import post
+from tdserve.client.reading import Destination, finish_posted, on_cpu, read_selection
+from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, InvalidSpecError, NotSupportedError, SpecMismatchError
 from tdserve.layout import Layout
 from tdserve.selection import Selection, encode
+from tdserve.session import tag_of
 from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.arange(3), "t": "text"}, [3])
 
@@ -27,7 +31,7 @@ def test_places_when_leaves_are_contiguous_then_theirs() -> None:
     layout = Layout.of(capture(TD).spec)
     places = Destination(out, store="x").places(layout)
     assert places is not None
-    assert [place.data_ptr() for place in places] == [out[slot.path[0]].data_ptr() for slot in layout.slots]
+    assert [place.data_ptr() for place in places.tensors] == [out[slot.path[0]].data_ptr() for slot in layout.slots]
 
 
 def test_places_when_a_leaf_is_a_strided_view_then_none() -> None:
@@ -44,6 +48,25 @@ def test_check_when_it_does_not_fit_then_error_names_store_and_key() -> None:
 def test_destination_when_rows_share_memory_then_refused() -> None:
     with pytest.raises((NotSupportedError, InvalidSpecError, SpecMismatchError)):
         Destination(TensorDict({"a": torch.zeros(1, 2).expand(3, 2)}, [3]), store="x")
+
+
+@pytest.mark.parametrize("num_live", [0, 100])
+def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
+    client: tdserve.Client, name: str, num_live: int
+) -> None:
+    rows = TensorDict({"a": torch.ones(100, 300)}, [100])
+    replay = client.create_replay(name, rows[0], 100)
+    replay.extend(rows[:num_live])
+    deadline, stored = Deadline.after(20.0), replay.spec.prepend((100,))
+    session, request, layout = client.session(deadline), client.next_request(), rows_layout(stored, 100)
+    asked = control_pb2.SampleRequest(
+        store=name, num_rows=100, fingerprint=stored.fingerprint, message_nbytes=layout.message_nbytes
+    )
+    pending = session.send(request, sample=asked)
+    posted = post(layout, session, tag_of(request), client.pool)
+    content = finish_posted(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
+    assert (content is None) == (num_live == 0)
+    assert content is None or torch.equal(content.received.leaves()[("a",)], rows["a"])
 
 
 def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.Client, name: str) -> None:

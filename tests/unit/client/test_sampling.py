@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
+import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.sampling import Sampled
+import tdserve
+from tdserve.client.sampling import Sampled, ask, take
+from tdserve.deadline import Deadline
+from tdserve.errors import StoreNotFoundError, TransferAbortedError
 from tests.unit.client.content import rows_content
 
 
@@ -19,6 +26,113 @@ def sampled(index: list[int], generation: list[int] | None = None, *, with_value
     return Sampled(rows_content(torch.stack(rows), index, generation or [2] * len(index)))
 
 
+NUM_ROWS = 64
+WIDE = TensorDict({"a": torch.arange(NUM_ROWS * 300.0).view(NUM_ROWS, 300)}, [NUM_ROWS])
+"""More than rides in a message."""
+
+
+@pytest.fixture
+def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
+    """An empty ring."""
+    made: tdserve.ReplayHandle = client.create_replay(name, WIDE[0], NUM_ROWS)
+    return made
+
+
+class Drawing:
+    """One sample of a ring, step by step."""
+
+    def __init__(self, client: tdserve.Client, replay: tdserve.ReplayHandle, *, num_rows: int = NUM_ROWS) -> None:
+        self.deadline = Deadline.after(20.0)
+        self.stored = replay.spec.prepend((replay.capacity,))
+        self.client = client
+        self.session = client.session(self.deadline)
+        self.request = client.next_request()
+        self.asked = ask(
+            client,
+            self.session,
+            self.request,
+            replay.name,
+            self.stored,
+            num_rows,
+            num_batches=1,
+            deadline=self.deadline,
+        )
+
+    def take(self, is_over: Callable[[], bool] = lambda: False) -> Sampled:
+        """The rows."""
+        return take(
+            self.client,
+            self.session,
+            self.request,
+            self.asked,
+            stored=self.stored,
+            deadline=self.deadline,
+            is_over=is_over,
+        )
+
+
+def test_ask_when_it_is_known_what_comes_then_received_without_an_answer(
+    client: tdserve.Client, replay: tdserve.ReplayHandle
+) -> None:
+    replay.extend(WIDE)
+    drawing = Drawing(client, replay)
+    assert drawing.asked.posted is not None
+    rows = drawing.take()
+    assert rows.num_missing == 0
+    index = rows.tensors[("index",)]
+    assert torch.equal(rows.tensors[("a",)], WIDE["a"][index])
+
+
+def test_ask_when_the_content_may_ride_in_the_answer_then_that_comes_first(
+    client: tdserve.Client, replay: tdserve.ReplayHandle
+) -> None:
+    replay.extend(WIDE)
+    drawing = Drawing(client, replay, num_rows=2)
+    assert drawing.asked.posted is None
+    assert len(drawing.take().tensors[("a",)]) == 2
+
+
+def test_take_when_there_are_no_rows_yet_then_waits_for_them(
+    client: tdserve.Client, replay: tdserve.ReplayHandle
+) -> None:
+    drawing, is_void = Drawing(client, replay), Event()
+
+    def is_over() -> bool:
+        is_void.set()
+        return False
+
+    with ThreadPoolExecutor(1) as thread:
+        taking = thread.submit(drawing.take, is_over)
+        assert is_void.wait(20.0)
+        replay.extend(WIDE)
+        index = taking.result(20.0).tensors[("index",)]
+    assert set(index.tolist()) <= set(range(NUM_ROWS))
+    assert replay.info()["samples"] == NUM_ROWS
+
+
+@pytest.mark.parametrize("num_looks", [1, 2], ids=["before it asks again", "behind that"])
+def test_take_when_nobody_wants_the_rows_any_more_then_given_up(
+    client: tdserve.Client, replay: tdserve.ReplayHandle, num_looks: int
+) -> None:
+    drawing = Drawing(client, replay)
+    looks = iter([False] * (num_looks - 1) + [True])
+    with pytest.raises(TransferAbortedError):
+        drawing.take(lambda: next(looks))
+    assert not drawing.session.is_lost
+
+
+def test_take_when_refused_then_the_reason_and_the_session_goes_on(
+    client: tdserve.Client, replay: tdserve.ReplayHandle
+) -> None:
+    drawing = Drawing(client, replay)
+    client.delete(replay.name)
+    again = Drawing(client, replay)
+    for each in (drawing, again):
+        with pytest.raises(StoreNotFoundError, match=replay.name):
+            each.take()
+    assert not again.session.is_lost
+
+
 def test_build_when_whole_then_has_the_added_keys() -> None:
     td = sampled([3, 1], [2, 4]).build()
     assert td["a"].tolist() == [30, 10]
@@ -28,6 +142,7 @@ def test_build_when_whole_then_has_the_added_keys() -> None:
 
 def test_missing_when_rows_were_overwritten_then_replaced_by_others() -> None:
     rows = sampled([3, 1, 5], [2, -1, -1], with_values=True)
+    assert rows.num_missing == 2
     assert rows.missing.tolist() == [1, 2]
     rows.replace(rows.missing, sampled([7, 8], [4, 6], with_values=True))
     assert len(rows.missing) == 0

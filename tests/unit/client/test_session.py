@@ -6,7 +6,7 @@ import pytest
 
 import tdserve
 from tdserve.client.session import Pending, Session, address_towards, checked
-from tdserve.config import PROTOCOL_VERSION
+from tdserve.config import DEFAULT_INLINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
@@ -18,7 +18,8 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransportError,
 )
-from tdserve.v1 import control_pb2
+from tdserve.v1 import content_pb2, control_pb2
+from tests.integration.processes import wait_for
 
 FAILURE = control_pb2.ServerMessage(failure=encode_failure(StoreNotFoundError(name="x")))
 
@@ -92,14 +93,60 @@ def test_session_when_hello_is_refused_then_typed_error(connection: ControlConne
         opened(connection, b"short")
 
 
-def test_request_when_cancelled_then_it_ends_and_the_session_goes_on(client: tdserve.Client) -> None:
+@pytest.fixture
+def mailing(client: tdserve.Client) -> Session:
+    """A session whose small messages ride a channel already."""
     session = client.session(Deadline.after(10.0))
-    asked = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
-    pending = session.send(4_000, read=asked)
-    session.cancel(4_000)
+    mailbox = session._mailbox
+    assert mailbox is not None
+    wait_for(lambda: mailbox.is_open, "the opening of the mailbox")
+    return session
+
+
+WAITING = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
+
+
+def too_long(name: str) -> control_pb2.ReadRequest:
+    """A request that waits, and does not fit into a mail."""
+    keys = [content_pb2.Path(parts=["k" * MAIL_BYTES])]
+    return control_pb2.ReadRequest(store=name, timeout_s=20.0, keys=keys)
+
+
+@pytest.mark.parametrize(("asked", "is_mailed"), [(WAITING, True), (too_long("never there"), False)])
+def test_request_when_cancelled_then_it_ends_and_the_session_goes_on(
+    mailing: Session, asked: control_pb2.ReadRequest, is_mailed: bool
+) -> None:
+    pending = mailing.send(4_000, read=asked)
+    mailing.cancel(4_000)
+    assert pending.is_mailed == is_mailed
     with pytest.raises(TransportError, match="4000"):
         pending.wait(10.0, "a read")
-    assert not session.is_lost
+    assert not mailing.is_lost
+
+
+def test_inline_bytes_when_mail_is_open_then_what_fits_into_one(mailing: Session) -> None:
+    assert mailing.inline_bytes == MAIL_INLINE_BYTES
+    assert mailing.welcome.inline_bytes == DEFAULT_INLINE_BYTES
+
+
+def test_requests_when_they_are_many_and_small_then_answered_by_mail_in_order(mailing: Session) -> None:
+    asked = control_pb2.ReadRequest(store="not there", fingerprint=b"seen before")
+    for request in range(5_000, 5_100):
+        pending = mailing.send(request, read=asked)
+        assert pending.is_mailed
+        with pytest.raises(StoreNotFoundError, match="not there"):
+            pending.wait(10.0, "a read")
+        mailing.forget(request)
+
+
+def test_close_when_requests_wait_as_mail_then_they_end(mailing: Session) -> None:
+    pending = mailing.send(4_000, read=WAITING)
+    mailing.close()
+    with pytest.raises(TransportError):
+        pending.wait(10.0, "a read")
+    assert mailing.is_lost
+    with pytest.raises(TransportError):
+        mailing.send(4_001, read=WAITING)
 
 
 def test_address_towards_when_the_name_resolves_then_ours() -> None:

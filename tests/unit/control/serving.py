@@ -61,9 +61,7 @@ class Answering:
 
 
 @contextlib.contextmanager
-def serving(
-    handlers: Any, *, port: int = 0, token: str | None = None, is_serving: bool = True
-) -> Iterator[str]:
+def serving(handlers: Any, *, port: int = 0, token: str | None = None, is_serving: bool = True) -> Iterator[str]:
     """Yields the address; the server is gone afterwards."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="test-control-server")

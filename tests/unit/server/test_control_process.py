@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +11,19 @@ from tensordict import TensorDict
 
 from tdserve.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.control.servicer import SessionLink
-from tdserve.errors import ConnectError, ProtocolVersionError, RemoteProtocolError, StoreNotFoundError
+from tdserve.errors import (
+    ConnectError,
+    ProtocolVersionError,
+    RemoteProtocolError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
 from tdserve.server.control_process import ControlProcess
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.store.root import Root
-from tdserve.v1 import control_pb2
-from tests.unit.server.world import Loop, Outbox
+from tdserve.v1 import control_pb2, worker_pb2
+from tests.unit.server.world import Loop, Outbox, outside
 
 SPEC = codec.encode(capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec)
 
@@ -83,6 +91,111 @@ def test_drain_when_begun_then_nothing_new_is_accepted(process: ControlProcess, 
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
     run(process.session(SessionLink(outbox), said(control_pb2.ClientMessage(hello=hello))))
     assert isinstance(outbox.error(), ConnectError)
+
+
+class Serving:
+    """A session whose client has said Hello and goes on; ``mail`` is what its worker then hands on."""
+
+    def __init__(self, process: ControlProcess) -> None:
+        self._process = process
+        self._gone = asyncio.Event()
+        self.outbox = Outbox()
+        self.number = 0
+        self.task: asyncio.Task[None]
+
+    async def start(self) -> None:
+        """Returns when the session is open."""
+        self._process._is_repaired.set()  # as after start()
+        self._process._workers[0].ready.set()
+        self.task = asyncio.create_task(self._process.session(SessionLink(self.outbox), self._stream()))
+        await self.outbox.next()
+        self.number = self.outbox.messages.pop().welcome.session
+
+    async def mail(self, content: bytes, *, session: int = 0) -> None:
+        """As the worker reports it, and one turn of the loop."""
+        report = worker_pb2.Report(session=session or self.number, mail=content)
+        await outside(lambda: self._process._on_session_report(report))
+
+    async def end(self) -> None:
+        """The client goes."""
+        self._gone.set()
+        await self.task
+
+    async def _stream(self) -> AsyncIterator[control_pb2.ClientMessage]:
+        hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
+        yield control_pb2.ClientMessage(hello=hello)
+        await self._gone.wait()
+
+
+def reading(request: int, **fields: Any) -> bytes:
+    """A request for a store that is not there, as mail."""
+    read = control_pb2.ReadRequest(store="no such store", **fields)
+    return control_pb2.ClientMessage(request=request, read=read).SerializeToString()
+
+
+def test_mail_when_a_request_then_answered_at_once(process: ControlProcess, run: Loop) -> None:
+    async def scenario() -> None:
+        serving = Serving(process)
+        await serving.start()
+        await serving.mail(reading(1, fingerprint=b"known"))
+        assert isinstance(serving.outbox.error(), StoreNotFoundError)
+        await serving.end()
+
+    run(scenario())
+
+
+def test_mail_when_a_cancellation_then_that_request_is_given_up(process: ControlProcess, run: Loop) -> None:
+    async def scenario() -> None:
+        serving = Serving(process)
+        await serving.start()
+        for request in (1, 2):
+            await serving.mail(reading(request, timeout_s=20.0))
+        cancel = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=2))
+        await serving.mail(cancel.SerializeToString())
+        await serving.outbox.next()
+        error = serving.outbox.error()
+        assert isinstance(error, TransferAbortedError)
+        assert error.transfer == 2
+        await serving.end()
+
+    run(scenario())
+
+
+def test_mail_when_garbage_then_the_session_ends(process: ControlProcess, run: Loop) -> None:
+    async def scenario() -> None:
+        serving = Serving(process)
+        await serving.start()
+        await serving.mail(b"\xff" * 20)
+        await serving.task
+        await serving.mail(reading(1, fingerprint=b"known"))  # it may have come before the worker knew
+        assert serving.outbox.messages == []
+
+    run(scenario())
+
+
+def test_mail_when_of_no_session_then_nothing(process: ControlProcess, run: Loop) -> None:
+    async def scenario() -> None:
+        serving = Serving(process)
+        await serving.start()
+        await serving.mail(reading(1, fingerprint=b"known"), session=serving.number + 1)
+        assert serving.outbox.messages == []
+        await serving.end()
+
+    run(scenario())
+
+
+def test_mail_when_the_server_drains_then_refused(process: ControlProcess, run: Loop) -> None:
+    async def scenario() -> None:
+        serving = Serving(process)
+        await serving.start()
+        process._is_draining = True  # as in drain(), before it has ended the sessions
+        refused = asyncio.create_task(serving.outbox.next())
+        await serving.mail(reading(1, fingerprint=b"known"))
+        await refused
+        assert isinstance(serving.outbox.error(), ConnectError)
+        await serving.end()
+
+    run(scenario())
 
 
 def test_session_when_hello_is_of_another_version_then_one_failure(process: ControlProcess, run: Loop) -> None:

@@ -31,9 +31,7 @@ def asked(**fields: Any) -> control_pb2.CreateStoreRequest:
     return control_pb2.CreateStoreRequest(**{"name": "x", "kind": TENSORDICT, "spec": SPEC, **fields})
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_rows"), [(TENSORDICT, 4), (REPLAY, 0), (control_pb2.STORE_KIND_WEIGHTS, 4)]
-)
+@pytest.mark.parametrize(("kind", "num_rows"), [(TENSORDICT, 4), (REPLAY, 0), (control_pb2.STORE_KIND_WEIGHTS, 4)])
 def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: Any, num_rows: int) -> None:
     answer = run(world.creation.create(asked(kind=kind, capacity=10)))
     assert answer.created

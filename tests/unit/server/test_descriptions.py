@@ -42,9 +42,7 @@ def test_list_keys_when_asked_then_as_tensordict_lists_them(
     world: World, run: Loop, include_nested: bool, leaves_only: bool, sort: bool
 ) -> None:
     entry = run(world.create("x", TD))
-    asked = control_pb2.ListKeysRequest(
-        name="x", include_nested=include_nested, leaves_only=leaves_only, sort=sort
-    )
+    asked = control_pb2.ListKeysRequest(name="x", include_nested=include_nested, leaves_only=leaves_only, sort=sort)
     answer = list_keys(entry, asked)
     found = [tuple(path.parts) for path in answer.paths] or [(key,) for key in answer.keys]
     expected = list(TD.keys(include_nested, leaves_only, sort=sort))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,15 @@ from tdserve.config import ServerConfig
 from tdserve.errors import InvalidRequestError, RootInUseError
 from tdserve.server.main import FAILED_PREFIX, READY_PREFIX, main, run
 from tdserve.store.root import Root
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What a server does to its process is undone: here it is that of the tests."""
+    policy = os.sched_getscheduler(0)
+    yield
+    os.sched_setscheduler(0, policy, os.sched_getparam(0))
+    gc.unfreeze()
 
 
 def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
@@ -23,6 +34,16 @@ def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
     out = capfd.readouterr().out
     assert out == "" or out.startswith(READY_PREFIX)
     Root.acquire(tmp_path / "root").release()  # nobody has it any more
+    assert os.sched_getscheduler(0) == os.SCHED_BATCH
+
+
+def test_run_when_somebody_chose_a_priority_then_it_is_left_alone(tmp_path: Path) -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    root = Root.acquire(tmp_path / "root")
+    with pytest.raises(RootInUseError):
+        run(ServerConfig(root=str(tmp_path / "root"), port=0))
+    root.release()
+    assert os.sched_getscheduler(0) == os.SCHED_IDLE
 
 
 def test_run_when_the_root_is_in_use_then_error_names_the_holder(tmp_path: Path) -> None:

@@ -132,6 +132,16 @@ def test_sample_when_there_are_too_few_rows_then_error_says_how_many(world: Worl
         run(world.replays.sample(world.session(), 1, sample))
 
 
+@pytest.mark.parametrize("sizes", [[1], [1, 2]])
+def test_sample_when_other_content_is_waited_for_then_refused_and_not_counted(
+    world: World, run: Loop, entry: Entry, sizes: list[int]
+) -> None:
+    extend(world, run, entry, rows(10, 4), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=5, message_nbytes=sizes)
+    with pytest.raises(SpecMismatchError, match="'r'"):
+        run(world.replays.sample(world.session(), 1, sample))
+
+
 def test_sample_when_of_absurdly_many_rows_then_refused(world: World, run: Loop, entry: Entry) -> None:
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=MAX_SAMPLE_ROWS // 2 + 1, num_batches=2)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.content import rows_layout
 from tdserve.errors import (
+    DeadlineExceededError,
     RemoteProtocolError,
     StoreNotFoundError,
     TransferAbortedError,
@@ -17,7 +19,7 @@ from tdserve.server.entry import Entry
 from tdserve.server.requests import Requests
 from tdserve.server.session import ClientSession
 from tdserve.v1 import control_pb2
-from tests.unit.server.world import Loop, World, content_of, outbox
+from tests.unit.server.world import Loop, World, content_of, outbox, outside
 
 ROWS = TensorDict({"a": torch.arange(3.0)}, [3])
 
@@ -53,13 +55,43 @@ def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
     first = world.session()
     message = extending(7, replay.row_spec.fingerprint)
     run(requests.serve(first, message))
-    again = ClientSession(2, first.hello, world.session().link, worker=world.worker, interface="127.0.0.1")
-    again.opened()
+    again = world.session_of(first.hello, 2)
     run(requests.serve(again, message))
     assert outbox(again).done() == outbox(first).done()
     assert len(replay.replay_table()) == 3
     run(requests.serve(world.session(3), message))  # the same number of another client
     assert len(replay.replay_table()) == 6
+
+
+def sampling(request: int, **fields: Any) -> control_pb2.ClientMessage:
+    """Asks for five rows of the replay."""
+    asked = control_pb2.SampleRequest(**{"store": "r", "num_rows": 5, "timeout_s": 0.01, **fields})
+    return control_pb2.ClientMessage(request=request, sample=asked)
+
+
+def test_sample_when_its_content_is_waited_for_and_there_is_none_then_told_to_wait(
+    world: World, run: Loop, requests: Requests, replay: Entry
+) -> None:
+    session = world.session(90)  # of its own: its void content finds no channel
+    sizes = rows_layout(replay.spec, 5).message_nbytes
+    run(requests.serve(session, sampling(7, message_nbytes=sizes, timeout_s=20.0)))
+    assert outbox(session).done() == control_pb2.Done(must_wait=True)
+    assert replay.replay_table().counts.samples == 0
+    run(requests.serve(session, sampling(7)))  # the same number again, as told
+    assert isinstance(outbox(session).error(), DeadlineExceededError)
+    assert not session.ended.is_set()
+
+
+def test_request_when_it_came_by_mail_then_only_until_it_is_answered(
+    world: World, run: Loop, requests: Requests, replay: Entry
+) -> None:
+    session = world.session()
+    session.mailed_requests.add(7)
+    run(requests.serve(session, extending(7, replay.row_spec.fingerprint if replay.row_spec else b"")))
+    assert outbox(session).messages == []
+    assert session.mailed_requests == set()
+    run(requests.serve(session, sampling(7, num_rows=1)))
+    assert outbox(session).done().accepted.num_rows == 1
 
 
 @pytest.mark.parametrize(
@@ -116,3 +148,21 @@ def test_request_when_cancelled_while_it_waits_then_aborted(
     error = outbox(run(scenario())).error()
     assert isinstance(error, TransferAbortedError)
     assert error.transfer == 4
+
+
+def test_request_when_cancelled_right_behind_it_then_aborted_all_the_same(
+    world: World, run: Loop, requests: Requests, replay: Entry
+) -> None:
+    session = world.session()
+
+    def both() -> None:  # as two mails that a worker reports together
+        session.run_at_once(requests.serve(session, sampling(4, timeout_s=20.0)), 4)
+        session.cancel(4)
+
+    async def scenario() -> None:
+        await outside(both)
+        assert await session.finish(5.0)
+
+    run(scenario())
+    assert isinstance(outbox(session).error(), TransferAbortedError)
+    assert session.protocol.requests == frozenset()

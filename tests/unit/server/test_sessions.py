@@ -45,6 +45,8 @@ def test_open_when_hello_is_good_then_welcome(sessions: Sessions, run: Loop) -> 
     assert (welcome.session, welcome.server_id, welcome.inline_bytes) == (session.number, "the server", 123)
     assert session.number in sessions
     assert list(sessions) == [session]
+    assert sessions.find(session.number) is session
+    assert session.inline_limit(1) == 123
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,7 @@ def test_close_when_done_then_forgotten_and_its_number_never_comes_again(session
     run(sessions.close(first))
     assert first.ended.is_set()
     assert first.number not in sessions
+    assert sessions.find(first.number) is None
     assert run(sessions.open(hello(), SessionLink(Outbox()))).number > first.number
 
 

@@ -5,6 +5,7 @@ from tensordict import TensorDict
 
 from tdserve.content import read_layout
 from tdserve.server.traffic import Traffic
+from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbox
 
@@ -18,6 +19,19 @@ def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> N
     assert (gloo.transport, gloo.bytes_in, gloo.transfers_in) == ("gloo", 120, 1)
     assert (gloo.bytes_out, gloo.transfers_out) == (5, 1)
     assert (inline.transport, inline.bytes_in, inline.transfers_in, inline.bytes_out) == ("inline", 7, 1, 0)
+
+
+def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run: Loop) -> None:
+    traffic = Traffic()
+
+    async def scenario() -> None:
+        absent = DataWorker(1, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        await traffic.count_reads([])
+        await traffic.count_reads([absent, world.worker])
+
+    run(scenario())
+    (inline,) = traffic.stats()
+    assert (inline.transfers_out, inline.bytes_out) == (0, 0)
 
 
 def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World, run: Loop) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -60,9 +60,16 @@ class Outbox:
 
     def __init__(self) -> None:
         self.messages: list[control_pb2.ServerMessage] = []
+        self._written = asyncio.Event()
 
     async def write(self, message: control_pb2.ServerMessage) -> None:
         self.messages.append(message)
+        self._written.set()
+
+    async def next(self) -> None:
+        """Waits for the next message."""
+        self._written.clear()
+        await self._written.wait()
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
@@ -99,13 +106,9 @@ class World:
         self.answers = Answers(self.db)
         self.traffic = Traffic()
         self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
-        self.tensordicts = TensorDicts(
-            self.stores, self.answers, values_worker=self.worker, traffic=self.traffic, inline_bytes=INLINE_BYTES
-        )
-        self.replays = Replays(
-            self.stores, self.answers, values_worker=self.worker, traffic=self.traffic, inline_bytes=INLINE_BYTES
-        )
-        self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic, inline_bytes=INLINE_BYTES)
+        self.tensordicts = TensorDicts(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        self.replays = Replays(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic)
 
     def close(self) -> None:
         """As after a stop."""
@@ -119,9 +122,14 @@ class World:
 
     def session(self, number: int = 1) -> ClientSession:
         """An open session of a client of its own; ``outbox`` gives what it is told."""
-        hello = control_pb2.Hello(client_id=new_client_id(), transport="gloo")
+        return self.session_of(control_pb2.Hello(client_id=new_client_id(), transport="gloo"), number)
+
+    def session_of(self, hello: control_pb2.Hello, number: int) -> ClientSession:
+        """An open session of the client that says this hello."""
         link = SessionLink(Outbox())
-        session = ClientSession(number, hello, link, worker=self.worker, interface="127.0.0.1")
+        session = ClientSession(
+            number, hello, link, worker=self.worker, interface="127.0.0.1", inline_bytes=INLINE_BYTES
+        )
         session.opened()
         return session
 
@@ -137,6 +145,21 @@ class World:
         settings = Settings(limiter=MinSize(min_size)).to_json()
         kind = control_pb2.STORE_KIND_REPLAY
         return await self.create(name, like, kind=kind, capacity=capacity, settings=settings)
+
+
+async def outside(call: Callable[[], Any]) -> Any:
+    """Calls something as the event loop does, outside any task; also its first turn after that is over."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def callback() -> None:
+        try:
+            done.set_result(call())
+        except Exception as error:  # noqa: BLE001 (the caller gets it)
+            done.set_exception(error)
+
+    loop.call_soon(callback)
+    return await done
 
 
 def outbox(session: ClientSession) -> Outbox:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path as FilePath
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 
 from tdserve.control.status import decode_failure
 from tdserve.errors import TDServeError
+from tdserve.row_numbers import encode_rows
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Spec
@@ -18,14 +21,18 @@ from tdserve.store import rows as row_files
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.mail import Mail
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.opened import OpenStores
-from tdserve.worker.operations import perform
+from tdserve.worker.operations import is_quick, perform
+from tdserve.worker.reads import SmallReads
 from tdserve.worker.session import Surroundings, WorkerSession
 
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2
+INLINE_BYTES = 1000
+"""Of an answer that the worker gives alone."""
 
 
 class StoredTensorDict:
@@ -37,18 +44,18 @@ class StoredTensorDict:
         generations: As control has them.
     """
 
-    def __init__(self, folder: FilePath, td: Any) -> None:
+    def __init__(self, folder: FilePath, td: Any, *, uid: str = UID) -> None:
         captured = capture(td)
         self.spec: Spec = captured.spec
         row_files.create(folder, self.spec)
         num_rows = self.spec.batch_size[0] if self.spec.batch_size else 1
-        self.generations = Generations.create(folder / FILE_NAME, uid=UID, num_rows=num_rows + 1)
+        self.generations = Generations.create(folder / FILE_NAME, uid=uid, num_rows=num_rows + 1)
         self.generations.values[:] = 2
         self.leaves = open_leaves(folder, self.spec)
         for path, leaf in self.leaves.items():
             leaf.copy_(captured.tensors[path])
         self.ref = worker_pb2.StoreRef(
-            uid=UID, folder=str(folder), fingerprint=self.spec.fingerprint, spec=codec.encode(self.spec)
+            uid=uid, folder=str(folder), fingerprint=self.spec.fingerprint, spec=codec.encode(self.spec)
         )
 
 
@@ -57,24 +64,28 @@ class Peer:
 
     def __init__(self, *, transfer_timeout_s: float = TIMEOUT_S) -> None:
         self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
+        stores = OpenStores(writes_values=True)
         self.surroundings = Surroundings(
-            stores=OpenStores(writes_values=True),
+            stores=stores,
+            small_reads=SmallReads(stores, inline_bytes=INLINE_BYTES),
             pool=BufferPool(),
             report=self._on_report,
             transfer_timeout_s=transfer_timeout_s,
         )
-        self.session = WorkerSession(7, self.surroundings, perform)
-        self._kv_store = KVStore(self._publish)
+        self.session = WorkerSession(7, self.surroundings, perform, is_quick)
+        self._kv_stores = {is_mail: KVStore(partial(self._publish, is_mail)) for is_mail in (False, True)}
         self._last_order = 0
+        self.mails: SimpleQueue[bytes] = SimpleQueue()
         self.channel: GlooChannel
 
     def open_channel(self) -> None:
         """Both ends, as after a rendezvous."""
-        self.put(worker_pb2.Order(open_session=worker_pb2.OpenSession(transport="gloo", host="127.0.0.1")))
-        with ThreadPoolExecutor(1) as thread:
-            connecting = thread.submit(GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", peer="the worker")
-            self.channel = connecting.result(TIMEOUT_S)
-        assert self.next_report().HasField("done")
+        self.channel = self._connect(is_mail=False)
+
+    def open_mail(self) -> Mail:
+        """The same for mail; the client's end. What comes there is in ``mails``."""
+        channel = self._connect(is_mail=True)
+        return Mail(channel, on_message=self.mails.put, on_lost=lambda error: None, name="client-mail")
 
     def put(self, order: worker_pb2.Order) -> int:
         """Queues an order and returns its number."""
@@ -112,15 +123,35 @@ class Peer:
         self.session.close()
         self.session._thread.join(TIMEOUT_S)
 
-    def _publish(self, key: str, value: bytes) -> None:
-        entry = control_pb2.Rendezvous(key=key, value=value)
+    def _connect(self, *, is_mail: bool) -> GlooChannel:
+        opening = worker_pb2.OpenSession(transport="gloo", host="127.0.0.1", is_mail=is_mail)
+        self.put(worker_pb2.Order(open_session=opening))
+        kv_store = self._kv_stores[is_mail]
+        with ThreadPoolExecutor(1) as thread:
+            connecting = thread.submit(GlooChannel, kv_store, CLIENT_RANK, host="127.0.0.1", peer="the worker")
+            channel = connecting.result(TIMEOUT_S)
+        assert self.next_report().HasField("done")
+        return channel
+
+    def _publish(self, is_mail: bool, key: str, value: bytes) -> None:
+        entry = control_pb2.Rendezvous(key=key, value=value, is_mail=is_mail)
         self.session.put(worker_pb2.Order(session=self.session.number, rendezvous=entry))
 
     def _on_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("rendezvous"):
-            self._kv_store.feed(report.rendezvous.key, report.rendezvous.value)
+            entry = report.rendezvous
+            self._kv_stores[entry.is_mail].feed(entry.key, entry.value)
         else:
             self.reports.put(report)
+
+
+def sampling(store: StoredTensorDict, rows: list[int], *, tag: int = 0) -> worker_pb2.Order:
+    """An order for rows of a store, over the channel."""
+    order = worker_pb2.Order(tag=tag)
+    order.send_rows.store.CopyFrom(store.ref)
+    order.send_rows.rows = encode_rows(np.array(rows, np.int64))
+    order.send_rows.generations = np.full(len(rows), 2, np.int64).tobytes()
+    return order
 
 
 def receive(peer: Peer, sizes: tuple[int, ...], tag: int) -> list[torch.Tensor]:

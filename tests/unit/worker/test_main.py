@@ -74,6 +74,16 @@ def test_spec_when_it_went_along_once_then_known_to_every_session(control: Contr
     assert {control.report().order, control.report().order} == {1, 2}
 
 
+def test_count_of_reads_when_asked_then_of_those_that_control_did_not_see(
+    control: Control, store: StoredTensorDict
+) -> None:
+    control.send(reading(1, store))
+    assert control.report().HasField("done")
+    control.send(worker_pb2.Order(order=2, count_reads=worker_pb2.CountReads()))
+    report = control.report()
+    assert (report.order, report.done.num_reads, report.done.nbytes_moved) == (2, 0, 0)
+
+
 def test_store_when_dropped_then_its_files_are_opened_anew(control: Control, store: StoredTensorDict) -> None:
     control.send(reading(1, store))
     assert control.report().HasField("done")

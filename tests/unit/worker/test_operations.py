@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
 from tdserve.errors import RemoteProtocolError, SelectionError, TransferAbortedError
@@ -13,10 +14,10 @@ from tdserve.layout import Layout
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import parse
 from tdserve.transport.ends import FlatEnd, as_bytes
-from tdserve.transport.stream import pack, start_send, unpack, wait_all
+from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.worker.operations import OPERATIONS
-from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive
+from tdserve.worker.operations import MAX_QUICK_BYTES, OPERATIONS, is_quick
+from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
 SMALL = [content_pb2.Path(parts=("small",))]
 EVERYTHING = 1 << 30
@@ -54,7 +55,36 @@ def filled(peer: Peer, store: StoredTensorDict) -> StoredTensorDict:
 
 def test_operations_when_listed_then_one_for_every_order() -> None:
     bodies = {field.name for field in worker_pb2.Order.DESCRIPTOR.oneofs_by_name["body"].fields}
-    assert set(OPERATIONS) == bodies - {"open_session", "close_session", "rendezvous", "drop_store"}
+    assert set(OPERATIONS) == bodies - {
+        "open_session",
+        "close_session",
+        "rendezvous",
+        "drop_store",
+        "mail",
+        "count_reads",
+    }
+
+
+def test_is_quick_when_few_bytes_of_an_open_store_then_true(peer: Peer, plain: StoredTensorDict) -> None:
+    order = sampling(plain, [1, 2])
+    assert not is_quick(peer.session, order)  # to map it takes a while
+    peer.surroundings.stores.learn(plain.ref.fingerprint, plain.ref.spec)
+    peer.surroundings.stores.get(plain.ref)
+    assert is_quick(peer.session, order)
+    most = MAX_QUICK_BYTES // 8
+    assert is_quick(peer.session, sampling(plain, [0] * most))
+    assert not is_quick(peer.session, sampling(plain, [0] * (most + 1)))
+    order.send_rows.inline = True
+    assert not is_quick(peer.session, order)
+
+
+def test_is_quick_when_rows_have_values_or_it_is_another_order_then_false(peer: Peer, tmp_path: Path) -> None:
+    with_values = StoredTensorDict(tmp_path / "store", TensorDict({"small": torch.arange(6), "v": "text"}, [6]))
+    peer.surroundings.stores.learn(with_values.ref.fingerprint, with_values.ref.spec)
+    peer.surroundings.stores.get(with_values.ref)
+    assert not is_quick(peer.session, sampling(with_values, [1]))
+    assert not is_quick(peer.session, worker_pb2.Order(discard=worker_pb2.Discard()))
+    assert not is_quick(peer.session, worker_pb2.Order())
 
 
 def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled: StoredTensorDict) -> None:
@@ -66,6 +96,7 @@ def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled
     assert numbers(found["small"])[::2] == [5, 0]
     assert numbers(found["index"]) == [5, 4, 0]
     assert numbers(found["generation"]) == [2, MISSING_GENERATION, 2]
+    assert numbers(found["status"]) == [ReadStatus.WHOLE, 0, 1, 0, 0, 0, 0, 0]
     assert b"text" in done.values
 
 
@@ -92,7 +123,9 @@ def test_receive_rows_when_sent_then_in_their_places_and_nowhere_else(peer: Peer
     content = control_pb2.Content(message_nbytes=layout.message_nbytes)
     order = worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content)
     peer.put(worker_pb2.Order(tag=9, receive_rows=order))
-    wait_all(start_send(peer.channel, 9, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S)
+    peer.channel.wait_all(
+        start_send(peer.channel, 9, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S
+    )
     assert peer.next_report().HasField("done")
     sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
     assert torch.equal(as_bytes(store.leaves[("large",)][[5, 0]]), sent)
@@ -108,6 +141,7 @@ def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: St
     found = columns(layout, peer.done(send_selection=order).inline)
     assert numbers(found["small"]) == [0, 2, 4]
     assert numbers(found["status"])[:2] == [ReadStatus.WHOLE, 1]
+    assert peer.surroundings.stores.granted("store") is not None  # control has let somebody read it
 
 
 def test_send_selection_when_the_index_does_not_fit_then_error_and_nothing_is_announced(
@@ -135,7 +169,9 @@ def test_staged_write_when_applied_twice_then_as_once(peer: Peer, store: StoredT
     staged = worker_pb2.ReceiveSelection(**common, staging=str(tmp_path / "staging" / "0"))
     peer.put(worker_pb2.Order(tag=3, receive_selection=staged))
     before = store.leaves[("large",)].clone()
-    wait_all(start_send(peer.channel, 3, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S)
+    peer.channel.wait_all(
+        start_send(peer.channel, 3, layout.messages, FlatEnd(buffer), peer.surroundings.pool), TIMEOUT_S
+    )
     assert peer.next_report().HasField("done")
     assert torch.equal(store.leaves[("large",)], before)
     for _ in range(2):

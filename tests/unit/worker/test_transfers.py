@@ -4,14 +4,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import RemoteProtocolError
+from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.spec.capture import capture
 from tdserve.transport.ends import LeafEnd
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.transfers import answer, check_inline, take
-from tests.unit.worker.peer import TIMEOUT_S, Peer
+from tdserve.worker.transfers import MAX_POSTED_BYTES, answer, check_inline, take
+from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
 
 LEAF = torch.arange(10.0)
 LAYOUT = Layout.of(capture(TensorDict({"a": LEAF}, [10])).spec)
@@ -31,6 +31,25 @@ def test_answer_when_not_inline_then_over_the_channel_under_its_tag(peer: Peer) 
     receiving.wait(TIMEOUT_S)
     assert worked.nbytes_moved == 40
     assert torch.equal(received.view(torch.float32), LEAF)
+
+
+def test_answer_when_small_then_does_not_wait_for_the_client(peer: Peer) -> None:
+    peer.open_channel()
+    for tag in (6, 7):
+        answer(peer.session, worker_pb2.Order(tag=tag), LAYOUT, LeafEnd([LEAF]), values=b"", inline=False)
+    for tag in (7, 6):
+        (received,) = receive(peer, LAYOUT.message_nbytes, tag)
+        assert torch.equal(received.view(torch.float32), LEAF)
+
+
+def test_answer_when_large_then_waits_for_the_client() -> None:
+    peer = Peer(transfer_timeout_s=0.05)
+    peer.open_channel()
+    leaf = torch.zeros(MAX_POSTED_BYTES // 4 + 1)
+    layout = Layout.of(capture(TensorDict({"a": leaf}, [])).spec)
+    with pytest.raises(DeadlineExceededError):
+        answer(peer.session, ORDER, layout, LeafEnd([leaf]), values=b"", inline=False)
+    peer.close()
 
 
 def test_take_when_inline_then_from_the_message(peer: Peer) -> None:

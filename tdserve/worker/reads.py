@@ -1,0 +1,157 @@
+"""Reads of tensordict stores: worked out once per expression, carried out as of one moment, small ones without control.
+
+A read of a store that control has granted before needs no decision: that the store still exists stands in its files,
+and that no row moved in its generations. What is small is therefore answered by the worker alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from tdserve.content import ReadStatus, read_layout, selected_spec, status_column
+from tdserve.errors import TDServeError
+from tdserve.layout import Layout
+from tdserve.selection import from_message
+from tdserve.selection_torch import to_torch_index
+from tdserve.spec.torch_types import indexable
+from tdserve.spec.tree import Spec
+from tdserve.transport.ends import IndexedEnd, Trailer
+from tdserve.transport.stream import pack
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.opened import OpenStore, OpenStores
+
+Asked = control_pb2.ReadRequest | worker_pb2.SendSelection
+
+MAX_KEPT_PLANS = 256
+MAX_KEPT_BYTES = 512
+"""Of an expression: longer ones, such as ten thousand positions, hardly come twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """An index expression and keys, worked out for a store.
+
+    Attributes:
+        spec: Structure of what is selected.
+        layout: Of its content.
+        index: For any leaf; ``()`` takes all of it.
+        watched: Which generations tell of a change: the store's own for everything, else those of the rows.
+        elements: Positions in the flattened batch, for the values; None for all.
+    """
+
+    spec: Spec
+    layout: Layout
+    index: tuple[Any, ...]
+    watched: slice | NDArray[np.int64]
+    elements: NDArray[np.int64] | None
+
+    def source(self, store: OpenStore, trailer: Trailer) -> IndexedEnd:
+        """The selected content of the store's leaves."""
+
+        def leaf_of(slot: int) -> Any:
+            leaf = store.leaves[self.layout.slots[slot].path]
+            return indexable(leaf)[self.index] if self.index else leaf
+
+        return IndexedEnd(self.layout, leaf_of, trailer)
+
+    def trailer(self, store: OpenStore, before: NDArray[np.int64]) -> Trailer:
+        """The status that ends the read: whether the watched generations are still as they were."""
+        version = int(store.generations.values[-1]) // 2
+
+        def trail() -> list[NDArray[np.int64]]:
+            is_whole = np.array_equal(store.generations.values[self.watched], before)
+            return [status_column(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
+
+        return trail
+
+
+def plan_read(store: OpenStore, asked: Asked) -> ReadPlan:
+    """The plan of a read; kept for next time.
+
+    Raises:
+        KeyNotFoundError, SelectionError: The expression does not fit the store.
+    """
+    parts = [asked.selection.SerializeToString(), *(key.SerializeToString() for key in asked.keys)]
+    name = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    plan: ReadPlan | None = store.plans.get(name)
+    if plan is None:
+        plan = _plan(store, asked)
+        if len(name) <= MAX_KEPT_BYTES:
+            if len(store.plans) >= MAX_KEPT_PLANS:
+                store.plans.clear()
+            store.plans[name] = plan
+    return plan
+
+
+def _plan(store: OpenStore, asked: Asked) -> ReadPlan:
+    selection = from_message(asked.selection)
+    spec = selected_spec(store.spec, selection, [tuple(key.parts) for key in asked.keys], store=store.name)
+    batch_size = store.spec.batch_size
+    is_everything = selection.is_everything
+    return ReadPlan(
+        spec=spec,
+        layout=read_layout(spec),
+        index=to_torch_index(selection, batch_size) if selection.items else (),
+        watched=slice(-1, None) if is_everything else selection.rows(batch_size),
+        elements=None if is_everything or not store.spec.values else selection.elements(batch_size),
+    )
+
+
+class SmallReads:
+    """Answers requests of a client that the worker can answer alone. Threads: each session's calls it from its own.
+
+    Args:
+        stores: The worker's.
+        inline_bytes: Content up to this size rides in an answer.
+    """
+
+    def __init__(self, stores: OpenStores, *, inline_bytes: int) -> None:
+        self._stores = stores
+        self._inline_bytes = inline_bytes
+        self._lock = Lock()
+        self._num_answered = 0
+        self._nbytes = 0
+
+    def take_counts(self) -> tuple[int, int]:
+        """Number of answers since the last call, and the bytes of their content."""
+        with self._lock:
+            counts = self._num_answered, self._nbytes
+            self._num_answered = self._nbytes = 0
+            return counts
+
+    def answer(self, content: bytes) -> bytes | None:
+        """The serialised ServerMessage for a serialised ClientMessage; None when control must be asked."""
+        try:
+            message = control_pb2.ClientMessage.FromString(content)
+            if message.WhichOneof("body") != "read":
+                return None
+            return self._answer(message.request, message.read)
+        except (DecodeError, TDServeError):
+            return None  # control finds the same, and says so
+
+    def _answer(self, request: int, asked: control_pb2.ReadRequest) -> bytes | None:
+        store = self._stores.granted(asked.store)
+        if store is None or asked.fingerprint != store.spec.fingerprint or asked.HasField("newer_than"):
+            return None
+        plan = plan_read(store, asked)
+        if plan.spec.values or sum(plan.layout.message_nbytes) > self._inline_bytes:
+            return None
+        before = store.generations.values[plan.watched].copy()
+        if (before & 1).any():
+            return None
+        version = int(store.generations.values[-1]) // 2
+        inline = pack(plan.layout.messages, plan.source(store, plan.trailer(store, before)))
+        if store.generations.is_deleted:
+            return None
+        with self._lock:
+            self._num_answered += 1
+            self._nbytes += len(inline)
+        accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version)
+        done = control_pb2.Done(inline=inline, accepted=accepted)
+        return control_pb2.ServerMessage(request=request, done=done).SerializeToString()

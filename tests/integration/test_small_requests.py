@@ -1,0 +1,83 @@
+"""Requests that ride the session's second pair: reads that the worker answers alone, waits, what interrupts them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tests.integration.processes import Program, wait_for
+from tests.integration.programs import NUM_ROWS, row
+
+pytestmark = pytest.mark.integration
+
+
+def numbers(number: int) -> TensorDict:
+    """Four equal numbers."""
+    return TensorDict({"nested": {"number": torch.full((4,), number)}}, [4])
+
+
+def test_get_when_another_client_has_just_written_then_the_new_value(
+    server: tdserve.Server, client: tdserve.Client, name: str
+) -> None:
+    client.init_remote(numbers(0), name)
+    with server.client() as other:
+        reader = other[name]
+        for number in range(1, 50):
+            client[name].set_at_(("nested", "number"), number, ...)
+            assert reader.get(("nested", "number")).tolist() == [number] * 4
+            assert reader[1:3]["nested", "number"].tolist() == [number] * 2
+
+
+def test_get_when_the_store_was_deleted_or_made_anew_then_never_the_old_content(
+    client: tdserve.Client, name: str
+) -> None:
+    client.init_remote(numbers(1), name)
+    store = client[name]
+    for _ in range(3):
+        assert store.get(("nested", "number")).tolist() == [1] * 4
+    client.delete(name)
+    with pytest.raises(tdserve.StoreNotFoundError, match=name):
+        store.get(("nested", "number"))
+    client.init_remote(numbers(2), name)
+    assert store.get(("nested", "number")).tolist() == [2] * 4
+
+
+def test_stats_when_reads_are_small_then_all_are_counted(client: tdserve.Client, name: str) -> None:
+    client.init_remote(numbers(1), name)
+    store = client[name]
+    store.get(("nested", "number"))
+    before = client.stats()["transports"]["inline"]["transfers_out"]
+    for _ in range(20):
+        store.get(("nested", "number"))
+    assert client.stats()["transports"]["inline"]["transfers_out"] == before + 20
+
+
+@pytest.mark.parametrize("num_rows", [1, 100])
+def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes_on(
+    server: tdserve.Server, client: tdserve.Client, name: str, num_rows: int
+) -> None:
+    replay = client.create_replay(name, like=TensorDict({"x": torch.zeros(1000)}, []), capacity=200, min_size=200)
+    with Program("wait", server.address, num_rows, name) as waiting:
+        assert waiting.line() == "connected"
+        assert waiting.line() == "waits"
+        waiting.signal(signal.SIGINT)
+        assert waiting.line(timeout_s=10.0) == "interrupted"
+    replay.extend(TensorDict({"x": torch.ones(200, 1000)}, [200]))
+    assert replay.sample(num_rows).batch_size == (num_rows,)
+
+
+@pytest.mark.parametrize("message", [1, 4, 9, 10])
+def test_call_when_its_data_worker_is_killed_while_pairs_are_formed_then_its_retry_does_it(
+    server: tdserve.Server, client: tdserve.Client, name: str, message: int
+) -> None:
+    client.create_replay(name, like=row(), capacity=NUM_ROWS)
+    pid = client.stats()["workers"][0]["pid"]
+    with Program("write", server.address, "extend", name, "--at", message, "--mail", "--pid", pid) as writer:
+        assert writer.line() == "connected"
+        assert writer.line().startswith("done")
+    wait_for(lambda: client.stats()["workers"][0]["is_ready"], "the restart of the data worker")
+    assert len(client.replay(name)) == NUM_ROWS

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from tdserve.control.status import decode_failure
+from tdserve.errors import ConnectError, TDServeError
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.mail import MAX_SENT, Mail
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.mailbox import Mailbox
+from tests.integration.processes import wait_for
+from tests.unit.worker.peer import TIMEOUT_S
+
+
+def answer(content: bytes) -> bytes | None:
+    """Of a worker that knows the answer to one question."""
+    return b"an answer" if content == b"a known question" else None
+
+
+class Client:
+    """The other end of a mailbox; its channel is formed by ``connect``. ``reports`` are what control is told."""
+
+    def __init__(self) -> None:
+        self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
+        self.entries: SimpleQueue[control_pb2.Rendezvous] = SimpleQueue()
+        self.answers: SimpleQueue[bytes] = SimpleQueue()
+        self._kv_store = KVStore(self._publish)
+        self.mailbox = Mailbox(7, self._on_report, answer)
+        self.channel: GlooChannel
+        self.mail: Mail
+
+    def open(self, host: str = "127.0.0.1") -> None:
+        """As control orders it."""
+        opening = worker_pb2.OpenSession(transport="gloo", host=host, is_mail=True)
+        self.mailbox.open(worker_pb2.Order(order=3, session=7, open_session=opening))
+
+    def connect(self, *, reads: bool = True) -> None:
+        """As a client does; one that does not read takes nothing."""
+        self.open()
+        with ThreadPoolExecutor(1) as thread:
+            connecting = thread.submit(GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", peer="the worker")
+            self.channel = connecting.result(TIMEOUT_S)
+        if reads:
+            self.mail = Mail(self.channel, on_message=self.answers.put, on_lost=self._ignore, name="client")
+        report = self.next_report()
+        assert (report.order, report.session, report.HasField("done")) == (3, 7, True)
+
+    def next_report(self) -> worker_pb2.Report:
+        """The oldest that was not taken; none of a rendezvous."""
+        return self.reports.get(timeout=TIMEOUT_S)
+
+    def next_answer(self) -> bytes:
+        """The oldest that was not taken."""
+        return self.answers.get(timeout=TIMEOUT_S)
+
+    def close(self) -> None:
+        """Ends both ends."""
+        self.mailbox.close()
+        self._kv_store.close()
+
+    def _publish(self, key: str, value: bytes) -> None:
+        self.mailbox.feed(control_pb2.Rendezvous(key=key, value=value, is_mail=True))
+
+    def _on_report(self, report: worker_pb2.Report) -> None:
+        if report.HasField("rendezvous"):
+            self.entries.put(report.rendezvous)
+            self._kv_store.feed(report.rendezvous.key, report.rendezvous.value)
+        else:
+            self.reports.put(report)
+
+    def _ignore(self, error: TDServeError) -> None:
+        pass
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Of which the channel is not formed yet."""
+    made = Client()
+    yield made
+    made.close()
+
+
+def test_message_when_it_comes_then_control_is_told_in_order(client: Client) -> None:
+    client.connect()
+    sent = [f"question {number}".encode() for number in range(30)]
+    for content in sent:
+        client.mail.send(content)
+    reports = [client.next_report() for _ in sent]
+    assert [report.mail for report in reports] == sent
+    assert {(report.order, report.session) for report in reports} == {(0, 7)}
+
+
+def test_message_when_the_worker_knows_the_answer_then_control_never_sees_it(client: Client) -> None:
+    client.connect()
+    for _ in range(3 * MAX_SENT):  # it also looks after what it has sent by itself
+        client.mail.send(b"a known question")
+        assert client.next_answer() == b"an answer"
+    client.mail.send(b"another")
+    assert client.next_report().mail == b"another"
+
+
+def test_send_when_the_channel_is_not_formed_then_nothing(client: Client) -> None:
+    assert not client.mailbox.send(b"x")
+    client.mailbox.reap(0.0)
+
+
+def test_send_when_many_were_sent_then_says_that_they_are_to_be_reaped(client: Client) -> None:
+    client.connect()
+    found = [client.mailbox.send(str(number).encode()) for number in range(2 * MAX_SENT)]
+    assert found == [False] * (2 * MAX_SENT - 1) + [True]
+    assert [int(client.next_answer()) for _ in found] == list(range(2 * MAX_SENT))
+    client.mailbox.reap(TIMEOUT_S)
+    assert not client.mailbox.send(b"x")
+
+
+def test_reap_when_the_client_takes_nothing_then_its_session_is_lost(client: Client) -> None:
+    client.connect(reads=False)
+    while not client.mailbox.send(b"nobody reads this"):
+        pass
+    client.mailbox.reap(0.05)
+    lost = client.next_report()
+    assert (lost.order, lost.session) == (0, 7)
+    assert "0.05 s" in lost.session_lost.reason
+
+
+def test_channel_when_the_client_goes_then_its_session_is_lost(client: Client) -> None:
+    client.connect()
+    client.channel.close()
+    assert client.next_report().HasField("session_lost")
+    client.mailbox.send(b"an answer that nobody waits for")  # as control may still order
+    assert client.next_report().HasField("session_lost")
+
+
+def test_close_when_open_then_the_client_sees_it_and_control_is_not_told(client: Client) -> None:
+    client.connect()
+    client.mailbox.close()
+    client.mailbox.close()
+    client.mail.join()
+    wait_for(lambda: all(thread.name != "tdserve-mail-7" for thread in threading.enumerate()), "the end of its thread")
+    assert not client.mailbox.send(b"x")
+    with pytest.raises(Empty):
+        client.reports.get_nowait()
+
+
+def test_close_when_the_rendezvous_is_under_way_then_it_ends(client: Client) -> None:
+    client.open()
+    assert client.entries.get(timeout=TIMEOUT_S).is_mail
+    client.mailbox.close()
+    report = client.next_report()
+    assert report.order == 3
+    assert isinstance(decode_failure(report.failure), ConnectError)
+
+
+def test_open_when_the_address_is_not_ours_then_failure(client: Client) -> None:
+    client.open(host="192.0.2.1")
+    assert isinstance(decode_failure(client.next_report().failure), ConnectError)
