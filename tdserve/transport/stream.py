@@ -20,8 +20,9 @@ MESSAGES_UNDER_WAY = 6
 from three to eight messages of 1 to 3 MiB still gain (measured); each may hold a staging buffer of 4 MiB."""
 
 
-MESSAGES_AT_ONCE = 2
-"""Of these so many are waited for together: every wait for a large message costs a change of threads."""
+MESSAGES_AT_ONCE = 3
+"""Of these so many are waited for together: every wait for a large message costs a change of threads. 256 MiB in 100
+leaves are received a sixth faster by it (measured)."""
 
 _Item = TypeVar("_Item")
 
