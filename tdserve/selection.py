@@ -207,7 +207,8 @@ class Selection:
                 return FULL
             if len(range(start, stop, step)) == 0:
                 return slice(0, 0, 1)
-            return slice(start, None if stop < 0 else stop, step)
+            # A longer step means the same, and torch's kernels count past the end of their integers with it.
+            return slice(start, None if stop < 0 else stop, max(-size, min(step, size)))
         # Seen as unsigned, a negative position is huge: one pass tells that all are in range and none is negative.
         if item.size == 0 or int(item.view(np.uint64).max()) < size:
             return item

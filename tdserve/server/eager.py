@@ -7,7 +7,6 @@ of the event loop later, which costs about a tenth of what the whole of a small 
 from __future__ import annotations
 
 import asyncio
-import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -24,7 +23,7 @@ def start(coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[No
         waited_for = coroutine.send(None)
     except StopIteration:
         return None
-    return asyncio.get_running_loop().create_task(_rest(coroutine, waited_for), name=name)
+    return asyncio.get_running_loop().create_task(_Rest(coroutine, waited_for), name=name)
 
 
 async def in_task() -> None:
@@ -33,18 +32,22 @@ async def in_task() -> None:
         await asyncio.sleep(0)
 
 
-@types.coroutine
-def _rest(coroutine: Coroutine[Any, Any, None], waited_for: Any) -> Generator[Any, Any, None]:
-    """Goes on with a coroutine that has begun: hands what it waits for to the task, and results back to it."""
-    try:
-        while True:
-            try:
-                result = yield waited_for
-            except BaseException as error:  # noqa: BLE001 (such as a cancellation: the coroutine's to handle)
-                waited_for = coroutine.throw(error)
-            else:
-                waited_for = coroutine.send(result)
-    except StopIteration:
-        return
-    finally:
-        coroutine.close()
+class _Rest(Coroutine[Any, Any, None]):
+    """Goes on with a coroutine that has begun: a task sees what it waits for first, and reaches it from then on."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waited_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waited_for = [waited_for]
+
+    def send(self, value: Any) -> Any:
+        return self._waited_for.pop() if self._waited_for else self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._waited_for.clear()
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError  # tasks use send and throw

@@ -66,8 +66,9 @@ class Requests:
             await session.fail(request, error)
             session.ended.set()
             return
+        is_over = False
         try:
-            await self._serve(session, kind, request, message)
+            is_over = await self._serve(session, kind, request, message)
         except TDServeError as error:
             await session.fail(request, self._reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
@@ -75,13 +76,11 @@ class Requests:
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
             await session.fail(request, as_error(fault))
         finally:
-            session.accepted_requests.discard(request)
-            session.mailed_requests.discard(request)
-            session.cancelled_requests.discard(request)
-            if session.protocol.end(request):
-                session.ended.set()
+            if not is_over:
+                _end(session, request)
 
-    async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> None:
+    async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> bool:
+        """Returns whether the request has ended here already."""
         handler = self._handlers.get(kind)
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
@@ -91,7 +90,7 @@ class Requests:
             if answered is not None:
                 session.discard(request, asked.content)
                 await session.done(request, control_pb2.Done.FromString(answered))
-                return
+                return False
         try:
             done = await handler(session, request, asked)
         except BaseException:
@@ -100,8 +99,13 @@ class Requests:
             elif kind == "sample" and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
-        if done is not None:
-            await session.done(request, done)
+        if done is None:
+            return False
+        asks_again = done.must_wait and request not in session.mailed_requests
+        if asks_again:  # the client does so under the same number, perhaps before this task goes on
+            _end(session, request)
+        await session.done(request, done)
+        return asks_again
 
     def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
         """What a request failed of: of missing or closed files, when the store was deleted meanwhile."""
@@ -132,3 +136,11 @@ class Requests:
         if asked.creates:
             return await self._tensordicts.create(session, request, asked)
         return await self._tensordicts.write(session, request, asked)
+
+
+def _end(session: ClientSession, request: int) -> None:
+    session.accepted_requests.discard(request)
+    session.mailed_requests.discard(request)
+    session.cancelled_requests.discard(request)
+    if session.protocol.end(request):
+        session.ended.set()

@@ -110,7 +110,7 @@ class ClientSession:
         task = asyncio.current_task()
         if task is None:
             raise LocalProtocolError(reason="waiting() outside a task")
-        if self._tasks.get(task) in self.cancelled_requests:
+        if self.ended.is_set() or self._tasks.get(task) in self.cancelled_requests:
             raise asyncio.CancelledError
         self._waiting.add(task)
         try:
@@ -184,8 +184,9 @@ class ClientSession:
         """
         for task in list(self._waiting):
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        deadline = Deadline.after(timeout_s)
+        while self._tasks and not deadline.expired:  # others may begin meanwhile, such as to hand on an entry
+            await asyncio.wait(set(self._tasks), timeout=deadline.remaining_s)
         return not self._tasks
 
     def mail(self, message: control_pb2.ServerMessage) -> bool:

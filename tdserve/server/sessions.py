@@ -121,7 +121,7 @@ class Sessions:
     def on_report(self, report: worker_pb2.Report) -> None:
         """A worker tells of a session: an entry for the client's rendezvous, or that the channel is gone."""
         session = self._by_number.get(report.session)
-        if session is None:
+        if session is None or session.ended.is_set():
             return
         if report.HasField("rendezvous"):
             message = control_pb2.ServerMessage(rendezvous=report.rendezvous)

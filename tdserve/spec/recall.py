@@ -1,7 +1,8 @@
 """Captures that are made again and again of the same large tensordict: weights before each publish, ``out=`` of a pull.
 
 To take 2,000 leaves apart costs 7 ms, as much as half of the way over the wire; to see that they are still the same
-tensors costs 1 ms. Nothing of the user's is kept alive: a capture is forgotten as soon as one of its tensors goes.
+tensors costs 1 ms. A capture is forgotten as soon as one of its tensors goes, so that no memory outlives its owner;
+only memory that a tensor itself has left (by ``.data = ...``, as ``module.half()`` does) stays until the next capture.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Recall:
         if looks is None:
             return None, None
         kept = self._kept.get(looks.number)
-        return (kept.result, looks) if kept is not None and kept.is_of(looks) else (None, looks)
+        if kept is not None and kept.is_of(looks):
+            return kept.result, looks
+        self._kept.pop(looks.number, None)
+        return None, looks
 
     def keep(self, looks: Looks, result: Any) -> None:
         """Keeps a result, which must not hold any of the tensors themselves: they would never go."""
@@ -102,7 +106,8 @@ def _places(leaves: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 def _look(td: Any, purpose: object) -> Looks | None:
     root = td._param_td if type(td) is TensorDictParams else td
-    if type(root) is not TensorDict:
+    # torch refuses to swap tensors that somebody holds a weak reference to.
+    if type(root) is not TensorDict or torch.__future__.get_swap_module_params_on_conversion():
         return None
     signature: _Signature = [(type(td),)]
     leaves: list[torch.Tensor] = []

@@ -102,7 +102,10 @@ class LoopbackChannel:
         """Waits for one after the other."""
         end = time.monotonic() + timeout_s
         for work in works:
-            work.wait(max(end - time.monotonic(), 0.0))
+            try:
+                work.wait(max(end - time.monotonic(), 0.0))
+            except DeadlineExceededError as error:
+                raise DeadlineExceededError(what="a loopback transfer", timeout_s=timeout_s) from error
 
     def close(self) -> None:
         """Ends both ends; what was sent and not yet received is gone."""

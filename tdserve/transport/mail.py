@@ -14,7 +14,7 @@ from threading import Thread, current_thread
 import torch
 
 from tdserve.config import MAIL_BYTES
-from tdserve.errors import CapacityError, TDServeError
+from tdserve.errors import CapacityError, LocalProtocolError, TDServeError
 from tdserve.transport.channel import Channel, Work
 
 MAIL_TAG = 1
@@ -113,6 +113,9 @@ class Mail:
                 self._post(slot)
         except TDServeError as error:
             self._on_lost(error)
+        except Exception as fault:  # noqa: BLE001 (outermost frame of the thread: nobody reads any more)
+            self._channel.close()
+            self._on_lost(LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
         finally:
             self._slots.clear()
             self._sent.clear()

@@ -42,7 +42,10 @@ class _Clock:
     def wait(self, works: Sequence[Work]) -> None:
         """Waits for works with what is left, even 0; the channel is closed when that is not enough."""
         try:
-            self._channel.wait_all(works, max(self._end - time.monotonic(), 0.0))
+            remaining_s = max(self._end - time.monotonic(), 0.0)
+            if isinstance(self._timeout_s, PerMessage):  # the clock began anew with the wait before
+                remaining_s += self._timeout_s * (len(works) - 1)
+            self._channel.wait_all(works, remaining_s)
         except DeadlineExceededError as error:
             raise DeadlineExceededError(what="a transfer", timeout_s=self._timeout_s) from error
         if isinstance(self._timeout_s, PerMessage):

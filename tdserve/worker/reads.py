@@ -11,11 +11,9 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from tdserve.content import ReadStatus, read_layout, selected_spec, status_column
-from tdserve.errors import TDServeError
 from tdserve.layout import Layout
 from tdserve.selection import from_message
 from tdserve.selection_torch import to_torch_index
@@ -31,6 +29,9 @@ Asked = control_pb2.ReadRequest | worker_pb2.SendSelection
 MAX_KEPT_PLANS = 256
 MAX_KEPT_BYTES = 512
 """Of an expression: longer ones, such as ten thousand positions, hardly come twice."""
+
+MAX_KEPT_POSITIONS = 1024
+"""Rows and elements that a kept plan may list: a slice is short and may mean a million of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,12 @@ class ReadPlan:
     index: tuple[Any, ...]
     watched: slice | NDArray[np.int64]
     elements: NDArray[np.int64] | None
+
+    @property
+    def num_positions(self) -> int:
+        """How much this plan lists one by one."""
+        listed = (self.watched, self.elements, *self.index)
+        return sum(len(part) for part in listed if part is not None and hasattr(part, "__len__"))
 
     def source(self, store: OpenStore, trailer: Trailer) -> IndexedEnd:
         """The selected content of the store's leaves."""
@@ -82,7 +89,7 @@ def plan_read(store: OpenStore, asked: Asked) -> ReadPlan:
     plan: ReadPlan | None = store.plans.get(name)
     if plan is None:
         plan = _plan(store, asked)
-        if len(name) <= MAX_KEPT_BYTES:
+        if len(name) <= MAX_KEPT_BYTES and plan.num_positions <= MAX_KEPT_POSITIONS:
             if len(store.plans) >= MAX_KEPT_PLANS:
                 store.plans.clear()
             store.plans[name] = plan
@@ -132,8 +139,8 @@ class SmallReads:
             if message.WhichOneof("body") != "read":
                 return None
             return self._answer(message.request, message.read)
-        except (DecodeError, TDServeError):
-            return None  # control finds the same, and says so
+        except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
+            return None
 
     def _answer(self, request: int, asked: control_pb2.ReadRequest) -> bytes | None:
         store = self._stores.granted(asked.store)

@@ -22,6 +22,8 @@ from tdserve.v1 import content_pb2
         (slice(0, 99), ()),
         (slice(4, 2), (slice(0, 0, 1),)),
         (slice(None, None, -1), (slice(4, None, -1),)),
+        (slice(1, None, 2**63 - 1), (slice(1, 5, 5),)),
+        (slice(None, None, -(2**63)), (slice(4, None, -5),)),
         (slice(3, 0, -2), (slice(3, 0, -2),)),
         ([0, -1], (np.array([0, 4]),)),
         (range(3, 0, -1), (np.array([3, 2, 1]),)),

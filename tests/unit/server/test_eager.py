@@ -169,3 +169,28 @@ def test_in_task_when_inside_one_then_goes_on_at_once() -> None:
         assert not is_later.is_set()
 
     run(scenario())
+
+
+def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_is_told() -> None:
+    async def scenario() -> None:
+        ends: list[str] = []
+
+        async def work() -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                await asyncio.sleep(0)
+                ends.append("answered")
+
+        def begin() -> Any:
+            task = eager.start(work(), name="work")
+            assert task is not None
+            task.cancel()
+            return task
+
+        task = await outside(begin)
+        await asyncio.wait({task})
+        assert ends == ["cancelled", "answered"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 5.0))

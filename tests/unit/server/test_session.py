@@ -196,3 +196,24 @@ def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
 )
 def test_local_address_when_a_peer_is_named_then_of_the_interface_towards_it(peer: str, address: str) -> None:
     assert local_address_towards(peer) == address
+
+
+def test_finish_when_something_begins_meanwhile_then_waits_for_that_too(world: World, run: Loop) -> None:
+    async def scenario() -> bool:
+        session, moved = world.session(), asyncio.Event()
+
+        async def tell() -> None:  # a rendezvous entry of the worker: session.run(session.link.send(message), 0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        async def move() -> None:
+            await moved.wait()
+            session.run(tell(), 0)
+
+        session.run(move(), 1)
+        finishing = asyncio.create_task(session.finish(5.0))
+        await asyncio.sleep(0)
+        moved.set()
+        return await finishing
+
+    assert run(scenario())

@@ -286,3 +286,25 @@ def test_capture_when_tensors_come_where_others_were_then_of_those() -> None:
     for number in range(50):
         td = TensorDict({f"k{key}": torch.full((2,), number) for key in range(MIN_LEAVES)}, [2])
         assert capture(td).tensors["k7",].tolist() == [number] * 2
+
+
+def test_capture_when_data_was_assigned_then_the_next_one_lets_the_old_memory_go() -> None:
+    td, memory = over_arrays()
+    capture(td)
+    leaves: list[torch.Tensor] = list(td.values())
+    for leaf in leaves:
+        leaf.data = torch.zeros(2)  # as module.to(device) does
+    del leaf
+    capture(td)
+    gc.collect()
+    assert all(array() is None for array in memory)
+
+
+def test_capture_when_modules_swap_their_tensors_then_does_not_stand_in_the_way() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(MIN_LEAVES)))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        capture(TensorDict.from_module(module))
+        module.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

@@ -148,3 +148,15 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     assert told.get(timeout=TIMEOUT_S) == "joined"
     ours.close()
     receiving.join()
+
+
+def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    lost: SimpleQueue[Exception] = SimpleQueue()
+
+    def fail(content: bytes) -> None:
+        raise ZeroDivisionError
+
+    Mail(ours, on_message=fail, on_lost=lost.put, name="a")
+    Mail(theirs, on_message=fail, on_lost=lambda _: None, name="b").send(b"x")
+    lost.get(timeout=2.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack
+from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, start_send, unpack
 
 STATE = Trailing("state", "int64", (1,))
 
@@ -111,3 +112,41 @@ def test_unpack_when_packed_then_equal() -> None:
 def test_pack_when_there_is_nothing_then_empty() -> None:
     assert pack((), LeafEnd([])) == b""
     unpack(b"", (), LeafEnd([]))
+
+
+SLOW_S = 0.15
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_send_messages_when_slow_but_moving_then_not_given_up(is_direct: bool) -> None:
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(10, trailing=(STATE,) if is_direct else ())
+    buffer = random_bytes(layout.nbytes)
+
+    def receive() -> None:
+        for message in layout.messages:
+            Event().wait(SLOW_S)
+            theirs.recv(torch.zeros(message.nbytes, dtype=torch.uint8), 0).wait(5.0)
+
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(receive)
+        send_messages(ours, 0, layout.messages, FlatEnd(buffer), pool=BufferPool(), timeout_s=PerMessage(2 * SLOW_S))
+        receiving.result(5.0)
+
+
+def test_recv_messages_when_slow_but_moving_then_not_given_up() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    layout = layout_of(10)
+    buffer = random_bytes(layout.nbytes)
+    timeout_s = PerMessage(1.3 * SLOW_S)
+
+    def send() -> None:
+        for message in layout.messages:
+            Event().wait(SLOW_S)
+            ours.send(buffer[message.offset : message.offset + message.nbytes], 0).wait(5.0)
+
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(send)
+        sink = FlatEnd(buffer.clone())
+        recv_messages(theirs, 0, layout.messages, sink, pool=BufferPool(), timeout_s=timeout_s)
+        sending.result(5.0)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from tdserve.content import ReadStatus, read_layout, selected_spec
 from tdserve.errors import KeyNotFoundError, SelectionError
@@ -222,3 +224,15 @@ def test_trailer_when_a_row_has_moved_since_then_says_so(
     source = plan.source(opened, plan.trailer(opened, before))
     store.generations.values[row] += 1
     assert columns(store, [1, 2], pack(plan.layout.messages, source)) == ([1, 2], [status, 1, 0, 0, 0, 0, 0, 0])
+
+
+def test_plans_when_of_slices_of_a_long_store_then_hold_little(tmp_path: Path) -> None:
+    small = torch.zeros(1_000_000, dtype=torch.uint8)
+    td = StoredTensorDict(tmp_path / "store", TensorDict({"small": small}, [len(small)]))
+    stores = OpenStores(writes_values=True)
+    stores.learn(td.ref.fingerprint, td.ref.spec)
+    opened = stores.get(td.ref)
+    for start in range(10):
+        plan_read(opened, asked(td, slice(start, None)))
+        plan_read(opened, asked(td, slice(start, start + 10)))
+    assert len(opened.plans) == 10
