@@ -291,7 +291,7 @@ def test_capture_when_tensors_come_where_others_were_then_of_those() -> None:
 def test_capture_when_data_was_assigned_then_the_next_one_lets_the_old_memory_go() -> None:
     td, memory = over_arrays()
     capture(td)
-    leaves: list[torch.Tensor] = list(td.values())
+    leaves: Any = list(td.values())
     for leaf in leaves:
         leaf.data = torch.zeros(2)  # as module.to(device) does
     del leaf
