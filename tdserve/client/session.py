@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -23,6 +25,8 @@ from tdserve.v1 import control_pb2
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
 
+SIGNAL_POLL_S = 0.5
+"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
 
 Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
@@ -54,11 +58,16 @@ class Pending:
             DeadlineExceededError: There was none in time.
             TDServeError: What the server answered, or how the session ended.
         """
-        try:
-            answer = self._answers.get(timeout=timeout_s)
-        except Empty:
-            self._on_silence()
-            raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            remaining_s = max(end_s - time.monotonic(), 0.0)
+            try:
+                answer = self._answers.get(timeout=min(remaining_s, SIGNAL_POLL_S))
+                break
+            except Empty:
+                if remaining_s <= SIGNAL_POLL_S:
+                    self._on_silence()
+                    raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
         return checked(answer)
 
