@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -96,14 +97,9 @@ class ControlProcess:
         except DecodeError:
             session.ended.set()
             return
-        if message.HasField("cancel"):
-            session.cancel(message.cancel.cancelled)
-            return
-        session.mailed_requests.add(message.request)
-        if self._is_draining:
-            session.run(self._refuse(session, message.request), 0)
-        else:
-            session.run_at_once(self._requests.serve(session, message), message.request)
+        if not message.HasField("cancel"):
+            session.mailed_requests.add(message.request)
+        self._take(session, message, session.run_at_once)
 
     def _on_worker_lost(self, worker: DataWorker) -> None:
         self._sessions.on_worker_lost(worker)
@@ -173,12 +169,22 @@ class ControlProcess:
         async for message in messages:
             if message.HasField("rendezvous"):
                 session.rendezvous(message.rendezvous)
-            elif message.HasField("cancel"):
-                session.cancel(message.cancel.cancelled)
-            elif self._is_draining:
-                session.run(self._refuse(session, message.request), 0)
             else:
-                session.run(self._requests.serve(session, message), message.request)
+                self._take(session, message, session.run)
+
+    def _take(
+        self,
+        session: ClientSession,
+        message: control_pb2.ClientMessage,
+        run: Callable[[Coroutine[Any, Any, None], int], None],
+    ) -> None:
+        """A request or its cancellation, whichever way it came; ``run`` serves it."""
+        if message.HasField("cancel"):
+            session.cancel(message.cancel.cancelled)
+        elif self._is_draining:
+            session.run(self._refuse(session, message.request), 0)
+        else:
+            run(self._requests.serve(session, message), message.request)
 
     async def _refuse(self, session: ClientSession, request: int) -> None:
         await session.fail(request, self._draining_error())
