@@ -141,8 +141,8 @@ def main() -> None:
 def wait(client: tdserve.Client, name: str, *, num_rows: int) -> None:
     """A sample that waits until it is interrupted."""
     replay = client.replay(name)
-    say("waits")
     try:
+        say("waits")  # inside: whoever reads it may interrupt at once
         replay.sample(num_rows, timeout_s=60.0)
     except KeyboardInterrupt:
         say("interrupted")
