@@ -90,7 +90,7 @@ class Entry:
     @property
     def content_version(self) -> int:
         """How many writes were applied to a tensordict store; 0 before the first."""
-        return int(self.generations.values[-1]) // 2 if self.generations is not None else 0
+        return self.generations.content_version if self.generations is not None else 0
 
     def ref(self, known_specs: set[bytes]) -> worker_pb2.StoreRef:
         """How orders to a worker name this store; the spec goes along the first time that worker meets it."""

@@ -106,6 +106,11 @@ class Generations:
         return self._values
 
     @property
+    def content_version(self) -> int:
+        """Of a tensordict store: how many writes were applied to it."""
+        return int(self.values[-1]) // 2
+
+    @property
     def is_deleted(self) -> bool:
         """Whether the store was deleted. True also for who had it mapped before."""
         return bool(self._mapped_header()[_DELETED_OFFSET])

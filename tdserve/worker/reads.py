@@ -69,7 +69,7 @@ class ReadPlan:
 
     def trailer(self, store: OpenStore, before: NDArray[np.int64]) -> Trailer:
         """The status that ends the read: whether the watched generations are still as they were."""
-        version = int(store.generations.values[-1]) // 2
+        version = store.generations.content_version
 
         def trail() -> list[NDArray[np.int64]]:
             is_whole = np.array_equal(store.generations.values[self.watched], before)
@@ -152,7 +152,7 @@ class SmallReads:
         before = store.generations.values[plan.watched].copy()
         if (before & 1).any():
             return None
-        version = int(store.generations.values[-1]) // 2
+        version = store.generations.content_version
         inline = pack(plan.layout.messages, plan.source(store, plan.trailer(store, before)))
         if store.generations.is_deleted:
             return None
