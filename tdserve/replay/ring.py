@@ -7,6 +7,7 @@ here tell these three apart.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,7 +67,8 @@ class Ring:
         self._generations: Rows = np.asarray(generations)  # of a memmap its plain array: indexing is twice as fast
         self._open: dict[int, Reservation] = {}
         self._quarantined: dict[int, Reservation] = {}
-        self._holes: Rows = _NONE
+        self._holes: deque[Rows] = deque()  # in pieces: giving rows up one by one must not copy the others
+        self._num_holes = 0
         self._num_live = 0
         self._num_reserved = 0
         self._next_num = 1
@@ -79,6 +81,7 @@ class Ring:
         state: Mapping[str, int],
         *,
         now_reserved: Sequence[Rows] = (),
+        held: Rows = _NONE,
     ) -> Ring:
         """A ring as it was, from the generations and the state that were stored.
 
@@ -88,6 +91,7 @@ class Ring:
             state: From :meth:`state`; it may be some commits old.
             now_reserved: Rows of writers not yet proved gone, one array per writer; what is odd of each is quarantined,
                 in this order in :attr:`quarantined`.
+            held: Rows of a partial write that will be completed, see :meth:`hold`; those that are even stay live.
 
         Raises:
             CorruptDataError: A generation is negative, or the state contradicts the capacity.
@@ -111,7 +115,10 @@ class Ring:
             is_odd[kept] = False
             reservation = ring._register(kept, _NONE)
             ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
-        ring._holes = np.flatnonzero(is_odd).astype(np.int64, copy=False)
+        held = held[is_odd[held]]
+        is_odd[held] = False
+        ring._num_reserved += len(held)
+        ring._give_up(np.flatnonzero(is_odd).astype(np.int64, copy=False))
         return ring
 
     def __len__(self) -> int:
@@ -120,7 +127,7 @@ class Ring:
     def __repr__(self) -> str:
         return (
             f"<Ring {self._num_live} of {self.capacity} live, {self._num_reserved} reserved, "
-            f"{len(self._holes)} holes, cursor {self.cursor}>"
+            f"{self._num_holes} holes, cursor {self.cursor}>"
         )
 
     @property
@@ -131,7 +138,12 @@ class Ring:
     @property
     def num_holes(self) -> int:
         """Rows that were given up, and that the next writer gets."""
-        return len(self._holes)
+        return self._num_holes
+
+    @property
+    def num_free(self) -> int:
+        """Rows that a writer may have without evicting a live one."""
+        return self.capacity - self._num_live - self._num_reserved
 
     @property
     def quarantined(self) -> tuple[Reservation, ...]:
@@ -164,7 +176,7 @@ class Ring:
             raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
         if num_rows > self.capacity - self._num_reserved:
             return None
-        holes, self._holes = self._holes[:num_rows], self._holes[num_rows:]
+        holes = self._take_holes(num_rows)
         rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else _NONE
         before = self._generations[rows]
         evicted = rows[before > 0]
@@ -195,7 +207,7 @@ class Ring:
             WrongStateError: The reservation is not open. Nothing was changed.
         """
         self._close(reservation, "abort")
-        self._holes = np.concatenate((self._holes, reservation.rows))
+        self._give_up(reservation.rows)
 
     def quarantine(self, reservation: Reservation) -> None:
         """Holds the rows of a silent writer back from everyone, itself included: it may still write, not commit.
@@ -217,7 +229,46 @@ class Ring:
             raise WrongStateError(state="not quarantined", event=f"release of reservation {reservation.num}")
         del self._quarantined[reservation.num]
         self._num_reserved -= len(reservation)
-        self._holes = np.concatenate((self._holes, reservation.rows))
+        self._give_up(reservation.rows)
+
+    def free(self, rows: Rows) -> None:
+        """Gives live rows up, each named once: they were deleted or consumed. They become holes."""
+        self._generations[rows] += 1
+        self._num_live -= len(rows)
+        self._give_up(rows)
+
+    def hold(self, rows: Rows) -> None:
+        """Makes live rows, each named once, unreadable while a part of them is written; nobody else gets them."""
+        self._generations[rows] += 1
+        self._num_live -= len(rows)
+        self._num_reserved += len(rows)
+
+    def let_go(self, rows: Rows) -> None:
+        """Ends :meth:`hold`: the rows are live again, under their next generation."""
+        self._generations[rows] += 1
+        self._num_live += len(rows)
+        self._num_reserved -= len(rows)
+
+    def _give_up(self, rows: Rows) -> None:
+        if len(rows):
+            self._holes.append(rows)
+            self._num_holes += len(rows)
+
+    def _take_holes(self, num_rows: int) -> Rows:
+        """Up to ``num_rows`` holes, those that were given up first."""
+        if not self._num_holes:
+            return _NONE
+        found: list[Rows] = []
+        missing = min(num_rows, self._num_holes)
+        self._num_holes -= missing
+        while missing:
+            piece = self._holes.popleft()
+            if len(piece) > missing:
+                self._holes.appendleft(piece[missing:])
+                piece = piece[:missing]
+            found.append(piece)
+            missing -= len(piece)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _register(self, rows: Rows, evicted: Rows) -> Reservation:
         reservation = Reservation(self._next_num, rows, evicted)

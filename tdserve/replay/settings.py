@@ -8,25 +8,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from tdserve.errors import InvalidRequestError, NotSupportedError
-from tdserve.replay.limiter import Limiter, MinSize
-from tdserve.replay.remover import Fifo, Remover
+from tdserve.replay.arguments import check_integer
+from tdserve.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
+from tdserve.replay.order import Fifo, Lifo
+from tdserve.replay.prioritized import Prioritized
+from tdserve.replay.remover import LowestPriority, Remover
 from tdserve.replay.sampler import Sampler, Uniform
+from tdserve.replay.slices import Slices
+from tdserve.replay.without_replacement import WithoutReplacement
 
 # The only place where a setting's name and its class meet.
 _CLASSES: dict[str, dict[str, type[Any]]] = {
-    "sampler": {Uniform.kind: Uniform},
-    "remover": {Fifo.kind: Fifo},
-    "limiter": {MinSize.kind: MinSize},
+    "sampler": {cls.kind: cls for cls in (Uniform, Prioritized, Fifo, Lifo, WithoutReplacement, Slices)},
+    "remover": {cls.kind: cls for cls in (Fifo, LowestPriority)},
+    "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
+_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a table samples, removes and makes callers wait."""
+    """How a table samples, removes and makes callers wait.
+
+    Attributes:
+        sampler: Chooses the rows of a sample.
+        remover: Chooses the rows that make room.
+        limiter: Says who waits.
+        max_times_sampled: After so many samples a row is deleted; 0: never for that reason.
+        is_queue: Whether rows are taken and acknowledged, not sampled.
+    """
 
     sampler: Sampler = dataclasses.field(default_factory=Uniform)
     remover: Remover = dataclasses.field(default_factory=Fifo)
     limiter: Limiter = dataclasses.field(default_factory=MinSize)
+    max_times_sampled: int = _DEFAULTS["max_times_sampled"]
+    is_queue: bool = _DEFAULTS["is_queue"]
 
     def __post_init__(self) -> None:
         for part, classes in _CLASSES.items():
@@ -34,13 +50,57 @@ class Settings:
             if type(value) not in classes.values():
                 known = ", ".join(cls.__name__ for cls in classes.values())
                 raise NotSupportedError(feature=f"{part} {value!r}", reason=f"there is {known}")
+        check_integer("max_times_sampled", self.max_times_sampled, 0)
+        if not isinstance(self.is_queue, bool):
+            raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
+        if isinstance(self.limiter, SampleToInsertRatio) and 0 < self.max_times_sampled < self.limiter.ratio:
+            reason = (
+                f"a ratio of {self.limiter.ratio:g} samples per insert is never reached with max_times_sampled "
+                f"{self.max_times_sampled}, and writers would wait for ever"
+            )
+            raise InvalidRequestError(argument="limiter", reason=reason)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that a table with these settings keeps, sorted."""
+        names = set(self.sampler.columns)
+        if not isinstance(self.remover, Fifo):
+            names.update(self.remover.columns)
+        if self.max_times_sampled or isinstance(self.sampler, Prioritized):
+            names.add("times_sampled")
+        return tuple(sorted(names))
+
+    @property
+    def rule_keys(self) -> tuple[tuple[str, ...], ...]:
+        """Keys of the rows that the sampler's rule looks at; every row must have them."""
+        keys = (getattr(self.sampler, "end_key", None), getattr(self.sampler, "trajectory_key", None))
+        return tuple((key,) if isinstance(key, str) else tuple(key) for key in keys if key)
+
+    def check(self, capacity: int) -> None:
+        """Refuses settings that would never let anything through in a table of so many rows.
+
+        Raises:
+            InvalidRequestError: As said, with the reason.
+        """
+        self.sampler.check(capacity)
+        self.limiter.check(capacity)
+
+    def with_limiter(self, limiter: Limiter) -> Settings:
+        """These settings with another limiter.
+
+        Raises:
+            NotSupportedError: It is none.
+            InvalidRequestError: It contradicts the others.
+        """
+        return dataclasses.replace(self, limiter=limiter)
 
     def to_json(self) -> str:
-        """The one text of these settings."""
-        parts = {
+        """The one text of these settings; numbers that have their default are left out."""
+        values: dict[str, Any] = {
             part: {"kind": getattr(self, part).kind, **dataclasses.asdict(getattr(self, part))} for part in _CLASSES
         }
-        return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, *, min_size: int = 1) -> Settings:
@@ -55,14 +115,14 @@ class Settings:
             InvalidRequestError: The text is no such JSON, or a value cannot be.
         """
         try:
-            parts = json.loads(text) if text else {}
+            values = json.loads(text) if text else {}
         except (ValueError, RecursionError) as fault:
             raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
-        if not isinstance(parts, dict) or not parts.keys() <= _CLASSES.keys():
-            raise InvalidRequestError(
-                argument="settings", reason=f"{text[:80]!r} has other parts than {list(_CLASSES)}"
-            )
-        return cls(**{"limiter": MinSize(min_size), **{part: _from_part(part, parts[part]) for part in parts}})
+        known = _CLASSES.keys() | _DEFAULTS.keys()
+        if not isinstance(values, dict) or not values.keys() <= known:
+            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
+        parts = {name: _from_part(name, value) if name in _CLASSES else value for name, value in values.items()}
+        return cls(**{"limiter": MinSize(min_size), **parts})
 
 
 def _from_part(part: str, value: Any) -> Any:
@@ -73,8 +133,11 @@ def _from_part(part: str, value: Any) -> Any:
         raise NotSupportedError(feature=f"{part} {kind!r}", reason=f"there is {', '.join(_CLASSES[part])}")
     cls = _CLASSES[part][kind]
     arguments = {name: given for name, given in value.items() if name != "kind"}
-    known = {field.name for field in dataclasses.fields(cls)}
-    if not arguments.keys() <= known:
-        unknown = sorted(arguments.keys() - known)[0]
-        raise NotSupportedError(feature=f"{unknown!r} of {part} {kind!r}", reason=f"it has {sorted(known)}")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if not arguments.keys() <= fields.keys():
+        unknown = sorted(arguments.keys() - fields.keys())[0]
+        raise NotSupportedError(feature=f"{unknown!r} of {part} {kind!r}", reason=f"it has {sorted(fields)}")
+    for name, field in fields.items():
+        if name not in arguments and field.default is dataclasses.MISSING:
+            raise InvalidRequestError(argument=name, reason=f"{part} {kind!r} must have it")
     return cls(**arguments)

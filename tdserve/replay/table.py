@@ -1,109 +1,86 @@
-"""A replay table's decisions: ring, sampler, limiter and counters joined. Content and waiting are the caller's."""
+"""A replay table's decisions: ring, samplers, limiter and counters joined. Content and waiting are the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tdserve.errors import InvalidRequestError, SelectionError
-from tdserve.replay.limiter import Counts
-from tdserve.replay.live_rows import LiveRows, Rows
-from tdserve.replay.ring import Reservation, Ring
-from tdserve.replay.settings import Settings
+from tdserve.errors import EndOfStreamError, InvalidRequestError, WrongStateError
+from tdserve.replay.holdings import Holdings
+from tdserve.replay.limiter import Limiter
+from tdserve.replay.live_rows import Rows
+from tdserve.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
+from tdserve.replay.ring import Reservation
+from tdserve.replay.views import PLAIN, ViewKey
+
+_INDEPENDENT = ("uniform", "prioritized")
+"""Samplers whose draws do not depend on one another: several batches are drawn as one."""
 
 
-@dataclass(frozen=True, eq=False)
-class RowsPlan:
-    """Rows to read.
+class Table(Holdings):
+    """Decides for one replay table. Whoever gets ``None`` waits until something has changed, and asks again.
 
-    Attributes:
-        rows: Row numbers, in the order of the result.
-        generations: As they are now; whoever copies a row checks that its generation did not move meanwhile.
+    Arguments and errors as of :class:`Holdings`.
     """
 
-    rows: Rows
-    generations: Rows
-
-
-class Table:
-    """Decides for one replay table. Whoever gets ``None`` waits until :meth:`commit`, :meth:`abort` or
-    :meth:`release` was called, and asks again.
-
-    Args:
-        name: Of the store, for errors.
-        capacity: Rows.
-        generations: One int64 per row, written in place.
-        settings: Sampler, remover and limiter.
-
-    Raises:
-        InvalidRequestError: The capacity is below 1, or the limiter would never let a sample through.
-    """
-
-    def __init__(self, name: str, capacity: int, generations: Rows, settings: Settings) -> None:
-        self._take(name, Ring(capacity, generations), generations, settings)
-
-    @classmethod
-    def restore(
-        cls,
-        name: str,
-        generations: Rows,
-        settings: Settings,
-        state: Mapping[str, int],
-        *,
-        now_reserved: Sequence[Rows] = (),
-    ) -> Table:
-        """A table as it was. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
-        table = cls.__new__(cls)
-        ring = Ring.restore(len(generations), generations, state, now_reserved=now_reserved)
-        table._take(name, ring, generations, settings)
-        table._samples = state.get("samples", 0)
-        return table
-
-    def _take(self, name: str, ring: Ring, generations: Rows, settings: Settings) -> None:
-        settings.limiter.check(ring.capacity)
-        self.name = name
-        self.settings = settings
-        self.ring = ring
-        self._generations: Rows = np.asarray(generations)
-        self._samples = 0
-        self._live = LiveRows(ring.capacity)
-        self._live.add(ring.live_rows())
-
-    def __len__(self) -> int:
-        return len(self.ring)
-
-    def __repr__(self) -> str:
-        return f"<Table {self.name!r} {self.ring!r}>"
-
-    @property
-    def counts(self) -> Counts:
-        """What the limiter looks at."""
-        return Counts(len(self.ring), self.ring.inserts, self._samples, self.ring.capacity)
+    # ------------------------------------------------------------ writing
 
     def plan_extend(self, num_rows: int) -> Reservation | None:
         """Rows for a writer, or ``None`` when it must wait. They are out of every sample from now on.
 
         Raises:
-            InvalidRequestError: ``num_rows`` is below 1.
+            InvalidRequestError: ``num_rows`` is below 1, or more than the limiter could ever let in at once.
             CapacityError: ``num_rows`` is above the capacity.
+            WrongStateError: The table was closed.
         """
-        if num_rows <= self.ring.capacity and not self.settings.limiter.can_insert(self.counts, num_rows):
-            return None
+        if self.is_closed:
+            raise WrongStateError(state=f"{self.name!r} is closed", event="an extend")
+        if num_rows <= self.ring.capacity:
+            limiter = self.settings.limiter
+            counts = self.counts
+            limiter.check_insert(counts.capacity, num_rows)
+            if not limiter.can_insert(counts, num_rows):
+                return None
+            if self._evictor is not None and num_rows > self.ring.num_free:
+                missing = num_rows - self.ring.num_free
+                if missing > len(self._live):
+                    return None
+                self.remove(self._evictor.lowest(missing))
         reservation = self.ring.reserve(num_rows)
         if reservation is not None and len(reservation.evicted):
-            self._live.remove(reservation.evicted)
+            self._leave(reservation.evicted)
         return reservation
 
-    def commit(self, reservation: Reservation) -> Rows:
+    def arrive(self, reservation: Reservation, arrival: Arrival = PLAIN_ARRIVAL) -> None:
+        """Writes down what is known of a writer's rows; to be followed by :meth:`commit`, and harmless without it."""
+        rows, columns = reservation.rows, self.columns
+        columns.sequence[rows] = np.arange(self.ring.inserts + 1, self.ring.inserts + 1 + len(rows))
+        if "times_sampled" in self._needs:
+            columns.times_sampled[rows] = 0
+        if "priority" in self._needs:
+            if arrival.priorities is None:
+                columns.priority[rows] = self._highest
+            else:
+                columns.priority[rows] = arrival.priorities
+                self._highest = max(self._highest, float(arrival.priorities.max()))
+        for name, ids in arrival.groups.items():
+            columns.array(name, np.int64)[rows] = ids
+        self.views.arrive(rows, arrival.keys)
+
+    def commit(self, reservation: Reservation, arrival: Arrival = PLAIN_ARRIVAL) -> Rows:
         """Makes a writer's rows visible, and returns their generations.
 
         Raises:
             WrongStateError: As of :meth:`Ring.commit`.
         """
         generations = self.ring.commit(reservation)
-        self._live.add(reservation.rows)
+        rows = reservation.rows
+        self._live.add(rows)
+        if self.columns.trajectories is not None:
+            self.columns.trajectories.append(rows, writer=arrival.writer, ends=arrival.ends, ids=arrival.ids)
+        self._enter(rows)
         return generations
 
     def abort(self, reservation: Reservation) -> None:
@@ -118,26 +95,80 @@ class Table:
         """As :meth:`Ring.release`."""
         self.ring.release(reservation)
 
-    def plan_sample(self, num_rows: int, num_batches: int = 1, *, rng: np.random.Generator) -> RowsPlan | None:
+    # ------------------------------------------------------------ reading
+
+    def plan_sample(
+        self,
+        num_rows: int,
+        num_batches: int = 1,
+        *,
+        rng: np.random.Generator,
+        key: ViewKey = PLAIN,
+        owner: int | None = None,
+    ) -> RowsPlan | None:
         """Draws rows for some batches at once, or ``None`` when the limiter makes the caller wait.
 
         Args:
             num_rows: Rows of one batch.
             num_batches: Their rows follow one another in the plan.
             rng: Source of randomness.
+            key: Which rows may be drawn.
+            owner: Who gets the rows on lease; None: nobody, they stay for others.
 
         Raises:
-            InvalidRequestError: A number is below 1.
+            InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
+            EndOfStreamError: The table was closed, and all of its rows were acknowledged.
         """
         for argument, value in (("num_rows", num_rows), ("num_batches", num_batches)):
             if value < 1:
                 raise InvalidRequestError(argument=argument, reason=f"{value} is not at least 1")
         total = num_rows * num_batches
-        if not self._live or not self.settings.limiter.can_sample(self.counts, total):
+        counts, limiter = self.counts, self.settings.limiter
+        limiter.check_sample(counts.capacity, num_rows)
+        if self.is_closed and owner is not None:
+            num_rows = total = self._what_is_left(key, total)
+            num_batches = 1
+        elif not limiter.can_sample(counts, total):
             return None
-        rows = self.settings.sampler.draw(self._live, total, rng=rng)
-        self._samples += total
-        return RowsPlan(rows, self._generations[rows])
+        if not total:
+            return None
+        selector = self.views.get(key)
+        if not len(selector):
+            return None
+        if not key.group and self.settings.sampler.kind in _INDEPENDENT:
+            num_rows, num_batches = total, 1
+        if owner is not None:
+            if self.columns.trajectories is not None and not key.group:
+                reason = f"table {self.name!r} samples slices, whose rows belong together"
+                raise InvalidRequestError(argument="consumer", reason=reason)
+            draw = self._drawing.draw_distinct(selector, total, rng=rng)
+        else:
+            draw = self._drawing.draw(selector, num_rows, num_batches=num_batches, rng=rng)
+        if draw is None:
+            return None
+        rows = draw.drawn.rows
+        self._samples += len(rows)
+        if owner is not None:
+            self.views.lease(owner, key.consumer, rows)
+        lease = None if owner is None else (owner, key.consumer)
+        generations = self._generations
+        return RowsPlan(rows, generations[rows], draw.drawn.columns, draw.spent, generations[draw.spent], lease)
+
+    def finish(self, plan: RowsPlan) -> bool:
+        """A sample was sent; returns whether rows have left the table for it."""
+        if not len(plan.spent):
+            return False
+        self.remove(plan.spent[self._generations[plan.spent] == plan.spent_generations])
+        return True
+
+    def undo(self, plan: RowsPlan) -> None:
+        """A sample could not be sent: what it used up is there again."""
+        self._samples -= len(plan.rows)
+        is_same = self._generations[plan.spent] == plan.spent_generations
+        self._drawing.undo(plan.rows, plan.spent[is_same])
+        if plan.lease is not None:
+            owner, consumer = plan.lease
+            self.views.give_back(owner, consumer, plan.rows[self.views.leases.held_by(owner, plan.rows, consumer)])
 
     def plan_read(self, rows: Rows) -> RowsPlan:
         """Live rows by number, without counting as a sample.
@@ -148,29 +179,121 @@ class Table:
         Raises:
             SelectionError: A row is out of range, or not live: never written, or being overwritten.
         """
-        if len(rows):
-            low, high = int(rows.min()), int(rows.max())
-            if low < 0 or high >= self.ring.capacity:
-                bad = low if low < 0 else high
-                reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
-                raise SelectionError(selection=str(bad), reason=reason)
-            is_live = self._live.contains(rows)
-            if not is_live.all():
-                bad = int(rows[int(np.argmin(is_live))])
-                raise SelectionError(selection=str(bad), reason=f"this row of table {self.name!r} is not live now")
-        return RowsPlan(rows, self._generations[rows])
+        self.check_live(rows)
+        return RowsPlan(rows, self._generations[rows], {})
 
-    def live_rows(self) -> Rows:
-        """Numbers of the rows that may be read, sorted."""
-        return self._live.rows()
+    # ------------------------------------------------------------ changes
 
-    def why(self) -> str:
+    def update_priority(self, rows: Rows, priorities: NDArray[np.float64], generations: Rows | None) -> int:
+        """Gives rows other priorities; of a row that is named twice the last counts.
+
+        Args:
+            priorities: One per row.
+            generations: Rows that have another one now are skipped; None: all of them must be live.
+
+        Returns:
+            How many were skipped.
+
+        Raises:
+            InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        if "priority" not in self._needs:
+            raise InvalidRequestError(argument="priority", reason=f"table {self.name!r} has a sampler without them")
+        check_priorities(priorities)
+        is_in_range = not len(rows) or (int(rows.min()) >= 0 and int(rows.max()) < self.ring.capacity)
+        if generations is None or not is_in_range:
+            self.check_live(rows)
+            is_same = np.ones(len(rows), np.bool_)
+        else:
+            is_same = (self._generations[rows] == generations) & self._live.contains(rows)
+        self._set_priorities(rows[is_same], priorities[is_same])
+        return int(np.count_nonzero(~is_same))
+
+    def _set_priorities(self, rows: Rows, priorities: NDArray[np.float64]) -> None:
+        if not len(rows):
+            return
+        self.columns.priority[rows] = priorities
+        self._highest = max(self._highest, float(priorities.max()))
+        rows = np.unique(rows)
+        self.views.update(rows)
+        if self._evictor is not None:
+            self._evictor.update(rows)
+
+    def delete(self, rows: Rows) -> int:
+        """Takes rows out of the table; returns how many.
+
+        Raises:
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        rows = np.unique(rows)
+        self.check_live(rows)
+        self.remove(rows)
+        return len(rows)
+
+    def clear(self) -> int:
+        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
+        rows = self._live.rows()
+        self.remove(rows)
+        self._cleared = (self.ring.inserts, self._samples)
+        return len(rows)
+
+    def close(self) -> None:
+        """Takes no more rows in; those that are here can still be taken."""
+        self.is_closed = True
+
+    def set_limiter(self, limiter: Limiter) -> None:
+        """Makes callers wait by another rule from now on.
+
+        Raises:
+            InvalidRequestError: It could never let anything through. Nothing was changed.
+        """
+        settings = replace(self.settings, limiter=limiter)
+        settings.check(self.ring.capacity)
+        self.settings = settings
+        self._changed_settings = settings.to_json()
+
+    def acknowledge(self, owner: int, consumer: str, rows: Rows) -> int:
+        """An owner is done with rows of its lease; returns how many.
+
+        Raises:
+            WrongStateError: It does not hold all of them. Nothing was changed.
+        """
+        rows = np.unique(rows)
+        leaving = self.views.acknowledge(owner, consumer, rows)
+        if len(leaving):
+            self.remove(leaving)
+        return len(rows)
+
+    def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
+        """An owner will not use rows of its lease: they are there for others again.
+
+        Raises:
+            WrongStateError: It does not hold all of them. Nothing was changed.
+        """
+        self.views.give_back(owner, consumer, np.unique(rows))
+
+    def _what_is_left(self, key: ViewKey, num_rows: int) -> int:
+        num_left = len(self.views.get(key))
+        if not num_left and not self.views.leases.num_leased:
+            raise EndOfStreamError(name=self.name)
+        return min(num_rows, num_left)
+
+    # ------------------------------------------------------------ figures
+
+    def why_sample(self, num_rows: int, key: ViewKey = PLAIN) -> str:
         """What a sample waits for now, for the error of one that waited too long."""
-        return self.settings.limiter.why(self.counts, self.name)
+        counts = self.counts
+        if not self.settings.limiter.can_sample(counts, num_rows):
+            return self.settings.limiter.why_sample(counts, self.name, num_rows)
+        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {key.describe()},"
 
-    def state(self) -> dict[str, int]:
-        """What the generations do not tell and :meth:`restore` needs."""
-        return {**self.ring.state(), "samples": self._samples}
+    def why_extend(self, num_rows: int) -> str:
+        """What a writer waits for now, for the error of one that waited too long."""
+        counts = self.counts
+        if not self.settings.limiter.can_insert(counts, num_rows):
+            return self.settings.limiter.why_insert(counts, self.name, num_rows)
+        return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written)"
 
     def info(self) -> dict[str, int | str]:
         """Figures for users and statistics."""
@@ -179,6 +302,7 @@ class Table:
             "capacity": self.ring.capacity,
             "num_reserved": self.ring.num_reserved,
             "num_holes": self.ring.num_holes,
+            "num_leased": self.views.leases.num_leased,
             "cursor": self.ring.cursor,
             "inserts": self.ring.inserts,
             "samples": self._samples,

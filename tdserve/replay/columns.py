@@ -1,0 +1,70 @@
+"""What control keeps of each row beside its generation, so that rules can decide without reading content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MakeColumn = Callable[[str, "np.dtype[Any]", tuple[int, ...]], NDArray[Any]]
+"""Gives the array of a column by name, dtype and shape: zeros at first, as it was left after a restart."""
+
+
+def in_memory(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Columns that end with the process."""
+    return np.zeros(shape, dtype)
+
+
+class Columns:
+    """Arrays of one entry per row, made when they are first needed; whoever owns the table decides where they lie.
+
+    Rows that were never written have zeros. Entries of a row count from its commit on.
+
+    Args:
+        capacity: Rows.
+        make: Gives the arrays.
+
+    Attributes:
+        trajectories: The table's ``Trajectories``, which row follows which; None where its sampler does not need it.
+    """
+
+    def __init__(self, capacity: int, make: MakeColumn = in_memory) -> None:
+        self.capacity = capacity
+        self.trajectories: Any = None
+        self._make = make
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    @property
+    def sequence(self) -> NDArray[np.int64]:
+        """Counts committed rows of the table: greater is newer."""
+        return self.array("sequence", np.int64)
+
+    @property
+    def priority(self) -> NDArray[np.float64]:
+        """As it was given, at least 0."""
+        return self.array("priority", np.float64)
+
+    @property
+    def times_sampled(self) -> NDArray[np.int64]:
+        """How often a row was handed out."""
+        return self.array("times_sampled", np.int64)
+
+    @property
+    def previous(self) -> NDArray[np.int64]:
+        """One more than the number of the row before in the same trajectory; 0: there is none."""
+        return self.array("previous", np.int64)
+
+    @property
+    def is_end(self) -> NDArray[np.bool_]:
+        """Whether a row is the last of its trajectory."""
+        return self.array("is_end", np.bool_)
+
+    def array(self, name: str, dtype: Any, width: int = 0) -> NDArray[Any]:
+        """A column by name: ``[capacity]``, or ``[capacity, width]``."""
+        found = self._arrays.get(name)
+        if found is None:
+            shape = (self.capacity, width) if width else (self.capacity,)
+            found = self._arrays[name] = self._make(name, np.dtype(dtype), shape)
+        return found

@@ -1,0 +1,208 @@
+"""The rows that a table has, and all that is kept with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tdserve.errors import SelectionError
+from tdserve.replay.columns import Columns, MakeColumn, in_memory
+from tdserve.replay.drawing import Drawing
+from tdserve.replay.limiter import Counts
+from tdserve.replay.live_rows import LiveRows, Rows
+from tdserve.replay.plans import no_rows
+from tdserve.replay.ring import Ring
+from tdserve.replay.settings import Settings
+from tdserve.replay.trajectories import Trajectories
+from tdserve.replay.views import Views
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Holdings:
+    """The rows of one table: where they lie, which can be read, which a sample may draw. Everything a restart needs.
+
+    Args:
+        name: Of the store, for errors.
+        capacity: Rows.
+        generations: One int64 per row, written in place.
+        settings: Sampler, remover and limiter.
+        make_column: Gives the arrays of one entry per row that outlive the process.
+        num_keys: Leaves of a row.
+
+    Attributes:
+        ring: Which rows are whose.
+        columns: What is known of each row.
+        views: Which rows a sample may draw.
+        is_closed: Whether no more rows are taken in.
+
+    Raises:
+        InvalidRequestError: The capacity is below 1, or the settings would never let anything through.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        generations: Rows,
+        settings: Settings,
+        *,
+        make_column: MakeColumn = in_memory,
+        num_keys: int = 1,
+    ) -> None:
+        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys)
+
+    @classmethod
+    def restore(
+        cls,
+        name: str,
+        generations: Rows,
+        settings: Settings,
+        state: Mapping[str, Any],
+        *,
+        now_reserved: Sequence[Rows] = (),
+        held: Rows | None = None,
+        make_column: MakeColumn = in_memory,
+        num_keys: int = 1,
+    ) -> Self:
+        """A table as it was. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
+        table = cls.__new__(cls)
+        ring = Ring.restore(
+            len(generations), generations, state, now_reserved=now_reserved, held=no_rows() if held is None else held
+        )
+        table._take(name, ring, generations, settings, state, make_column, num_keys)
+        return table
+
+    def _take(
+        self,
+        name: str,
+        ring: Ring,
+        generations: Rows,
+        settings: Settings,
+        state: Mapping[str, Any],
+        make_column: MakeColumn,
+        num_keys: int,
+    ) -> None:
+        settings.check(ring.capacity)
+        self.name = name
+        self.settings = settings
+        self.ring = ring
+        self.columns = Columns(ring.capacity, make_column)
+        self.is_closed = bool(state.get("is_closed", False))
+        self._generations: Rows = np.asarray(generations)
+        self._samples = int(state.get("samples", 0))
+        self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
+        self._changed_settings = str(state.get("settings", ""))
+        self._highest = float(state.get("highest_priority", 1.0))
+        self._needs = frozenset(settings.columns)
+        self._evictor = settings.remover.evictor(self.columns, ring.capacity)
+        live = ring.live_rows()
+        if settings.sampler.kind == "slices":
+            self.columns.trajectories = Trajectories(self.columns, ring.capacity)
+            self.columns.trajectories.restore(live)
+        self.views = Views(
+            settings,
+            self.columns,
+            num_keys=num_keys,
+            consumers=state.get("consumers", ()),
+            has_partial_rows=bool(state.get("has_partial_rows", False)),
+        )
+        self._live = LiveRows(ring.capacity)
+        self._drawing = Drawing(settings, self.columns, self.views)
+        self._live.add(live)
+        self._enter(live[np.argsort(self.columns.sequence[live], kind="stable")])
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r} {self.ring!r}>"
+
+    @property
+    def counts(self) -> Counts:
+        """What the limiter looks at."""
+        inserts, samples = self._cleared
+        return Counts(
+            num_rows=len(self.ring),
+            inserts=self.ring.inserts - inserts,
+            samples=self._samples - samples,
+            capacity=self.ring.capacity,
+            reserved=self.ring.num_reserved,
+        )
+
+    def live_rows(self) -> Rows:
+        """Numbers of the rows that may be read, sorted."""
+        return self._live.rows()
+
+    def check_live(self, rows: Rows) -> None:
+        """Raises SelectionError unless all of these row numbers are live rows."""
+        if not len(rows):
+            return
+        low, high = int(rows.min()), int(rows.max())
+        if low < 0 or high >= self.ring.capacity:
+            bad = low if low < 0 else high
+            reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
+            raise SelectionError(selection=str(bad), reason=reason)
+        is_live = self._live.contains(rows)
+        if not is_live.all():
+            bad = int(rows[int(np.argmin(is_live))])
+            raise SelectionError(selection=str(bad), reason=f"this row of table {self.name!r} is not live now")
+
+    def hold(self, rows: Rows) -> None:
+        """Makes rows, each named once, unreadable while leaves of them are written.
+
+        Raises:
+            SelectionError: A row is not live. Nothing was changed.
+        """
+        self.check_live(rows)
+        self.ring.hold(rows)
+        self.views.suspend(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+
+    def let_go(self, rows: Rows, keys: Sequence[int]) -> None:
+        """Ends :meth:`hold`: these leaves of the rows are written."""
+        self.ring.let_go(rows)
+        fresh = rows[~self._live.contains(rows)]  # held since before a restart
+        if len(fresh):
+            self._live.add(fresh)
+        self.views.resume(rows, keys)
+        if self._evictor is not None:
+            self._evictor.add(rows)
+
+    def remove(self, rows: Rows) -> None:
+        """Takes live rows, each named once, out of the table; the next writers get them."""
+        self._leave(rows)
+        self.ring.free(rows)
+
+    def state(self) -> dict[str, Any]:
+        """What the generations and columns do not tell and :meth:`restore` needs."""
+        inserts, samples = self._cleared
+        changed = {"settings": self._changed_settings} if self._changed_settings else {}
+        return {
+            **self.ring.state(),
+            **changed,
+            "samples": self._samples,
+            "cleared_inserts": inserts,
+            "cleared_samples": samples,
+            "highest_priority": self._highest,
+            "is_closed": self.is_closed,
+            "consumers": self.views.consumers,
+            "has_partial_rows": self.views.has_partial_rows,
+        }
+
+    def _enter(self, rows: Rows) -> None:
+        self.views.enter(rows)
+        if self._evictor is not None:
+            self._evictor.add(rows)
+
+    def _leave(self, rows: Rows) -> None:
+        self._live.remove(rows)
+        self.views.leave(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+        if self.columns.trajectories is not None:
+            self.columns.trajectories.remove(rows)

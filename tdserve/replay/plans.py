@@ -1,0 +1,71 @@
+"""What a table is told of rows that come, and what it tells of rows that go out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.errors import InvalidRequestError
+from tdserve.replay.live_rows import Rows
+
+
+def no_rows() -> Rows:
+    """None at all."""
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPlan:
+    """Rows to read.
+
+    Attributes:
+        rows: Row numbers, in the order of the result.
+        generations: As they are now; whoever copies a row checks that its generation did not move meanwhile.
+        columns: What the sampler adds of each row, by key.
+        spent: Rows that leave the table when they were sent,
+        spent_generations: and their generations.
+        lease: Owner and consumer, where the rows are handed out on lease.
+    """
+
+    rows: Rows
+    generations: Rows
+    columns: Mapping[str, NDArray[Any]]
+    spent: Rows = field(default_factory=no_rows)
+    spent_generations: Rows = field(default_factory=no_rows)
+    lease: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """What is known of rows that a writer brings, beside their content.
+
+    Attributes:
+        priorities: One per row, checked; None: the highest so far.
+        writer: Whose rows form trajectories.
+        ends: Which rows are the last of their trajectory.
+        ids: Values that tell a writer's trajectories apart, one per row.
+        keys: Numbers of the leaves that were written; None: all.
+        groups: By column, what each row is grouped by.
+    """
+
+    priorities: NDArray[np.float64] | None = None
+    writer: Hashable = None
+    ends: NDArray[np.bool_] | None = None
+    ids: NDArray[Any] | None = None
+    keys: Sequence[int] | None = None
+    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+
+PLAIN_ARRIVAL = Arrival()
+
+
+def check_priorities(priorities: NDArray[np.float64]) -> None:
+    """Raises InvalidRequestError unless all of these are finite and at least 0."""
+    is_bad = ~(np.isfinite(priorities) & (priorities >= 0))
+    if is_bad.any():
+        bad = priorities[int(np.argmax(is_bad))]
+        raise InvalidRequestError(argument="priority", reason=f"{bad} is not a finite number of at least 0")

@@ -1,0 +1,19 @@
+"""Whether counted draws fit the probabilities that they should have."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def statistic(counts: NDArray[np.int64], probabilities: NDArray[np.float64] | None = None) -> float:
+    """How far counts are from what probabilities, equal ones if none are given, let expect."""
+    expected = counts.sum() * (np.full(counts.size, 1 / counts.size) if probabilities is None else probabilities)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def limit(num_cells: int) -> float:
+    """The statistic that a fair source exceeds once in about 100,000 times (Wilson and Hilferty)."""
+    freedom = num_cells - 1
+    part = 2 / (9 * freedom)
+    return float(freedom * (1 - part + 4.265 * part**0.5) ** 3)
