@@ -18,6 +18,18 @@ from tdserve.spec.tree import Path, Spec
 INDEX_KEY = "index"
 GENERATION_KEY = "generation"
 
+SLICE_END_KEY = "slice_end"
+"""Last row of a slice: becomes ``("next", "truncated")`` at the client, and is not shown."""
+
+ADDED_DTYPES = {
+    "priority": "float32",
+    "probability": "float32",
+    "priority_weight": "float32",
+    "times_sampled": "int64",
+    SLICE_END_KEY: "bool",
+}
+"""What a table may add to each row of a sample, in the order in which it travels; which of it, its settings say."""
+
 RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
 """Keys that the service adds to a sampled batch; a replay's rows may not have them at the root."""
 
@@ -69,11 +81,16 @@ def read_layout(spec: Spec) -> Layout:
     return Layout.of(spec, (STATUS,))
 
 
-def rows_layout(spec: Spec, num_rows: int) -> Layout:
-    """Content of ``num_rows`` rows: the leaves, the rows' numbers and generations, then the status."""
+def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:
+    """Content of ``num_rows`` rows: the leaves, the rows' numbers and generations, added columns, then the status.
+
+    Args:
+        added: Of ``ADDED_DTYPES``.
+    """
     rows = spec.with_rows(num_rows)
-    layout: Layout | None = rows.memo.get("rows_layout")
+    layout: Layout | None = rows.memo.get(("rows_layout", added))
     if layout is None:
-        columns = (Trailing(INDEX_KEY, "int64", (num_rows,)), Trailing(GENERATION_KEY, "int64", (num_rows,)), STATUS)
-        layout = rows.memo["rows_layout"] = Layout.of(rows, columns)
+        names = {INDEX_KEY: "int64", GENERATION_KEY: "int64", **{name: ADDED_DTYPES[name] for name in added}}
+        columns = (*(Trailing(name, dtype, (num_rows,)) for name, dtype in names.items()), STATUS)
+        layout = rows.memo["rows_layout", added] = Layout.of(rows, columns)
     return layout

@@ -25,7 +25,9 @@
     │   ├── RemoteProtocolError                            expected, received: the peer's bug
     │   └── ProtocolVersionError      FAILED_PRECONDITION  address, expected, actual
     ├── CorruptDataError              DATA_LOSS            path, expected, actual
+    ├── EndOfStreamError              OUT_OF_RANGE         name
     ├── RootInUseError                FAILED_PRECONDITION  root, holder
+    ├── WriterFailedError             UNAVAILABLE          store, num_acknowledged, num_unknown, num_unsent, reason
     └── ClosedError                   UNAVAILABLE          what
         └── ForkedClientError                              what, pid
 
@@ -246,12 +248,35 @@ class CorruptDataError(TDServeError):
     defaults = {"path": "", "expected": "", "actual": ""}
 
 
+class EndOfStreamError(TDServeError):
+    """A queue was closed, and everything in it was taken and acknowledged. Nothing more will come."""
+
+    code = "OUT_OF_RANGE"
+    template = "queue {name!r} was closed and is drained"
+    defaults = {"name": ""}
+
+
 class RootInUseError(TDServeError):
     """Another server owns this root folder."""
 
     code = "FAILED_PRECONDITION"
     template = "root {root} is in use by {holder}; stop it, or choose another root"
     defaults = {"root": "", "holder": ""}
+
+
+class WriterFailedError(TDServeError):
+    """A writer of single rows has ended, and says what became of its rows; the cause is chained.
+
+    ``num_acknowledged`` are stored, ``num_unsent`` are not, of ``num_unknown`` that were under way all, some or none
+    are: those that are stored came in order behind the acknowledged ones.
+    """
+
+    code = "UNAVAILABLE"
+    template = (
+        "the writer of {store!r} has failed: {reason}; {num_acknowledged} rows are stored, {num_unknown} were under "
+        "way and may be, {num_unsent} were not sent"
+    )
+    defaults = {"store": "", "num_acknowledged": 0, "num_unknown": 0, "num_unsent": 0, "reason": ""}
 
 
 class ClosedError(TDServeError):

@@ -19,10 +19,13 @@ from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.ids import check_store_name
 from tdserve.server import descriptions
 from tdserve.server.answers import Answers
+from tdserve.server.changes import Changes
 from tdserve.server.creation import Creation
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
 from tdserve.server.requests import Requests
+from tdserve.server.rule_keys import RuleKeys
+from tdserve.server.samples import Samples
 from tdserve.server.session import ClientSession
 from tdserve.server.sessions import Sessions
 from tdserve.server.stores import Stores
@@ -71,11 +74,26 @@ class ControlProcess:
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._workers, self._sessions)
         self._tensordicts = TensorDicts(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
-        replays = Replays(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
+        rule_keys = RuleKeys()
+        self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
+        replays = Replays(
+            self._stores,
+            answers,
+            samples=self._samples,
+            rule_keys=rule_keys,
+            values_worker=values_worker,
+            traffic=self._traffic,
+        )
         publishing = Publishing(self._stores, answers, traffic=self._traffic)
         self._answers = answers
         self._requests = Requests(
-            self._stores, answers, replays=replays, tensordicts=self._tensordicts, publishing=publishing
+            self._stores,
+            answers,
+            replays=replays,
+            samples=self._samples,
+            changes=Changes(self._stores, answers),
+            tensordicts=self._tensordicts,
+            publishing=publishing,
         )
 
     def restore(self) -> None:
@@ -155,6 +173,7 @@ class ControlProcess:
 
     async def _end(self, session: ClientSession) -> None:
         await self._sessions.close(session)
+        self._samples.release(session.number)
         await self._creation.abandon(session.number)
         self._forget_later(session.client_id)
 

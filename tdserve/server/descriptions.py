@@ -38,6 +38,9 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         description.inserts = entry.table.ring.inserts
         description.samples = entry.table.counts.samples
         description.reserved_rows = entry.table.ring.num_reserved
+        description.num_leased = entry.table.views.leases.num_leased
+        description.is_closed = entry.table.is_closed
+        description.settings = entry.table.settings.to_json()
         description.min_size = getattr(entry.table.settings.limiter, "min_size", 0)
     if entry.versions is not None:
         for version in entry.versions.kept:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.catalog import StoreRecord
-from tdserve.errors import WrongStateError
+from tdserve.errors import KeyNotFoundError, WrongStateError
 from tdserve.replay.table import Table
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
-from tdserve.spec.tree import Spec
+from tdserve.spec.tree import Path, Spec
 from tdserve.store.generations import Generations
 from tdserve.v1 import worker_pb2
 from tdserve.weights import Versions
@@ -34,7 +34,8 @@ class Entry:
         versions: The rules of weights.
         changed: Waiters for its rows, content or versions.
         write_lock: Writes to a tensordict store are applied one after the other.
-        readers: Reads under way, to be over before files are unlinked for good.
+        owner_session: Who fills it for the first time.
+        group_keys: Leaves by whose values samples have asked for groups of rows.
     """
 
     record: StoreRecord
@@ -47,6 +48,7 @@ class Entry:
     changed: Waiters = field(default_factory=Waiters)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     owner_session: int = 0
+    group_keys: list[Path] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -80,6 +82,26 @@ class Entry:
         if self.row_spec is None:
             raise self.wrong_kind("replay")
         return self.row_spec
+
+    @property
+    def rule_keys(self) -> tuple[Path, ...]:
+        """Leaves whose bytes the rules of a replay look at."""
+        if self.table is None:
+            return ()
+        return tuple(dict.fromkeys((*self.table.settings.rule_keys, *self.group_keys)))
+
+    def numbers_of(self, path: Path) -> list[int]:
+        """Numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
+        numbers: dict[Path, int] | None = self.spec.memo.get("numbers")
+        if numbers is None:
+            paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
+            numbers = self.spec.memo["numbers"] = {path: number for number, path in enumerate(paths)}
+        if path in numbers:
+            return [numbers[path]]
+        found = [number for leaf, number in numbers.items() if leaf[: len(path)] == path]
+        if not found:
+            raise KeyNotFoundError(store=self.name, key=".".join(path))
+        return found
 
     def generation_values(self) -> NDArray[np.int64]:
         """The mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""

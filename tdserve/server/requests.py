@@ -18,8 +18,10 @@ from tdserve.errors import (
 )
 from tdserve.server import eager
 from tdserve.server.answers import Answers
+from tdserve.server.changes import Changes
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
+from tdserve.server.samples import Samples
 from tdserve.server.session import ClientSession, as_error
 from tdserve.server.stores import Stores
 from tdserve.server.tensordicts import TensorDicts
@@ -27,8 +29,11 @@ from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
 
-_WRITES = ("write", "extend", "publish")
-"""Their content is on its way before they are granted, and a retry of one must change nothing twice."""
+_WITH_CONTENT = ("write", "extend", "publish")
+"""Their content is on its way before they are granted."""
+
+_ONCE = (*_WITH_CONTENT, "change")
+"""A retry of one must change nothing twice."""
 
 
 class Requests:
@@ -37,11 +42,19 @@ class Requests:
     Args:
         stores: The book.
         answers: Of committed requests.
-        replays, tensordicts, publishing: What answers.
+        replays, samples, changes, tensordicts, publishing: What answers.
     """
 
     def __init__(
-        self, stores: Stores, answers: Answers, *, replays: Replays, tensordicts: TensorDicts, publishing: Publishing
+        self,
+        stores: Stores,
+        answers: Answers,
+        *,
+        replays: Replays,
+        samples: Samples,
+        changes: Changes,
+        tensordicts: TensorDicts,
+        publishing: Publishing,
     ) -> None:
         self._stores = stores
         self._answers = answers
@@ -49,7 +62,8 @@ class Requests:
         self._tensordicts = tensordicts
         self._handlers: dict[str, _Handler] = {
             "extend": replays.extend,
-            "sample": replays.sample,
+            "sample": samples.sample,
+            "change": changes.change,
             "publish": publishing.publish,
             "latest": publishing.latest,
             "read": self._read,
@@ -85,16 +99,17 @@ class Requests:
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
-        if kind in _WRITES:
+        if kind in _ONCE:
             answered = self._answers.seen(session.client_id, request)
             if answered is not None:
-                session.discard(request, asked.content)
+                if kind in _WITH_CONTENT:
+                    session.discard(request, asked.content)
                 await session.done(request, control_pb2.Done.FromString(answered))
                 return False
         try:
             done = await handler(session, request, asked)
         except BaseException:
-            if kind in _WRITES and request not in session.accepted_requests:
+            if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)
             elif kind == "sample" and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)

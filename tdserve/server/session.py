@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -93,16 +93,24 @@ class ClientSession:
             self.cancelled_requests.add(request)
 
     async def wait(
-        self, waiters: Waiters, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
+        self,
+        waiters: Waiters,
+        look: Callable[[], _State | None],
+        deadline: Deadline,
+        what: Callable[[], str],
+        *,
+        line: Hashable = None,
+        give_back: Callable[[_State], None] | None = None,
     ) -> _State:
-        """Waits for a state, as ``waiting`` does, unless it is there already."""
+        """Waits for a state, as ``Waiters.wait_for`` does, unless it is there already."""
         waiters.check_present()
-        state = look()
-        if state is not None:
-            return state
+        if not waiters.has_line(line):
+            state = look()
+            if state is not None:
+                return state
         await eager.in_task()
         with self.waiting():
-            return await waiters.wait_for(look, deadline, what)
+            return await waiters.wait_for(look, deadline, what, line=line, give_back=give_back)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -7,8 +7,12 @@ import json
 import logging
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
+
+import numpy as np
 
 from tdserve.catalog import Catalog, StoreRecord, matches
 from tdserve.content import RESERVED_KEYS
@@ -18,6 +22,7 @@ from tdserve.ids import check_store_name, new_uid
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
 from tdserve.server.entry import Entry
+from tdserve.server.journal import JOURNAL, Journal
 from tdserve.server.redo import Redo
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
@@ -27,6 +32,7 @@ from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.root import Root
+from tdserve.store.row_columns import open_column
 from tdserve.store.version_names import tidy
 from tdserve.v1 import spec_pb2
 from tdserve.weights import Versions
@@ -79,6 +85,10 @@ class Stores:
         if entry is None and name in self.catalog:
             entry = self._entries[name] = self._open(self.catalog.get(name))
         return None if entry is None or entry.record.loading else entry
+
+    def opened(self) -> Iterator[Entry]:
+        """The stores that somebody has used since the start."""
+        return iter(list(self._entries.values()))
 
     def find_uid(self, uid: str) -> Entry | None:
         """The visible store of this incarnation."""
@@ -266,9 +276,24 @@ class Stores:
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         if record.kind == "tensordict":
             return Entry(record, spec, folder, generations=generations)
-        settings = Settings.from_json(record.settings)
-        table = Table.restore(record.name, generations.values[:-1], settings, state or {})
-        return Entry(record, stored_spec(record, spec), folder, row_spec=spec, generations=generations, table=table)
+        stored = stored_spec(record, spec)
+        table = Table.restore(
+            record.name,
+            generations.values[:-1],
+            Settings.from_json((state or {}).get("settings", record.settings)),
+            state or {},
+            held=self._being_written(record.uid, stored),
+            make_column=partial(open_column, folder),
+            num_keys=len(spec.tensors) + len(spec.values),
+        )
+        entry = Entry(record, stored, folder, row_spec=spec, generations=generations, table=table)
+        entry.group_keys.extend(tuple(path) for path in (state or {}).get("group_keys", ()))
+        return entry
+
+    def _being_written(self, uid: str, spec: Spec) -> np.ndarray:
+        """Rows of a write that is on record and not yet done: they are nobody else's, odd as they are."""
+        content = self.db.get("pending", JOURNAL + uid.encode())
+        return np.empty(0, np.int64) if content is None else Journal.from_bytes(content).rows(spec)
 
     def _remove_files(self, record: StoreRecord) -> None:
         self._move_to_trash(record)

@@ -1,4 +1,4 @@
-"""Reads and writes of tensordict stores. A write is whole or absent: staged, journalled, then applied.
+"""Reads and writes of rows that are there. A write is whole or absent: staged, journalled, then applied.
 
 The content of a write first arrives in a staging file (or rides in the message). Then a journal entry says what will be
 applied where, the rows become odd, a worker copies, the rows become even, and the journal entry goes together with the
@@ -9,25 +9,29 @@ happened.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-
-import numpy as np
 
 from tdserve.content import selected_spec, write_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import PeerLostError, RemoteProtocolError, SpecMismatchError, StoreExistsError, TDServeError
+from tdserve.errors import (
+    InvalidRequestError,
+    PeerLostError,
+    RemoteProtocolError,
+    SpecMismatchError,
+    StoreExistsError,
+    TDServeError,
+)
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
+from tdserve.server.held import Held
+from tdserve.server.journal import JOURNAL, Journal
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-
-_JOURNAL = b"apply:"
 
 _log = logging.getLogger("tdserve.server")
 
@@ -100,11 +104,12 @@ class TensorDicts:
             PeerLostError: The client or its worker went away before everything had arrived; nothing was written.
         """
         entry = self._stores.get(asked.store)
-        if entry.generations is None or entry.table is not None:
-            raise entry.wrong_kind("tensordict")
+        if entry.generations is None:
+            raise entry.wrong_kind("tensordict or replay")
         _check_fingerprint(entry, asked.content)
         _check_content(entry, asked)
-        rows = from_message(asked.selection).rows(entry.spec.batch_size)
+        if entry.table is not None:
+            _check_rows(entry, asked)
         staging = "" if not asked.content.message_nbytes else self._take_staging(entry)
         try:
             if staging:
@@ -114,9 +119,11 @@ class TensorDicts:
             async with entry.write_lock:
                 entry.check_present()
                 done = control_pb2.Done(version=entry.content_version + 1)
-                journal = _Journal(session.client_id, request, done, asked, staging)
-                self._stores.db.put("pending", _JOURNAL + entry.record.uid.encode(), journal.to_bytes())
-                await self._apply(entry, rows, journal)
+                if entry.table is not None:
+                    _check_rows(entry, asked)  # some may be gone since their content began to come
+                journal = Journal(session.client_id, request, done, asked, staging)
+                self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
+                await self._apply(entry, journal)
         finally:
             self._staging_in_use.discard(staging)
         return done
@@ -125,23 +132,20 @@ class TensorDicts:
         """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it
         is."""
         num_applied = 0
-        for key, content in self._stores.db.scan("pending", _JOURNAL):
+        for key, content in self._stores.db.scan("pending", JOURNAL):
             try:
-                entry = self._stores.find_uid(key[len(_JOURNAL) :].decode())
+                entry = self._stores.find_uid(key[len(JOURNAL) :].decode())
                 if entry is None:
                     self._stores.db.delete("pending", key)
                     continue
-                journal = _Journal.from_bytes(content)
-                await self._apply(entry, from_message(journal.asked.selection).rows(entry.spec.batch_size), journal)
+                await self._apply(entry, Journal.from_bytes(content))
                 num_applied += 1
             except TDServeError as error:
                 _log.error("a write that a crash had cut short cannot be completed: %s", error)
         return num_applied
 
-    async def _apply(self, entry: Entry, rows: np.ndarray, journal: _Journal) -> None:
-        values = entry.generation_values()
-        watched = np.append(rows, len(values) - 1)
-        values[watched] |= 1
+    async def _apply(self, entry: Entry, journal: Journal) -> None:
+        held = Held(entry, journal)
         failure: TDServeError | None = None
         try:
             if journal.asked.content.values:
@@ -156,8 +160,8 @@ class TensorDicts:
             await self._insist(applying, entry)
         except TDServeError as error:
             failure = error  # such as no room for values: nothing of the tensors was touched
-        values[watched] += 1
-        key = _JOURNAL + entry.record.uid.encode()
+        held.let_go(is_written=failure is None)
+        key = JOURNAL + entry.record.uid.encode()
         if failure is not None:
             self._stores.db.delete("pending", key)
             entry.changed.wake()
@@ -220,38 +224,6 @@ class TensorDicts:
         return path
 
 
-class _Journal:
-    """A write that must be applied, as it lies in the catalog."""
-
-    def __init__(
-        self,
-        client_id: bytes,
-        request: int,
-        done: control_pb2.Done,
-        asked: control_pb2.WriteRequest,
-        staging: str,
-    ) -> None:
-        self.client_id = client_id
-        self.request = request
-        self.done = done
-        self.asked = asked
-        self.staging = staging
-
-    def to_bytes(self) -> bytes:
-        head = {"client": self.client_id.hex(), "request": self.request, "staging": self.staging}
-        done = self.done.SerializeToString()
-        head_bytes = json.dumps({**head, "done_nbytes": len(done)}).encode()
-        return head_bytes + b"\n" + done + self.asked.SerializeToString()
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> _Journal:
-        head_bytes, _, rest = content.partition(b"\n")
-        head = json.loads(head_bytes)
-        done = control_pb2.Done.FromString(rest[: head["done_nbytes"]])
-        asked = control_pb2.WriteRequest.FromString(rest[head["done_nbytes"] :])
-        return cls(bytes.fromhex(head["client"]), head["request"], done, asked, head["staging"])
-
-
 def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
     if content.fingerprint != entry.spec.fingerprint:
         raise SpecMismatchError(
@@ -260,6 +232,16 @@ def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
             expected="the structure of this store",
             actual="that of an older store of this name",
         )
+
+
+def _check_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+    """Raises unless a write names live rows of a replay, and leaves that its rules do not look at."""
+    keys = [tuple(key.parts) for key in asked.keys] or [path for path, _ in entry.spec.tensors]
+    ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
+    if ruling:
+        reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
+        raise InvalidRequestError(argument="key", reason=reason)
+    entry.replay_table().check_live(from_message(asked.selection).rows(entry.spec.batch_size))
 
 
 def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:

@@ -1,10 +1,15 @@
-"""Coroutines that wait for a state to change; ten thousand of them hold no thread."""
+"""Coroutines that wait for a state to change; ten thousand of them hold no thread, and cost a change nothing.
+
+Those that wait for the same stand in one line: a change is shown to the first of each line, and to the next only when
+it was what the first has waited for.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, StoreNotFoundError
@@ -12,20 +17,25 @@ from tdserve.errors import DeadlineExceededError, StoreNotFoundError
 _State = TypeVar("_State")
 
 
+@dataclass(eq=False)
+class _Waiter(Generic[_State]):
+    look: Callable[[], _State | None]
+    future: asyncio.Future[_State | None]
+
+
 class Waiters:
     """Who waits for one thing (a store, its rows, its newest version) to change."""
 
     def __init__(self) -> None:
-        # in the order of their requests: a client receives on one channel in the order in which it asked
-        self._futures: dict[asyncio.Future[None], None] = {}
+        self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # of each line who stands in it, in order
+        self._is_looking = False
         self._deleted_name: str | None = None
 
     def wake(self) -> None:
-        """Lets every waiter look again."""
-        for future in self._futures:
-            if not future.done():
-                future.set_result(None)
-        self._futures.clear()
+        """Lets waiters look again, soon: several changes in one turn of the loop are one."""
+        if self._lines and not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_soon(self._look)
 
     def delete(self, name: str) -> None:
         """The store ``name``, whose states these are, is no more: whoever waits, now or later, is told so."""
@@ -37,27 +47,101 @@ class Waiters:
         if self._deleted_name is not None:
             raise StoreNotFoundError(name=self._deleted_name)
 
-    async def wait_for(self, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]) -> _State:
+    def has_line(self, line: Hashable) -> bool:
+        """Whether somebody waits in this line, behind whom a newcomer has to stand."""
+        return line in self._lines
+
+    async def wait_for(
+        self,
+        look: Callable[[], _State | None],
+        deadline: Deadline,
+        what: Callable[[], str],
+        *,
+        line: Hashable = None,
+        give_back: Callable[[_State], None] | None = None,
+    ) -> _State:
         """Returns the first result of ``look`` that is not None; looks at once, and after every ``wake``.
+
+        Args:
+            look: Also grants what it finds, if that must be nobody else's.
+            line: Names callers that wait for the same: one is served after the other. None: a line of its own.
+            give_back: Takes back what was granted in the moment in which the caller was cancelled.
 
         Raises:
             DeadlineExceededError: There was none in time; ``what`` says what was waited for, and why.
             StoreNotFoundError: The store was deleted.
         """
-        while True:
-            self.check_present()
+        self.check_present()
+        if not self.has_line(line):
             state = look()
             if state is not None:
                 return state
-            remaining_s = deadline.remaining_s
-            if deadline.expired:
-                timeout_s = deadline.timeout_s  # the client's, less what the way here took
-                raise DeadlineExceededError(what=what(), timeout_s=None if timeout_s is None else round(timeout_s, 2))
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._futures[future] = None
-            try:
-                await asyncio.wait_for(future, remaining_s)
-            except asyncio.TimeoutError:
-                continue  # look once more: the state may have changed in the last moment
-            finally:
-                self._futures.pop(future, None)
+        if deadline.expired:
+            raise _too_late(deadline, what)
+        loop = asyncio.get_running_loop()
+        waiter: _Waiter[_State] = _Waiter(look, loop.create_future())
+        own = object() if line is None else line
+        self._lines.setdefault(own, {})[waiter] = None
+        remaining_s = deadline.remaining_s
+        timer = None if remaining_s is None else loop.call_later(remaining_s, self._expire, waiter)
+        try:
+            found = await waiter.future
+        except asyncio.CancelledError:
+            future = waiter.future
+            is_over = future.done() and not future.cancelled() and future.exception() is None
+            granted = future.result() if is_over else None
+            if give_back is not None and granted is not None:
+                give_back(granted)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._step_out(own, waiter)
+        if found is None:
+            raise _too_late(deadline, what)
+        return found
+
+    def _look(self) -> None:
+        self._is_looking = False
+        has_granted = True
+        while has_granted:  # what one is granted may be what another, in a line before, waits for
+            has_granted = False
+            for line in list(self._lines.values()):
+                while line and self._serve(first := next(iter(line))):
+                    del line[first]
+                    has_granted = True
+
+    def _serve(self, waiter: _Waiter[Any]) -> bool:
+        """Whether this one has no more to wait for."""
+        if waiter.future.done():
+            return True
+        try:
+            self.check_present()
+            state = waiter.look()
+        except Exception as error:  # noqa: BLE001 (its own: the others go on)
+            waiter.future.set_exception(error)
+            return True
+        if state is None:
+            return False
+        waiter.future.set_result(state)
+        return True
+
+    def _expire(self, waiter: _Waiter[Any]) -> None:
+        if not self._serve(waiter):  # looked at once more: the state may have changed in the last moment
+            waiter.future.set_result(None)
+
+    def _step_out(self, own: Hashable, waiter: _Waiter[Any]) -> None:
+        line = self._lines.get(own)
+        if line is None:
+            return
+        was_first = next(iter(line), None) is waiter
+        line.pop(waiter, None)
+        if not line:
+            del self._lines[own]
+        elif was_first:
+            self.wake()
+
+
+def _too_late(deadline: Deadline, what: Callable[[], str]) -> DeadlineExceededError:
+    timeout_s = deadline.timeout_s  # the client's, less what the way here took
+    return DeadlineExceededError(what=what(), timeout_s=None if timeout_s is None else round(timeout_s, 2))

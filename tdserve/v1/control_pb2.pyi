@@ -22,7 +22,7 @@ STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class ClientMessage(_message.Message):
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     LATEST_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     request: int
     hello: Hello
     rendezvous: Rendezvous
@@ -43,7 +44,8 @@ class ClientMessage(_message.Message):
     publish: PublishRequest
     latest: LatestRequest
     cancel: CancelRequest
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ...) -> None: ...
+    change: ChangeRequest
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure")
@@ -166,32 +168,98 @@ class WriteRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., creates: bool = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "content", "timeout_s")
+    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     content: Content
     timeout_s: float
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    priorities: bytes
+    ends: bytes
+    writer: int
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[bytes] = ..., ends: _Optional[bytes] = ..., writer: _Optional[int] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    IS_LEASE_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     num_batches: int
     timeout_s: float
     fingerprint: bytes
     message_nbytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    require: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    consumer: str
+    group_by: _content_pb2.Path
+    group_size: int
+    accepts_partial: bool
+    is_lease: bool
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ...) -> None: ...
+
+class ChangeRequest(_message.Message):
+    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    LIMITER_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    timeout_s: float
+    priorities: Priorities
+    delete: Rows
+    clear: bool
+    limiter: str
+    close: bool
+    acknowledge: Leased
+    give_back: Leased
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ...) -> None: ...
+
+class Rows(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
+
+class Priorities(_message.Message):
+    __slots__ = ("rows", "generations", "priorities")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    generations: bytes
+    priorities: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., priorities: _Optional[bytes] = ...) -> None: ...
+
+class Leased(_message.Message):
+    __slots__ = ("rows", "consumer")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    consumer: str
+    def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("store", "spec", "content", "keep", "timeout_s", "metadata")
@@ -248,20 +316,24 @@ class Accepted(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NOTHING_NEWER_FIELD_NUMBER: _ClassVar[int]
     MUST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
     accepted: Accepted
     nothing_newer: bool
     must_wait: bool
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ...) -> None: ...
+    num_rows: int
+    num_skipped: int
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("error", "fields")
@@ -321,7 +393,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +412,8 @@ class StoreDescription(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASED_FIELD_NUMBER: _ClassVar[int]
+    IS_CLOSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -358,7 +432,9 @@ class StoreDescription(_message.Message):
     path: str
     versions: _containers.RepeatedCompositeFieldContainer[VersionInfo]
     settings: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ...) -> None: ...
+    num_leased: int
+    is_closed: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ...) -> None: ...
 
 class VersionInfo(_message.Message):
     __slots__ = ("version", "nbytes", "created_s", "metadata")

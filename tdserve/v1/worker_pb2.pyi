@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "mail")
+    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Order(_message.Message):
     PUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     SEND_VOID_FIELD_NUMBER: _ClassVar[int]
     COUNT_READS_FIELD_NUMBER: _ClassVar[int]
+    READ_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
     session: int
@@ -51,8 +52,9 @@ class Order(_message.Message):
     put_values: PutValues
     send_void: SendVoid
     count_reads: CountReads
+    read_columns: ReadColumns
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "mail", "session")
@@ -75,16 +77,28 @@ class Report(_message.Message):
     def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values", "num_reads")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "columns")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     NUM_READS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     nbytes_moved: int
     values: bytes
     num_reads: int
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ...) -> None: ...
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ReadColumns(_message.Message):
+    __slots__ = ("store", "rows", "keys")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    rows: bytes
+    keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
 
 class CountReads(_message.Message):
     __slots__ = ()
@@ -135,26 +149,40 @@ class DropStore(_message.Message):
     def __init__(self, uid: _Optional[str] = ...) -> None: ...
 
 class SendRows(_message.Message):
-    __slots__ = ("store", "rows", "generations", "inline")
+    __slots__ = ("store", "rows", "generations", "inline", "columns")
     STORE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     rows: bytes
     generations: bytes
     inline: bool
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., inline: bool = ...) -> None: ...
+    columns: _containers.RepeatedCompositeFieldContainer[SentColumn]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., inline: bool = ..., columns: _Optional[_Iterable[_Union[SentColumn, _Mapping]]] = ...) -> None: ...
+
+class SentColumn(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveRows(_message.Message):
-    __slots__ = ("store", "rows", "content")
+    __slots__ = ("store", "rows", "content", "keys", "columns")
     STORE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     rows: bytes
     content: _control_pb2.Content
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    columns: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
 
 class SendSelection(_message.Message):
     __slots__ = ("store", "selection", "keys", "inline_bytes")

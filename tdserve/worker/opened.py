@@ -71,10 +71,14 @@ class OpenStore:
 
     def tables_of(self, layout: Layout) -> list[NDArray[np.uint8]]:
         """The bytes of the mapped tensors by rows, in the order of a layout's slots; kept for next time."""
+        return [self.table(slot.path) for slot in layout.slots[: layout.num_leaves]]
+
+    def table(self, path: Path) -> NDArray[np.uint8]:
+        """The bytes of a mapped tensor by rows, uint8 ``[num_rows, row_nbytes]``."""
         tables = self._tables
         if not tables:
-            tables.update({path: row_table(leaf) for path, leaf in self.leaves.items()})
-        return [tables[slot.path] for slot in layout.slots[: layout.num_leaves]]
+            tables.update({each: row_table(leaf) for each, leaf in self.leaves.items()})
+        return tables[path]
 
     def objects(self, *, writable: bool) -> Objects | None:
         """The non-tensor values; None when none was ever written (and the caller only reads).

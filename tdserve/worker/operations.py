@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,17 +52,18 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
     store = session.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     expected = np.frombuffer(wanted.generations, "<i8")
-    layout = rows_layout(store.spec, len(rows))
+    layout = rows_layout(store.spec, len(rows), tuple(column.name for column in wanted.columns))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
 
-    def trail() -> list[NDArray[np.int64]]:
+    def trail() -> list[NDArray[Any]]:
         found = store.generations.values[rows]
-        has_moved = found != expected
+        has_moved = (found != expected) | (found & 1 == 1)  # odd: a part of it is being written
         num_missing = int(np.count_nonzero(has_moved))
         if num_missing:
             found[has_moved] = MISSING_GENERATION
-        return [rows, found, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
+        added = [np.frombuffer(column.content, np.uint8) for column in wanted.columns]
+        return [rows, found, *added, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
 
     source = RowEnd(layout, store.tables_of(layout), rows, trail)
     if values and not wanted.inline:
@@ -74,9 +76,25 @@ def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     wanted = order.receive_rows
     store = session.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
-    layout = write_layout(store.spec.with_rows(len(rows)))
+    keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
+    spec = store.spec.with_rows(len(rows))
+    layout = write_layout(spec.select(keys) if keys else spec)
     sink = RowEnd(layout, store.tables_of(layout), rows)
-    return take(session, order, wanted.content, layout, sink)
+    worked = take(session, order, wanted.content, layout, sink)
+    if keys:
+        written = {slot.path for slot in layout.slots}
+        for path in store.leaves.keys() - written:  # what a row before had there is nobody's business
+            store.table(path)[rows] = 0
+    worked.columns.extend(store.table(tuple(key.parts))[rows].tobytes() for key in wanted.columns)
+    return worked
+
+
+def read_columns(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Reports the bytes of some leaves of rows, for control's rules."""
+    wanted = order.read_columns
+    store = session.surroundings.stores.get(wanted.store)
+    rows = decode_rows(wanted.rows)
+    return worker_pb2.Worked(columns=[store.table(tuple(key.parts))[rows].tobytes() for key in wanted.keys])
 
 
 def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -166,6 +184,7 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
     "discard": discard,
     "put_values": store_values,
     "send_void": send_void,
+    "read_columns": read_columns,
 }
 
 

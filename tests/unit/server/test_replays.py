@@ -19,7 +19,8 @@ from tdserve.errors import (
 from tdserve.row_numbers import decode_rows
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
-from tdserve.server.replays import MAX_SAMPLE_ROWS, numbers_of
+from tdserve.server.replays import numbers_of
+from tdserve.server.samples import MAX_SAMPLE_ROWS
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -116,7 +117,7 @@ def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
 def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loop, entry: Entry) -> None:
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=5, num_batches=4)
-    done = run(world.replays.sample(world.session(), 1, sample))
+    done = run(world.samples.sample(world.session(), 1, sample))
     assert done is not None
     assert done.accepted.num_rows == 20
     columns = columns_of(rows_layout(entry.spec, 20), done.inline)
@@ -129,7 +130,7 @@ def test_sample_when_there_are_too_few_rows_then_error_says_how_many(world: Worl
     extend(world, run, entry, rows(10, 2), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=5, timeout_s=0.01)
     with pytest.raises(DeadlineExceededError, match=r"(?s)2.*3"):
-        run(world.replays.sample(world.session(), 1, sample))
+        run(world.samples.sample(world.session(), 1, sample))
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 2]])
@@ -139,14 +140,14 @@ def test_sample_when_other_content_is_waited_for_then_refused_and_not_counted(
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=5, message_nbytes=sizes)
     with pytest.raises(SpecMismatchError, match="'r'"):
-        run(world.replays.sample(world.session(), 1, sample))
+        run(world.samples.sample(world.session(), 1, sample))
 
 
 def test_sample_when_of_absurdly_many_rows_then_refused(world: World, run: Loop, entry: Entry) -> None:
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=MAX_SAMPLE_ROWS // 2 + 1, num_batches=2)
     with pytest.raises(InvalidRequestError):
-        run(world.replays.sample(world.session(), 1, sample))
+        run(world.samples.sample(world.session(), 1, sample))
 
 
 def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, run: Loop) -> None:

@@ -19,7 +19,7 @@ from tdserve.errors import (
 )
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
-from tdserve.server.tensordicts import _Journal
+from tdserve.server.journal import Journal
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -127,7 +127,7 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
 ) -> None:
     client_id = bytes(16)
     asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), slice(1, 3), ("a",))
-    journal = _Journal(client_id, 5, control_pb2.Done(version=1), asked, "")
+    journal = Journal(client_id, 5, control_pb2.Done(version=1), asked, "")
     world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
     assert entry.generations is not None
     entry.generations.values[[1, 2, 4]] |= 1  # as the apply leaves them when it is cut short
@@ -141,14 +141,14 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
 
 
 def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: Entry) -> None:
-    journal = _Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
+    journal = Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
     world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
     assert run(world.tensordicts.repair()) == 0
     assert world.db.scan("pending") == []
 
 
 def test_journal_when_written_and_read_then_equal(entry: Entry) -> None:
-    journal = _Journal(b"\n" * 16, 2**40, control_pb2.Done(version=3), writing(entry, TD), "/a\nb")
-    found = _Journal.from_bytes(journal.to_bytes())
+    journal = Journal(b"\n" * 16, 2**40, control_pb2.Done(version=3), writing(entry, TD), "/a\nb")
+    found = Journal.from_bytes(journal.to_bytes())
     assert vars(found) == vars(journal)
     assert json.loads(journal.to_bytes().partition(b"\n")[0])["request"] == 2**40

@@ -54,7 +54,7 @@ def test_wait_when_cancelled_then_nobody_waits_any_more(run: Loop) -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        return len(waiters._futures)
+        return len(waiters._lines)
 
     assert run(scenario()) == 0
 

@@ -19,10 +19,13 @@ from tdserve.layout import Layout
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.settings import Settings
 from tdserve.server.answers import Answers
+from tdserve.server.changes import Changes
 from tdserve.server.creation import Creation
 from tdserve.server.entry import Entry
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
+from tdserve.server.rule_keys import RuleKeys
+from tdserve.server.samples import Samples
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tensordicts import TensorDicts
@@ -107,7 +110,17 @@ class World:
         self.traffic = Traffic()
         self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
         self.tensordicts = TensorDicts(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
-        self.replays = Replays(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        rule_keys = RuleKeys()
+        self.samples = Samples(self.stores, traffic=self.traffic, rule_keys=rule_keys)
+        self.changes = Changes(self.stores, self.answers)
+        self.replays = Replays(
+            self.stores,
+            self.answers,
+            samples=self.samples,
+            rule_keys=rule_keys,
+            values_worker=self.worker,
+            traffic=self.traffic,
+        )
         self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic)
 
     def close(self) -> None:

@@ -1,0 +1,50 @@
+"""Writes to rows that are live already, on record before they are applied: a crash behind the record is repaired."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from tdserve.selection import from_message
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2
+
+JOURNAL = b"apply:"
+"""In front of a store's uid: the one write to it that is being applied."""
+
+
+class Journal:
+    """A write that must be applied, as it lies in the catalog."""
+
+    def __init__(
+        self,
+        client_id: bytes,
+        request: int,
+        done: control_pb2.Done,
+        asked: control_pb2.WriteRequest,
+        staging: str,
+    ) -> None:
+        self.client_id = client_id
+        self.request = request
+        self.done = done
+        self.asked = asked
+        self.staging = staging
+
+    def to_bytes(self) -> bytes:
+        head = {"client": self.client_id.hex(), "request": self.request, "staging": self.staging}
+        done = self.done.SerializeToString()
+        head_bytes = json.dumps({**head, "done_nbytes": len(done)}).encode()
+        return head_bytes + b"\n" + done + self.asked.SerializeToString()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Journal:
+        head_bytes, _, rest = content.partition(b"\n")
+        head = json.loads(head_bytes)
+        done = control_pb2.Done.FromString(rest[: head["done_nbytes"]])
+        asked = control_pb2.WriteRequest.FromString(rest[head["done_nbytes"] :])
+        return cls(bytes.fromhex(head["client"]), head["request"], done, asked, head["staging"])
+
+    def rows(self, spec: Spec) -> np.ndarray:
+        """The rows that are written, each once."""
+        return np.unique(from_message(self.asked.selection).rows(spec.batch_size))
