@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from tdserve.client.client import Client, connect
     from tdserve.client.description import StoreDescription
     from tdserve.client.handle import StoreHandle
+    from tdserve.client.nstep import NStep
+    from tdserve.client.queue import QueueHandle
     from tdserve.client.replay import ReplayHandle
+    from tdserve.client.taking import Taken, TakenBatches
     from tdserve.client.weights import Weights
+    from tdserve.client.writer import ReplayWriter
     from tdserve.errors import (
         CapacityError,
         ClosedError,
         ConnectError,
         CorruptDataError,
         DeadlineExceededError,
+        EndOfStreamError,
         ForkedClientError,
         InvalidRequestError,
         InvalidSpecError,
@@ -52,23 +57,32 @@ if TYPE_CHECKING:
         WrongStateError,
     )
     from tdserve.launcher import Server
-    from tdserve.replay.limiter import MinSize
-    from tdserve.replay.remover import Fifo
+    from tdserve.replay.limiter import MinSize, Queue, SampleToInsertRatio
+    from tdserve.replay.order import Fifo, Lifo
+    from tdserve.replay.prioritized import Prioritized
+    from tdserve.replay.remover import LowestPriority
     from tdserve.replay.sampler import Uniform
+    from tdserve.replay.slices import Slices
+    from tdserve.replay.without_replacement import WithoutReplacement
 
 _HOMES = {
     "tdserve.client.batches": ("Batches",),
     "tdserve.client.client": ("Client", "connect"),
     "tdserve.client.description": ("StoreDescription",),
     "tdserve.client.handle": ("StoreHandle",),
+    "tdserve.client.nstep": ("NStep",),
+    "tdserve.client.queue": ("QueueHandle",),
     "tdserve.client.replay": ("ReplayHandle",),
+    "tdserve.client.taking": ("Taken", "TakenBatches"),
     "tdserve.client.weights": ("Weights",),
+    "tdserve.client.writer": ("ReplayWriter",),
     "tdserve.errors": (
         "CapacityError",
         "ClosedError",
         "ConnectError",
         "CorruptDataError",
         "DeadlineExceededError",
+        "EndOfStreamError",
         "ForkedClientError",
         "InvalidRequestError",
         "InvalidSpecError",
@@ -92,9 +106,13 @@ _HOMES = {
         "WrongStateError",
     ),
     "tdserve.launcher": ("Server",),
-    "tdserve.replay.limiter": ("MinSize",),
-    "tdserve.replay.remover": ("Fifo",),
+    "tdserve.replay.limiter": ("MinSize", "Queue", "SampleToInsertRatio"),
+    "tdserve.replay.order": ("Fifo", "Lifo"),
+    "tdserve.replay.prioritized": ("Prioritized",),
+    "tdserve.replay.remover": ("LowestPriority",),
     "tdserve.replay.sampler": ("Uniform",),
+    "tdserve.replay.slices": ("Slices",),
+    "tdserve.replay.without_replacement": ("WithoutReplacement",),
 }
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -108,34 +126,47 @@ __all__ = [
     "ConnectError",
     "CorruptDataError",
     "DeadlineExceededError",
+    "EndOfStreamError",
     "Fifo",
     "ForkedClientError",
     "InvalidRequestError",
     "InvalidSpecError",
     "KeyNotFoundError",
+    "Lifo",
     "LocalProtocolError",
+    "LowestPriority",
     "MinSize",
+    "NStep",
     "NotSupportedError",
     "PeerLostError",
+    "Prioritized",
     "ProtocolError",
     "ProtocolVersionError",
+    "Queue",
+    "QueueHandle",
     "RemoteProtocolError",
     "ReplayHandle",
+    "ReplayWriter",
     "RequestError",
     "RootInUseError",
+    "SampleToInsertRatio",
     "SelectionError",
     "Server",
+    "Slices",
     "SpecMismatchError",
     "StoreDescription",
     "StoreExistsError",
     "StoreHandle",
     "StoreNotFoundError",
     "TDServeError",
+    "Taken",
+    "TakenBatches",
     "TransferAbortedError",
     "TransportError",
     "UnauthenticatedError",
     "Uniform",
     "Weights",
+    "WithoutReplacement",
     "WrongStateError",
     "connect",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import time
 import weakref
 from collections import deque
@@ -14,7 +15,7 @@ from threading import BoundedSemaphore, Event, Thread, current_thread
 from typing import Any
 
 from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
-from tdserve.client.sampling import Asked, ask, mended, take
+from tdserve.client.sampling import Asked, Query, ask, mended, take
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import (
@@ -25,7 +26,6 @@ from tdserve.errors import (
     TDServeError,
     TransportError,
 )
-from tdserve.spec.tree import Spec
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request arrive, those of the next are gathered; each asks for half of what may be
@@ -43,8 +43,7 @@ class _Order:
     """What the thread needs, without a reference to the iterator: dropping the iterator ends the thread."""
 
     client: SessionClient
-    name: str
-    stored: Spec
+    query: Query
     num_rows: int
     num_batches: int
     device: Any
@@ -89,30 +88,30 @@ class Batches:
     def __init__(
         self,
         client: SessionClient,
-        name: str,
-        stored: Spec,
+        query: Query,
         num_rows: int,
         *,
         prefetch: int,
         device: Any,
+        drop_after_s: float | None = None,
         timeout_s: float,
     ) -> None:
+        self._drop_after_s = math.inf if drop_after_s is None else drop_after_s
         self._closed = Event()
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
         self._order = order = _Order(
             client=client,
-            name=name,
-            stored=stored,
+            query=query,
             num_rows=num_rows,
-            num_batches=max(1, prefetch // REQUESTS_UNDER_WAY),
+            num_batches=max(1, prefetch // REQUESTS_UNDER_WAY) if query.is_exact else 1,
             device=device,
             timeout_s=timeout_s,
             ready=self._ready,
             closed=self._closed,
             room=BoundedSemaphore(prefetch),
         )
-        self._name = name
-        self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{name}", daemon=True)
+        self._name = query.name
+        self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{query.name}", daemon=True)
         self._finalizer = weakref.finalize(self, order.end)
         _end_with_interpreter()
         self._thread.start()
@@ -133,7 +132,9 @@ class Batches:
             if isinstance(item, BaseException):
                 raise item
             self._order.room.release()
-            return item
+            came_s, batch = item
+            if time.monotonic() - came_s <= self._drop_after_s:
+                return batch
 
     def __enter__(self) -> Batches:
         return self
@@ -218,15 +219,17 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             request, asked, deadline = under_way.popleft()
             try:
                 is_over = order.closed.is_set
-                rows = take(client, session, request, asked, stored=order.stored, deadline=deadline, is_over=is_over)
-                batches = mended(client, order.name, order.stored, rows, deadline).split(order.num_rows)
+                rows = take(client, session, request, asked, query=order.query, deadline=deadline, is_over=is_over)
+                batches = mended(client, order.query, rows, deadline).split(order.num_rows)
             except BaseException:
                 order.release()
                 raise
             finally:
                 _forget(order, session, request)
+            for _ in range(order.num_batches - len(batches)):  # a limiter lets through fewer than were asked for
+                order.room.release()
             for batch in batches:
-                _put(order, batch if order.device is None else batch.to(order.device))
+                _put(order, (time.monotonic(), batch if order.device is None else batch.to(order.device)))
             progress.made()
     finally:
         _give_up(order, session, under_way)
@@ -239,8 +242,7 @@ def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
         order.client,
         session,
         request,
-        order.name,
-        order.stored,
+        order.query,
         order.num_rows,
         num_batches=order.num_batches,
         deadline=deadline,
@@ -263,7 +265,7 @@ def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked,
     for request, asked, _ in under_way:
         try:
             deadline = Deadline.after(1.0)
-            take(client, session, request, asked, stored=order.stored, deadline=deadline, is_over=lambda: True)
+            take(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
         except (PeerLostError, ConnectError, DeadlineExceededError, ClosedError):
             session.close()  # content may still come that nobody would take
         except TDServeError:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client import weights as weight_calls
-from tdserve.client.replay import ReplayHandle, check_count
+from tdserve.client.description import StoreDescription
+from tdserve.client.queue import QueueHandle
+from tdserve.client.replay import ReplayHandle
+from tdserve.client.table import check_count
 from tdserve.client.tensordicts import TensorDictClient
 from tdserve.client.weights import Weights
 from tdserve.config import TransportName
 from tdserve.errors import WrongStateError
 from tdserve.ids import check_store_name
-from tdserve.replay.limiter import MinSize
+from tdserve.replay.limiter import MinSize, Queue
+from tdserve.replay.order import Fifo
 from tdserve.replay.settings import Settings
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -60,6 +64,7 @@ class Client(TensorDictClient):
         sampler: Any = None,
         remover: Any = None,
         limiter: Any = None,
+        max_times_sampled: int = 0,
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> ReplayHandle:
@@ -70,8 +75,12 @@ class Client(TensorDictClient):
             like: One row; its content does not matter. It must not have the keys that sampling adds (``index``,
                 ``generation``, ``priority``, ...).
             capacity: Rows of the ring; space for all of them is reserved now.
-            min_size: Rows needed before a sample is drawn.
-            sampler, remover, limiter: Rules of ``tdserve.replay``; uniform, first in first out, and ``min_size``.
+            min_size: Rows needed before a sample is drawn, where no ``limiter`` is given.
+            sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``WithoutReplacement`` or
+                ``Slices``.
+            remover: What makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
+            limiter: Who waits: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or ``Queue``.
+            max_times_sampled: A row is deleted when it was sampled so often; 0: never for that.
             exists_ok: True returns an existing replay of the same structure and settings.
 
         Raises:
@@ -80,19 +89,67 @@ class Client(TensorDictClient):
         """
         check_count("capacity", capacity)
         check_count("min_size", min_size)
-        spec = capture(like, store=name).spec
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
-        settings = Settings(**{part: rule for part, rule in given.items() if rule is not None})
-        settings.limiter.check(capacity)
+        rules = {part: rule for part, rule in given.items() if rule is not None}
+        settings = Settings(**rules, max_times_sampled=max_times_sampled)
+        description = self._create_table(name, like, capacity, settings, exists_ok or existsok)
+        return ReplayHandle(self, description)
+
+    def create_queue(
+        self,
+        name: str,
+        like: Any,
+        max_size: int,
+        *,
+        sampler: Any = None,
+        exists_ok: bool = False,
+        existsok: bool = False,
+    ) -> QueueHandle:
+        """Creates a queue: every row that is written is taken, and acknowledged, once.
+
+        Args:
+            name: Of the store.
+            like: One row; its content does not matter.
+            max_size: Rows that wait or are taken and not acknowledged; beyond it writers wait.
+            sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
+            exists_ok: True returns an existing queue of the same structure and settings.
+
+        Raises:
+            StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
+        """
+        check_count("max_size", max_size)
+        settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True)
+        return QueueHandle(self, self._create_table(name, like, max_size, settings, exists_ok or existsok))
+
+    def queue(self, name: str, *, timeout_s: float | None = None) -> QueueHandle:
+        """The handle of a queue, waited for if it does not exist yet.
+
+        Raises:
+            DeadlineExceededError: It did not come in time.
+            StoreNotFoundError: With ``timeout_s=0``.
+            WrongStateError: The store of this name is no queue.
+        """
+        handle = self._handle(self.describe(name, timeout_s=timeout_s))
+        if not isinstance(handle, QueueHandle):
+            raise WrongStateError(state=f"store {name!r} is no queue", event="queue()")
+        return handle
+
+    def _create_table(
+        self, name: str, like: Any, capacity: int, settings: Settings, exists_ok: bool
+    ) -> StoreDescription:
+        settings.check(capacity)
+        spec = capture(like, store=name).spec
+        for key in settings.rule_keys:
+            spec.find(key, store=name)
         request = control_pb2.CreateStoreRequest(
             name=check_store_name(name),
             kind=control_pb2.STORE_KIND_REPLAY,
             spec=codec.encode(spec),
             capacity=capacity,
-            exists_ok=exists_ok or existsok,
+            exists_ok=exists_ok,
             settings=settings.to_json(),
         )
-        return ReplayHandle(self, self._create(request, spec, None)[0])
+        return self._create(request, spec, None)[0]
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> ReplayHandle:
         """The handle of a replay store, waited for if it does not exist yet.
@@ -103,7 +160,7 @@ class Client(TensorDictClient):
         """
         handle = self._handle(self.describe(name, timeout_s=timeout_s))
         if not isinstance(handle, ReplayHandle):
-            raise WrongStateError(state=f"store {name!r} is a tensordict store", event="replay()")
+            raise WrongStateError(state=f"store {name!r} is no replay", event="replay()")
         return handle
 
     # ------------------------------------------------------------ weights

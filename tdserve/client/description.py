@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -47,6 +48,9 @@ class StoreDescription:
         path: The store's folder below the server's root.
         uid: Of this incarnation of the name.
         versions: Kept versions of weights.
+        settings: Sampler, remover and limiter of a replay, canonical JSON.
+        num_leased: Rows of a replay that are handed out and not acknowledged.
+        is_closed: Whether a replay takes no more rows in.
     """
 
     name: str
@@ -66,6 +70,9 @@ class StoreDescription:
     path: str
     uid: str
     versions: tuple[VersionInfo, ...]
+    settings: str = ""
+    num_leased: int = 0
+    is_closed: bool = False
 
     @property
     def rows(self) -> int:
@@ -82,6 +89,7 @@ class StoreDescription:
         found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         found["batch_size"] = list(self.batch_size)
         found["extra"] = list(self.extra)
+        found["settings"] = json.loads(self.settings) if self.settings else {}
         found["versions"] = [vars(version) for version in self.versions]
         leaves = [
             {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
@@ -112,4 +120,7 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         path=message.path,
         uid=message.uid,
         versions=versions,
+        settings=message.settings,
+        num_leased=message.num_leased,
+        is_closed=message.is_closed,
     )

@@ -10,10 +10,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription
-from tdserve.client.fitting import fitted
+from tdserve.client.overwriting import overwrite
 from tdserve.client.reading import read_selection
-from tdserve.client.writing import write_selection
-from tdserve.content import selected_spec
 from tdserve.errors import InvalidRequestError, LocalProtocolError
 from tdserve.selection import Selection, encode
 from tdserve.selection_torch import result_names
@@ -161,20 +159,8 @@ class StoreHandle:
         return td
 
     def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:
-        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-        chosen = selected_spec(self.spec, selection, (at,) if at else (), store=self.name)
-        captured, keys = fitted(value, chosen, at=at, store=self.name, is_whole=bool(at))
-        if not captured.tensors and not captured.values:
-            return
-        write_selection(
-            self._client,
-            self.name,
-            selection,
-            captured,
-            keys=keys or ((at,) if at else ()),
-            fingerprint=self.spec.fingerprint,
-            deadline=self._client.deadline(timeout_s),
-        )
+        deadline = self._client.deadline(timeout_s)
+        overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
 
 
 def as_path(index: Any) -> Path | None:

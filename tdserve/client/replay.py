@@ -1,231 +1,154 @@
-"""The replay handle: extend, sample, read by row number."""
+"""The handle of a replay: sampled, over and over, by whoever learns."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-import torch
-
 from tdserve.client.batches import Batches
-from tdserve.client.calls import SessionClient, answer_timeout_s
-from tdserve.client.description import StoreDescription
-from tdserve.client.outgoing import Outgoing
-from tdserve.client.reading import finish_read
-from tdserve.client.sampling import Sampled, sampled
-from tdserve.client.session import Session
-from tdserve.client.writing import write, write_early
-from tdserve.content import rows_layout
-from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError
-from tdserve.row_numbers import decode_rows
-from tdserve.selection import encode, parse
-from tdserve.spec.capture import Captured, capture
-from tdserve.spec.tree import Spec, check_matches
-from tdserve.v1 import control_pb2
+from tdserve.client.changes import change, priorities_message
+from tdserve.client.sampling import Query, sampled
+from tdserve.client.table import TableHandle, check_count
+from tdserve.client.taking import Taken, TakenBatches, acknowledge, taken
 
 
-class ReplayHandle:
-    """A replay store: a ring of rows that writers extend and readers sample. Threads: safe.
+class ReplayHandle(TableHandle):
+    """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
 
-    Attributes:
-        name: Of the store.
-        capacity: Rows; beyond it the oldest are overwritten.
-        spec: Structure of one row.
-    """
-
-    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
-        self._client = client
-        self.name = description.name
-        self.capacity = description.capacity
-        self.spec: Spec = description.spec
-        self._stored = self.spec.prepend((self.capacity,))
-
-    def __repr__(self) -> str:
-        return f"<ReplayHandle {self.name!r} capacity={self.capacity} at {self._client.address}>"
-
-    def __len__(self) -> int:
-        """Live rows now."""
-        return self._client.describe(self.name).num_rows
-
-    def info(self) -> dict[str, Any]:
-        """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, min_size, nbytes and more."""
-        return self._client.describe(self.name).as_dict()
-
-    def extend(self, batch: Any, *, timeout_s: float | None = None, return_early: bool = False) -> Any:
-        """Writes rows; they become visible together.
-
-        Args:
-            batch: Tensordict of batch size ``[n, *row]``.
-            timeout_s: Seconds to wait for room; None is the client's default.
-            return_early: True returns a future at once; ``batch`` must not change before it is done. Up to 64 may be
-                under way.
-
-        Returns:
-            Row numbers, int64 ``[n]``, or a future of them.
-
-        Raises:
-            SpecMismatchError: The batch does not fit the rows. Nothing was written.
-            CapacityError: The batch has more rows than the ring. Nothing was written.
-            DeadlineExceededError: Whether the rows were stored is unknown.
-        """
-        captured = self._captured(batch)
-        num_rows = captured.spec.batch_size[0]
-        deadline = self._client.deadline(timeout_s)
-        if num_rows == 0:
-            empty = torch.empty(0, dtype=torch.int64)
-            return _done(empty) if return_early else empty
-
-        def make_outgoing(session: Session) -> Outgoing:
-            inline_bytes = session.inline_bytes
-            return Outgoing(captured, fingerprint=self.spec.fingerprint, inline_bytes=inline_bytes, store=self.name)
-
-        def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
-            return {
-                "extend": control_pb2.ExtendRequest(
-                    store=self.name, num_rows=num_rows, content=outgoing.message, timeout_s=deadline.remaining_s
-                )
-            }
-
-        what = f"an extend of {self.name!r} by {num_rows} rows"
-        if return_early:
-            done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=what)
-            return _mapped(done)
-        return _indices(write(self._client, make_outgoing, make_body, deadline=deadline, what=what))
-
-    def sample(self, num_rows: int, *, device: Any = None, timeout_s: float | None = None) -> Any:
-        """Draws rows uniformly, with replacement.
+    def sample(
+        self,
+        num_rows: int,
+        *,
+        require: Any = None,
+        consumer: str = "",
+        group_by: Any = None,
+        group_size: int = 0,
+        device: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Draws rows, as the table's sampler says.
 
         Args:
             num_rows: At least 1.
+            require: Keys that must have been written in a row for it to be drawn; None: all of them. ``()`` draws rows
+                in any state; what was not written reads as zeros.
+            consumer: Only rows that the consumer of this name has not had; it has had them when this call returns.
+            group_by: A leaf: whole groups of rows that have an equal value there, each complete and in order, one
+                group after the other. ``num_rows`` is a multiple of ``group_size``.
+            group_size: Rows of a complete group.
             device: Where the result goes; None leaves it on the CPU.
             timeout_s: Seconds to wait until there are enough rows; None is the client's default, 0 asks once.
 
         Returns:
-            Tensordict of batch size ``[num_rows, *row]`` with two more keys: ``"index"``, the row numbers, and
-            ``"generation"``, which tells later whether a row was overwritten; both int64 ``[num_rows]``.
+            Tensordict of batch size ``[num_rows, *row]`` with more keys: ``"index"``, the row numbers, and
+            ``"generation"``, which tells later whether a row was overwritten, both int64 ``[num_rows]``; of a
+            prioritized table ``"priority"``, ``"probability"`` and ``"priority_weight"``, float32; ``"times_sampled"``,
+            int64, where the table counts it.
 
         Raises:
-            DeadlineExceededError: There were not enough rows in time; says how many there are and are needed.
+            DeadlineExceededError: There were not enough rows in time; says what lacks.
+            InvalidRequestError: There can never be so many at once.
         """
-        td = self._draw(check_count("num_rows", num_rows), 1, self._client.deadline(timeout_s)).build()
+        check_count("num_rows", num_rows)
+        query = self._query(
+            require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=bool(consumer)
+        )
+        deadline = self._client.deadline(timeout_s)
+        if consumer:
+            td = taken(self._client, query, num_rows, deadline).build()
+            acknowledge(self._client, query, td, self._client.deadline(None))
+        else:
+            td = sampled(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
         return td if device is None else td.to(device)
 
+    def take(
+        self,
+        num_rows: int,
+        *,
+        consumer: str,
+        require: Any = None,
+        group_by: Any = None,
+        group_size: int = 0,
+        ack: bool = True,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Draws rows for a consumer, which has had them once they are acknowledged, and not before.
+
+        Args:
+            consumer: Its name; several processes may share it, and each row goes to one of them.
+            ack: True gives a context manager: acknowledged at a clean exit, given back on an exception. False gives
+                the rows, to be acknowledged with :meth:`ack`.
+
+        Other arguments and errors as of :meth:`sample`.
+        """
+        check_count("num_rows", num_rows)
+        query = self._query(require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=True)
+        rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s)).build()
+        return Taken(self._client, query, rows, None) if ack else rows
+
+    def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
+        """Says that a consumer has had rows that it took with ``ack=False``.
+
+        Raises:
+            WrongStateError: They are not this client's any more. Nothing was changed.
+        """
+        query = self._query(consumer=consumer, is_lease=True)
+        acknowledge(self._client, query, rows, self._client.deadline(timeout_s))
+
+    def update_priority(
+        self, index: Any, priority: Any, *, generation: Any = None, timeout_s: float | None = None
+    ) -> int:
+        """Gives rows other priorities.
+
+        Args:
+            index: A sampled batch, or row numbers.
+            priority: At least 0; one per row, or one for all. Of a row that comes twice the last one counts.
+            generation: Of each row, where ``index`` is no batch: rows that were overwritten since are skipped. None:
+                all rows must be live.
+
+        Returns:
+            How many rows were skipped, because they were overwritten or deleted meanwhile.
+
+        Raises:
+            InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        message = priorities_message(index, priority, generation)
+        deadline = self._client.deadline(timeout_s)
+        return change(self._client, self.name, deadline, priorities=message).num_skipped
+
     def batches(
-        self, num_rows: int, *, prefetch: int = 4, device: Any = None, timeout_s: float | None = None
-    ) -> Batches:
+        self,
+        num_rows: int,
+        *,
+        prefetch: int = 4,
+        device: Any = None,
+        drop: float | None = None,
+        require: Any = None,
+        consumer: str = "",
+        group_by: Any = None,
+        group_size: int = 0,
+        timeout_s: float | None = None,
+    ) -> Batches | TakenBatches:
         """An endless iterator over samples, with some of them under way while the caller works.
 
         Args:
             num_rows: Rows of each batch.
             prefetch: Batches under way or waiting, at most; several of them share one message.
             device: Where batches go.
+            drop: Seconds: a batch that has waited longer for its taker is dropped, and a fresh one taken. None: none
+                is.
+            require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
+                the next one is asked for, and nothing is prefetched.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
         check_count("num_rows", num_rows)
         check_count("prefetch", prefetch)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        return Batches(
-            self._client, self.name, self._stored, num_rows, prefetch=prefetch, device=device, timeout_s=seconds
+        query: Query = self._query(
+            require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=bool(consumer)
         )
-
-    def __getitem__(self, index: Any) -> Any:
-        """Live rows by their numbers, without counting them as sampled.
-
-        An integer or an array of them means row numbers, as ``extend`` returned them and ``"index"`` shows them; a
-        slice or a mask chooses among the live rows.
-
-        Raises:
-            SelectionError: A row is not live, or out of range.
-        """
-        deadline = self._client.deadline(None)
-        if index is Ellipsis:
-            index = slice(None)
-        if isinstance(index, tuple):
-            raise InvalidRequestError(argument="index", reason="a replay has one dimension of rows to choose from")
-        num_rows = self._client.describe(self.name).capacity
-        shape: tuple[int, ...] | None = None
-        if not isinstance(index, slice):
-            array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
-            if array.dtype != np.bool_:
-                shape = array.shape
-                encode(index, batch_size=(num_rows,), store=self.name)
-        found = self._read(index, deadline)
-        if shape is None or len(shape) == 1:
-            return found
-        return found[0] if shape == () else found.reshape(*shape)
-
-    def _read(self, index: Any, deadline: Deadline) -> Any:
-        selection = parse(index, store=self.name)
-
-        def attempt(session: Session, request: int, deadline: Deadline) -> Any:
-            asked = control_pb2.ReadRequest(
-                store=self.name,
-                selection=selection.to_message(),
-                fingerprint=self.spec.fingerprint,
-                timeout_s=deadline.remaining_s,
-            )
-            pending = session.send(request, read=asked)
-            answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
-            accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-            spec = self._stored.with_rows(accepted.num_rows)
-            layout = rows_layout(self._stored, accepted.num_rows)
-            content = finish_read(
-                self._client,
-                session,
-                request,
-                pending,
-                answer=answer,
-                spec=spec,
-                layout=layout,
-                deadline=deadline,
-            )
-            return content.build()
-
-        return self._client.call(attempt, deadline)
-
-    def _draw(self, num_rows: int, num_batches: int, deadline: Deadline) -> Sampled:
-        return sampled(self._client, self.name, self._stored, num_rows, num_batches=num_batches, deadline=deadline)
-
-    def _captured(self, batch: Any) -> Captured:
-        captured = capture(batch, store=self.name)
-        batch_size = captured.spec.batch_size
-        if len(batch_size) != len(self.spec.batch_size) + 1:
-            expected = f"batch size {['n', *self.spec.batch_size]}"
-            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
-        check_matches(self._stored.with_rows(batch_size[0]), captured.spec, store=self.name)
-        if batch_size[0] > self.capacity:
-            raise CapacityError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
-        return captured
-
-
-def check_count(argument: str, value: Any) -> int:
-    """Returns ``value`` if it is an integer of at least 1. Raises InvalidRequestError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
-    return value
-
-
-def _indices(done: control_pb2.Done) -> torch.Tensor:
-    return torch.from_numpy(decode_rows(done.indices).copy())
-
-
-def _mapped(done: Future[control_pb2.Done]) -> Future[torch.Tensor]:
-    future: Future[torch.Tensor] = Future()
-
-    def settle(finished: Future[control_pb2.Done]) -> None:
-        error = finished.exception()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(_indices(finished.result()))
-
-    done.add_done_callback(settle)
-    return future
-
-
-def _done(result: torch.Tensor) -> Future[torch.Tensor]:
-    future: Future[torch.Tensor] = Future()
-    future.set_result(result)
-    return future
+        if consumer:
+            return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
+        return Batches(
+            self._client, query, num_rows, prefetch=prefetch, device=device, drop_after_s=drop, timeout_s=seconds
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +13,62 @@ from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.incoming import Posted, post
 from tdserve.client.reading import Content, finish_posted, finish_read, on_cpu
 from tdserve.client.session import Pending, Session
-from tdserve.content import GENERATION_KEY, INDEX_KEY, rows_layout
+from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import TransferAbortedError
+from tdserve.layout import Layout
 from tdserve.session import tag_of
 from tdserve.spec.build import build
 from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path, Spec, TensorLeaf
-from tdserve.v1 import control_pb2
+from tdserve.v1 import content_pb2, control_pb2
+
+_TRUNCATED = ("next", "truncated")
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows of a table are wanted; arguments as of ``ReplayHandle.sample``.
+
+    Attributes:
+        name: Of the store.
+        stored: Its structure, the capacity in front.
+        added: Columns that come with the rows.
+        is_exact: Whether just as many rows come as were asked for.
+    """
+
+    name: str
+    stored: Spec
+    added: tuple[str, ...] = ()
+    require: tuple[Path, ...] | None = None
+    consumer: str = ""
+    group_by: Path | None = None
+    group_size: int = 0
+    is_lease: bool = False
+    is_exact: bool = True
+
+    def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
+        """The request for batches of ``num_rows``."""
+        message = control_pb2.SampleRequest(
+            store=self.name,
+            num_rows=num_rows,
+            num_batches=num_batches,
+            timeout_s=timeout_s,
+            fingerprint=self.stored.fingerprint,
+            consumer=self.consumer,
+            group_size=self.group_size,
+            is_lease=self.is_lease,
+            accepts_partial=self.require == (),
+        )
+        if self.require:
+            message.require.extend(content_pb2.Path(parts=path) for path in self.require)
+        if self.group_by is not None:
+            message.group_by.parts.extend(self.group_by)
+        return message
+
+    def layout(self, num_rows: int) -> Layout:
+        """Of the content of so many rows."""
+        return rows_layout(self.stored, num_rows, self.added)
 
 
 class Sampled:
@@ -32,11 +81,14 @@ class Sampled:
         num_missing: Rows that were overwritten while they were copied.
     """
 
-    def __init__(self, content: Content) -> None:
-        self.spec = _with_added_keys(content.spec)
-        self.tensors: dict[Path, torch.Tensor] = content.received.leaves()
-        self.tensors[(INDEX_KEY,)] = content.received.trailing(INDEX_KEY)
-        self.tensors[(GENERATION_KEY,)] = content.received.trailing(GENERATION_KEY)
+    def __init__(self, content: Content, query: Query) -> None:
+        shown = (INDEX_KEY, GENERATION_KEY, *(name for name in query.added if name != SLICE_END_KEY))
+        self.spec = _with_added_keys(content.spec, shown)
+        received = content.received
+        self.tensors: dict[Path, torch.Tensor] = received.leaves()
+        self.tensors.update({(name,): received.trailing(name) for name in shown})
+        if SLICE_END_KEY in query.added and _TRUNCATED in self.tensors:
+            self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
         self.values = content.values
         self.num_missing = content.received.num_missing
 
@@ -89,35 +141,29 @@ def ask(
     client: SessionClient,
     session: Session,
     request: int,
-    name: str,
-    stored: Spec,
+    query: Query,
     num_rows: int,
     *,
     num_batches: int,
     deadline: Deadline,
 ) -> Asked:
     """Sends the request for a sample, and begins to receive it where it is known what comes."""
-    expected = _expected(session, stored, num_rows * num_batches)
-    message = control_pb2.SampleRequest(
-        store=name,
-        num_rows=num_rows,
-        num_batches=num_batches,
-        timeout_s=deadline.remaining_s,
-        fingerprint=stored.fingerprint,
-        message_nbytes=expected,
-    )
+    expected = _expected(session, query, num_rows * num_batches)
+    message = query.message(num_rows, num_batches, deadline.remaining_s)
+    message.message_nbytes.extend(expected)
     pending = session.send(request, sample=message)
     if not expected:
         return Asked(message, pending, None)
     # Behind the request: to begin a receive wakes the server's process too, which takes longer than the request itself.
-    layout = rows_layout(stored, num_rows * num_batches)
-    return Asked(message, pending, post(layout, session, tag_of(request), client.pool))
+    return Asked(message, pending, post(query.layout(num_rows * num_batches), session, tag_of(request), client.pool))
 
 
-def _expected(session: Session, stored: Spec, total: int) -> tuple[int, ...]:
+def _expected(session: Session, query: Query, total: int) -> tuple[int, ...]:
     """The messages to wait for without an answer first; none when the content may be inline or has values."""
-    message_nbytes = rows_layout(stored, total).message_nbytes
-    return message_nbytes if not stored.values and sum(message_nbytes) > session.inline_bytes else ()
+    if query.stored.values or not query.is_exact:
+        return ()
+    message_nbytes = query.layout(total).message_nbytes
+    return message_nbytes if sum(message_nbytes) > session.inline_bytes else ()
 
 
 def take(
@@ -126,7 +172,7 @@ def take(
     request: int,
     asked: Asked,
     *,
-    stored: Spec,
+    query: Query,
     deadline: Deadline,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Sampled:
@@ -136,20 +182,24 @@ def take(
         is_over: Whether the wait is to be given up.
     """
     message, pending, posted = asked
-    total = message.num_rows * message.num_batches
-    spec, layout = on_cpu(stored.with_rows(total)), rows_layout(stored, total)
+    stored = query.stored
     if posted is not None:
+        total = message.num_rows * message.num_batches
+        spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
         content = finish_posted(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
         if content is not None:
-            return Sampled(content)
+            return Sampled(content, query)
         if is_over():
             raise TransferAbortedError(transfer=request, reason="nothing was granted yet, and nobody waits any more")
         pending = _ask_again(session, request, message, deadline)
         if is_over():  # looked at after asking: whoever gives up either saw this request, or was seen here
             session.cancel(request)
     answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    total = accepted.num_rows
+    spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
     content = finish_read(client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline)
-    return Sampled(content)
+    return Sampled(content, query)
 
 
 def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:
@@ -161,31 +211,42 @@ def _ask_again(session: Session, request: int, message: control_pb2.SampleReques
     return session.send(request, sample=waiting)
 
 
-def sampled(
-    client: SessionClient, name: str, stored: Spec, num_rows: int, *, num_batches: int, deadline: Deadline
-) -> Sampled:
+def sampled(client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline) -> Sampled:
     """Draws rows, all of them whole."""
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
-        asked = ask(client, session, request, name, stored, num_rows, num_batches=num_batches, deadline=deadline)
-        return take(client, session, request, asked, stored=stored, deadline=deadline)
+        asked = ask(client, session, request, query, num_rows, num_batches=num_batches, deadline=deadline)
+        rows = take(client, session, request, asked, query=query, deadline=deadline)
+        check_together(query, rows)
+        return rows
 
-    return mended(client, name, stored, client.call(attempt, deadline), deadline)
+    return mended(client, query, client.call(attempt, deadline), deadline)
 
 
-def mended(client: SessionClient, name: str, stored: Spec, rows: Sampled, deadline: Deadline) -> Sampled:
-    """Draws other rows for those that a writer overwrote while they were copied: seldom, and few."""
+def check_together(query: Query, rows: Sampled) -> None:
+    """Raises TransferAbortedError when rows are missing that cannot be replaced one by one: to be drawn anew."""
+    if rows.num_missing and (query.is_lease or query.group_by is not None or SLICE_END_KEY in query.added):
+        raise TransferAbortedError(transfer=0, reason="rows were overwritten while they were copied")
+
+
+def mended(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline) -> Sampled:
+    """Draws other rows for those that a writer overwrote while they were copied: seldom, and few.
+
+    Raises:
+        TransferAbortedError: Rows that belong together (slices, groups, leases) cannot be replaced one by one.
+    """
+    check_together(query, rows)
     if rows.num_missing:
         missing = rows.missing
-        rows.replace(missing, sampled(client, name, stored, len(missing), num_batches=1, deadline=deadline))
+        rows.replace(missing, sampled(client, query, len(missing), num_batches=1, deadline=deadline))
     return rows
 
 
-def _with_added_keys(spec: Spec) -> Spec:
-    added: Spec | None = spec.memo.get("sampled")
+def _with_added_keys(spec: Spec, names: tuple[str, ...]) -> Spec:
+    added: Spec | None = spec.memo.get(("sampled", names))
     if added is None:
-        column = TensorLeaf("int64", (spec.batch_size[0],))
-        entries = (*spec.root.entries, (INDEX_KEY, column), (GENERATION_KEY, column))
+        columns = tuple((name, TensorLeaf(ADDED_DTYPES.get(name, "int64"), (spec.batch_size[0],))) for name in names)
         # A tensorclass has no fields for them: what is sampled of one is a plain tensordict.
-        added = spec.memo["sampled"] = Spec(spec.root._replace(entries=entries, tensorclass=None))
+        root = spec.root._replace(entries=(*spec.root.entries, *columns), tensorclass=None)
+        added = spec.memo["sampled", names] = Spec(root)
     return added

@@ -8,6 +8,7 @@ from typing import Any
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.handle import StoreHandle
+from tdserve.client.queue import QueueHandle
 from tdserve.client.reading import Content, Destination, read_selection
 from tdserve.client.replay import ReplayHandle
 from tdserve.client.session import Session
@@ -15,6 +16,7 @@ from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, LocalProtocolError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name
+from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
 from tdserve.spec import codec
 from tdserve.spec.capture import Captured, capture
@@ -239,9 +241,10 @@ class TensorDictClient(SessionClient):
                 raise
             return self._replace(name, captured, deadline=deadline)
 
-    def _handle(self, description: StoreDescription) -> StoreHandle | ReplayHandle:
+    def _handle(self, description: StoreDescription) -> StoreHandle | ReplayHandle | QueueHandle:
         if description.kind == "replay":
-            return ReplayHandle(self, description)
+            is_queue = Settings.from_json(description.settings).is_queue
+            return QueueHandle(self, description) if is_queue else ReplayHandle(self, description)
         if description.kind == "weights":
             state = f"store {description.name!r} holds weights"
             raise WrongStateError(state=state, event="a handle; use latest()")

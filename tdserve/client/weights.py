@@ -10,8 +10,8 @@ from torch import nn
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.reading import Destination, finish_read
-from tdserve.client.replay import check_count
 from tdserve.client.session import Session
+from tdserve.client.table import check_count
 from tdserve.client.writing import write
 from tdserve.content import read_layout
 from tdserve.deadline import Deadline

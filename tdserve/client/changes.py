@@ -1,0 +1,93 @@
+"""Changes of a table that have no content: priorities, deletions, limiters, acknowledgements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.session import Session
+from tdserve.content import GENERATION_KEY, INDEX_KEY
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError
+from tdserve.row_numbers import encode_rows
+from tdserve.v1 import control_pb2
+
+
+def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) -> control_pb2.Done:
+    """Has a table changed, once, also when it is tried again.
+
+    Args:
+        **body: One field of ChangeRequest.
+    """
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+        asked = control_pb2.ChangeRequest(store=name, timeout_s=deadline.remaining_s, **body)
+        pending = session.send(request, change=asked)
+        return pending.wait(answer_timeout_s(deadline), f"a change of {name!r}").done
+
+    return client.call(attempt, deadline)
+
+
+def row_numbers(rows: Any) -> NDArray[np.int64]:
+    """Row numbers as they are given: a sampled batch, a tensor, an array, a list, or one number.
+
+    Raises:
+        InvalidRequestError: They are none.
+    """
+    if hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple)):
+        if INDEX_KEY not in set(rows.keys()):
+            raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} is no sampled one")
+        rows = rows.get(INDEX_KEY)
+    array = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+    if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidRequestError(argument="rows", reason=f"{array.dtype} are no row numbers")
+    return np.ascontiguousarray(array.reshape(-1).astype(np.int64))
+
+
+def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2.Priorities:
+    """The new priorities of rows.
+
+    Args:
+        rows: As of ``row_numbers``; a batch brings its generations.
+        priority: One per row, or one for all.
+        generation: Of each row, where ``rows`` is no batch.
+
+    Raises:
+        InvalidRequestError: A number of them is another than that of the rows, or one is no priority.
+    """
+    if generation is None and hasattr(rows, "keys") and GENERATION_KEY in set(rows.keys()):
+        generation = rows.get(GENERATION_KEY)
+    numbers = row_numbers(rows)
+    priorities = as_priorities(priority, len(numbers)).astype("<f4")
+    message = control_pb2.Priorities(rows=encode_rows(numbers), priorities=priorities.tobytes())
+    if generation is not None:
+        generations = row_numbers(generation).astype("<i8")
+        if len(generations) not in (1, len(numbers)):
+            reason = f"{len(generations)} generations for {len(numbers)} rows"
+            raise InvalidRequestError(argument="generation", reason=reason)
+        is_one = len(generations) > 0 and bool((generations == generations[0]).all())
+        message.generations = (generations[:1] if is_one else generations).tobytes()
+    return message
+
+
+def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
+    """Priorities as they are given, checked: one per row, or a single one.
+
+    Raises:
+        InvalidRequestError: There are more or fewer, or one is negative or not finite. Nothing was sent.
+    """
+    given = priority.detach().cpu() if hasattr(priority, "detach") else priority
+    try:
+        array = np.asarray(given, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequestError(argument="priority", reason=f"{priority!r} is no number") from fault
+    if len(array) != num_rows and np.ndim(given) > 0:
+        raise InvalidRequestError(argument="priority", reason=f"{len(array)} priorities for {num_rows} rows")
+    is_bad = ~(np.isfinite(array) & (array >= 0))
+    if is_bad.any():
+        reason = f"{array[int(np.argmax(is_bad))]} is not a finite number of at least 0"
+        raise InvalidRequestError(argument="priority", reason=reason)
+    return array

@@ -1,0 +1,267 @@
+"""Rows of one writer on their way: copied in one by one, taken out in batches, in order, within a limit of memory.
+
+Rules only: no threads, no clock, nothing is sent from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdserve.errors import InvalidRequestError
+from tdserve.spec.build import build
+from tdserve.spec.rows import RowSlots, copy_leaves
+from tdserve.spec.torch_types import indexable
+from tdserve.spec.tree import Spec
+
+MAX_JOINED_BYTES = 4 * 1024 * 1024
+"""Waiting rows that are joined into one batch: as much as one message holds."""
+
+NO_PRIORITY = math.nan
+"""In lists of priorities; no priority may be NaN."""
+
+
+class Page:
+    """Rows that lie side by side; lists have one element per row.
+
+    Attributes:
+        slots: Their memory.
+        values: Non-tensor leaves, each row's in the order of ``spec.values``; emptied when the row was sent.
+        values_nbytes: Encoded size of each row's values.
+        priorities: ``NO_PRIORITY`` where none was given.
+        ends: Whether the row is the last of its trajectory.
+        times_s: When each was appended.
+        num_taken: Rows that no longer wait.
+        stream: Number of the stream that all of them belong to.
+        is_closed: No more rows come.
+        is_under_way: Rows of it are being sent from where they lie.
+    """
+
+    def __init__(self, slots: RowSlots, stream: int) -> None:
+        self.slots = slots
+        self.values: list[Sequence[Any]] = []
+        self.values_nbytes: list[int] = []
+        self.priorities: list[float] = []
+        self.ends: list[bool] = []
+        self.times_s: list[float] = []
+        self.num_taken = 0
+        self.stream = stream
+        self.is_closed = False
+        self.is_under_way = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were put in."""
+        return len(self.ends)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all rows that it will ever hold were taken."""
+        return self.num_taken == self.num_rows and (self.is_closed or self.num_rows == len(self.slots.rows))
+
+    def put(self, leaves: list[torch.Tensor], priority: float, now_s: float) -> list[torch.Tensor]:
+        """Copies a row without values in.
+
+        Returns:
+            Where its leaves lie now.
+        """
+        row = self.slots.rows[len(self.ends)]
+        copy_leaves(row, leaves)
+        self.priorities.append(priority)
+        self.times_s.append(now_s)
+        self.ends.append(False)
+        return row
+
+    def run_length(self, max_rows: int, *, with_priority: bool) -> int:
+        """Waiting rows, from the first one on, that all have a priority, or all have none."""
+        waiting = self.priorities[self.num_taken : self.num_taken + max_rows]
+        others = (number for number, priority in enumerate(waiting) if math.isnan(priority) is with_priority)
+        return next(others, len(waiting))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows that travel together.
+
+    Attributes:
+        td: Their content, batch size ``[num_rows, *row]``.
+        num_rows: At least 1.
+        stream: Number of their stream.
+        priorities: float64 ``[num_rows]``; None if none was given.
+        ends: bool ``[num_rows]``; None if none of them ends a trajectory.
+        parts: Page, first row and end of each run of rows.
+    """
+
+    td: Any
+    num_rows: int
+    stream: int
+    priorities: NDArray[np.float64] | None
+    ends: NDArray[np.bool_] | None
+    parts: tuple[tuple[Page, int, int], ...]
+
+
+class RowBuffer:
+    """A queue of rows in pages. Threads: not safe; whoever owns it has a lock.
+
+    Args:
+        spec: Of one row.
+        page_rows: Rows that usually travel together.
+        max_bytes: Of all memory; pages that wait for their next use count.
+
+    Attributes:
+        num_under_way: Rows that were taken and not yet given back.
+
+    Raises:
+        InvalidRequestError: ``max_bytes`` is not enough for two rows.
+    """
+
+    def __init__(self, spec: Spec, *, page_rows: int, max_bytes: int) -> None:
+        self._spec = spec
+        self._batch_spec = spec.with_device(None).prepend((1,)).with_values_per_row()
+        join_bytes = min(MAX_JOINED_BYTES, max_bytes // 4)
+        self._budget_bytes = max_bytes - join_bytes
+        row_bytes = max(RowSlots.nbytes(spec, 1), 1)
+        if 2 * row_bytes > self._budget_bytes:
+            reason = f"{max_bytes} bytes do not hold two rows of {row_bytes} bytes each, and a quarter for sending"
+            raise InvalidRequestError(argument="max_bytes", reason=reason)
+        self.page_rows = min(page_rows, self._budget_bytes // (2 * row_bytes))
+        self.num_joined = max(self.page_rows, join_bytes // max(spec.nbytes, 1))
+        self._page_bytes = self.page_rows * row_bytes
+        self._pages: deque[Page] = deque()
+        self._free: list[RowSlots] = []
+        self._num_slots = 0
+        self._values_nbytes = 0
+        self.num_under_way = 0
+
+    @property
+    def max_rows(self) -> int:
+        """Rows without non-tensor values that it holds at most."""
+        return self._budget_bytes // self._page_bytes * self.page_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use now."""
+        return (self._num_slots - len(self._free)) * self._page_bytes + self._values_nbytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that were put in and not yet taken."""
+        return sum(page.num_rows - page.num_taken for page in self._pages)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the first waiting row was put in; infinity when none waits."""
+        waiting = (page.times_s[page.num_taken] for page in self._pages if page.num_taken < page.num_rows)
+        return next(waiting, math.inf)
+
+    def page(self, stream: int, values_nbytes: int = 0) -> Page | None:
+        """The page for the next row; None if there is no room for it.
+
+        Args:
+            stream: What the row belongs to.
+            values_nbytes: Encoded size of its values. Any number of bytes fits into an empty buffer.
+        """
+        is_empty = self.num_waiting == self.num_under_way == 0
+        if values_nbytes and not is_empty and self.nbytes + values_nbytes > self._budget_bytes:
+            return None
+        last = self._pages[-1] if self._pages else None
+        if last is not None and last.num_rows < self.page_rows and last.stream == stream:
+            return last
+        more_bytes = self._page_bytes + self._values_nbytes + values_nbytes
+        if not self._free and self._num_slots * self._page_bytes + more_bytes > self._budget_bytes and not is_empty:
+            return None
+        if last is not None:
+            last.is_closed = True
+            self._drop_used_up()
+        if not self._free:
+            self._free.append(RowSlots(self._spec, self.page_rows))
+            self._num_slots += 1
+        page = Page(self._free.pop(), stream)
+        self._pages.append(page)
+        return page
+
+    def put_values(self, page: Page, values: Sequence[Any], values_nbytes: int) -> None:
+        """Adds the values of the row that was put into ``page`` just now; they must not change any more."""
+        page.values.append(values)
+        page.values_nbytes.append(values_nbytes)
+        self._values_nbytes += values_nbytes
+
+    def take(self, max_rows: int) -> Batch:
+        """The first waiting rows as one batch: at most ``max_rows``, of one stream, all with a priority or all without.
+
+        Must not be called when no row waits, nor before the last batch was given back.
+        """
+        parts: list[tuple[Page, int, int]] = []
+        num_rows = 0
+        with_priority = False
+        for page in self._pages:
+            start = page.num_taken
+            if start == page.num_rows:
+                continue
+            if not parts:
+                with_priority = not math.isnan(page.priorities[start])
+            elif page.stream != parts[0][0].stream:
+                break
+            length = page.run_length(max_rows - num_rows, with_priority=with_priority)
+            if not length:
+                break
+            parts.append((page, start, start + length))
+            page.num_taken += length
+            num_rows += length
+            if num_rows == max_rows or page.num_taken < page.num_rows:
+                break
+        self.num_under_way += num_rows
+        batch = self._batch(parts, num_rows, with_priority)
+        parts[0][0].is_under_way = len(parts) == 1  # of several, the rows were copied
+        self._drop_used_up()
+        return batch
+
+    def give_back(self, batch: Batch) -> None:
+        """The content of a batch is no longer needed."""
+        self.num_under_way -= batch.num_rows
+        for page, start, stop in batch.parts:
+            if self._spec.values:
+                self._values_nbytes -= sum(page.values_nbytes[start:stop])
+                page.values[start:stop] = [()] * (stop - start)
+        page = batch.parts[0][0]
+        if page.is_under_way:
+            page.is_under_way = False
+            if page not in self._pages:
+                self._free.append(page.slots)
+        self._drop_used_up()
+
+    def _drop_used_up(self) -> None:
+        while self._pages and self._pages[0].is_used_up:
+            page = self._pages.popleft()
+            if not page.is_under_way:
+                self._free.append(page.slots)
+
+    def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, with_priority: bool) -> Batch:
+        pieces = [[tensor[start:stop] for tensor in page.slots.tensors] for page, start, stop in parts]
+        columns = pieces[0] if len(parts) == 1 else [_joined(column) for column in zip(*pieces, strict=True)]
+        spec = self._batch_spec.with_rows(num_rows)
+        tensors = {path: column for (path, _), column in zip(spec.tensors, columns, strict=True)}
+        rows = list(chain.from_iterable(page.values[start:stop] for page, start, stop in parts))
+        values = {path: [row[number] for row in rows] for number, (path, _) in enumerate(spec.values)}
+        priorities = list(chain.from_iterable(page.priorities[start:stop] for page, start, stop in parts))
+        ends = list(chain.from_iterable(page.ends[start:stop] for page, start, stop in parts))
+        return Batch(
+            td=build(spec, tensors, values),
+            num_rows=num_rows,
+            stream=parts[0][0].stream,
+            priorities=np.array(priorities) if with_priority else None,
+            ends=np.array(ends) if any(ends) else None,
+            parts=tuple(parts),
+        )
+
+
+def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([indexable(piece) for piece in pieces]).view(pieces[0].dtype)

@@ -1,0 +1,345 @@
+"""What all handles of row tables have: rows are written, read by number, changed and deleted."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.changes import as_priorities, change, row_numbers
+from tdserve.client.description import StoreDescription
+from tdserve.client.outgoing import Outgoing
+from tdserve.client.overwriting import overwrite
+from tdserve.client.reading import finish_read
+from tdserve.client.sampling import Query
+from tdserve.client.session import Session
+from tdserve.client.writer import ReplayWriter
+from tdserve.client.writing import write, write_early
+from tdserve.content import rows_layout
+from tdserve.deadline import Deadline
+from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
+from tdserve.replay.sampled import added_columns
+from tdserve.replay.settings import Settings
+from tdserve.row_numbers import decode_rows, encode_rows
+from tdserve.selection import encode, parse
+from tdserve.spec.capture import Captured, capture
+from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.v1 import content_pb2, control_pb2
+
+
+class TableHandle:
+    """A table of rows on the server. Threads: safe.
+
+    Attributes:
+        name: Of the store.
+        capacity: Rows.
+        spec: Structure of one row.
+        settings: Sampler, remover and limiter, as they were when this handle was made.
+    """
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self.name = description.name
+        self.capacity = description.capacity
+        self.spec: Spec = description.spec
+        self.settings = Settings.from_json(description.settings)
+        self._stored = self.spec.prepend((self.capacity,))
+        self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
+
+    def __len__(self) -> int:
+        """Live rows now."""
+        return self._client.describe(self.name).num_rows
+
+    def info(self) -> dict[str, Any]:
+        """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, settings, nbytes and more."""
+        return self._client.describe(self.name).as_dict()
+
+    def extend(
+        self,
+        batch: Any,
+        *,
+        priority: Any = None,
+        ends: Any = None,
+        writer: int = 0,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Writes rows; they become visible together.
+
+        Args:
+            batch: Tensordict of batch size ``[n, *row]``. It may lack leaves, which are written later with
+                ``set_at_``: until then the rows are drawn only by samples that say ``require``.
+            priority: At least 0; one per row, or one for all; None: the highest so far.
+            ends: Bool ``[n]``: which rows are the last of their trajectory.
+            writer: Rows of different numbers are never in one trajectory; 0 is this client's own.
+            timeout_s: Seconds to wait for room; None is the client's default.
+            return_early: True returns a future at once; ``batch`` must not change before it is done. Up to 64 may be
+                under way.
+
+        Returns:
+            Row numbers, int64 ``[n]``, or a future of them.
+
+        Raises:
+            SpecMismatchError: The batch does not fit the rows. Nothing was written.
+            InvalidRequestError: A priority is negative or not finite. Nothing was written.
+            CapacityError: The batch has more rows than the table. Nothing was written.
+            WrongStateError: The table was closed. Nothing was written.
+            DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
+                come, and whether the rows were stored is unknown.
+        """
+        captured, keys = self._captured(batch)
+        num_rows = captured.spec.batch_size[0]
+        deadline = self._client.deadline(timeout_s)
+        if num_rows == 0:
+            empty = torch.empty(0, dtype=torch.int64)
+            return _done(empty) if return_early else empty
+        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
+        request.keys.extend(content_pb2.Path(parts=path) for path in keys)
+        if priority is not None:
+            request.priorities = as_priorities(priority, num_rows).astype("<f8").tobytes()
+        if ends is not None:
+            request.ends = _flags(ends, num_rows)
+
+        def make_outgoing(session: Session) -> Outgoing:
+            inline_bytes = session.inline_bytes - len(request.priorities) - len(request.ends)
+            return Outgoing(captured, fingerprint=self.spec.fingerprint, inline_bytes=inline_bytes, store=self.name)
+
+        def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+            message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
+            message.MergeFrom(request)
+            return {"extend": message}
+
+        what = f"an extend of {self.name!r} by {num_rows} rows"
+        if return_early:
+            done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=what)
+            return _mapped(done)
+        return _indices(write(self._client, make_outgoing, make_body, deadline=deadline, what=what))
+
+    def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
+        """A writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
+        return ReplayWriter(self, batch=batch, **options)
+
+    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> None:
+        """Writes one leaf or nested part of live rows, all of them together; readers see either state of each row.
+
+        Args:
+            key: Of the leaf, which may not have been written before.
+            value: Tensor ``[n, *leaf]``, broadcast as ``leaf[index] = value`` would; values of a non-tensor leaf.
+            index: Row numbers, as ``extend`` returned them; a sampled batch stands for its rows.
+
+        Raises:
+            SelectionError: A row is not live. Nothing was written.
+            KeyNotFoundError, SpecMismatchError: The key or the value does not fit. Nothing was written.
+            InvalidRequestError: The table orders its rows by this key. Nothing was written.
+        """
+        path = (key,) if isinstance(key, str) else tuple(key)
+        rows = row_numbers(index)
+        overwrite(
+            self._client,
+            self.name,
+            self._stored,
+            rows,
+            value,
+            at=path,
+            deadline=self._client.deadline(timeout_s),
+        )
+
+    def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
+        """Takes rows out of the table, all of them or none; returns how many.
+
+        Args:
+            index: Row numbers; a sampled batch stands for its rows. A number that comes twice counts once.
+
+        Raises:
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        rows = control_pb2.Rows(rows=encode_rows(row_numbers(index)))
+        return change(self._client, self.name, self._client.deadline(timeout_s), delete=rows).num_rows
+
+    def clear(self, *, timeout_s: float | None = None) -> int:
+        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
+        return change(self._client, self.name, self._client.deadline(timeout_s), clear=True).num_rows
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Ends the table for writers: whoever takes rows gets what is left, then EndOfStreamError."""
+        change(self._client, self.name, self._client.deadline(timeout_s), close=True)
+
+    def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
+        """Makes callers wait by another limiter from now on; those that wait are judged by it at once.
+
+        Raises:
+            InvalidRequestError: It could never let anything through. Nothing was changed.
+        """
+        settings = self.settings.with_limiter(limiter)
+        settings.check(self.capacity)
+        change(self._client, self.name, self._client.deadline(timeout_s), limiter=settings.to_json())
+        self.settings = settings
+
+    def __getitem__(self, index: Any) -> Any:
+        """Live rows by their numbers, without counting them as sampled.
+
+        An integer or an array of them means row numbers, as ``extend`` returned them and ``"index"`` shows them; a
+        slice or a mask chooses among the live rows.
+
+        Raises:
+            SelectionError: A row is not live, or out of range.
+        """
+        deadline = self._client.deadline(None)
+        if index is Ellipsis:
+            index = slice(None)
+        if isinstance(index, tuple):
+            raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
+        num_rows = self._client.describe(self.name).capacity
+        shape: tuple[int, ...] | None = None
+        if not isinstance(index, slice):
+            array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+            if array.dtype != np.bool_:
+                shape = array.shape
+                encode(index, batch_size=(num_rows,), store=self.name)
+        found = self._read(index, deadline)
+        if shape is None or len(shape) == 1:
+            return found
+        return found[0] if shape == () else found.reshape(*shape)
+
+    def _read(self, index: Any, deadline: Deadline) -> Any:
+        selection = parse(index, store=self.name)
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> Any:
+            asked = control_pb2.ReadRequest(
+                store=self.name,
+                selection=selection.to_message(),
+                fingerprint=self.spec.fingerprint,
+                timeout_s=deadline.remaining_s,
+            )
+            pending = session.send(request, read=asked)
+            answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
+            accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+            spec = self._stored.with_rows(accepted.num_rows)
+            layout = rows_layout(self._stored, accepted.num_rows)
+            content = finish_read(
+                self._client,
+                session,
+                request,
+                pending,
+                answer=answer,
+                spec=spec,
+                layout=layout,
+                deadline=deadline,
+            )
+            if content.received.num_missing:
+                raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
+            return content.build()
+
+        return self._client.call(attempt, deadline)
+
+    def _query(
+        self,
+        *,
+        require: Any = None,
+        consumer: str = "",
+        group_by: Any = None,
+        group_size: int = 0,
+        is_lease: bool = False,
+    ) -> Query:
+        """What a sample asks for, checked as far as this end can.
+
+        Raises:
+            KeyNotFoundError: Rows have no such leaf.
+            InvalidRequestError: An argument is none.
+        """
+        required = None if require is None else tuple(_path("require", key) for key in _listed(require))
+        group = None if group_by is None else _path("group_by", group_by)
+        for path in (*(required or ()), *(() if group is None else (group,))):
+            self.spec.find(path, store=self.name)
+        if not isinstance(consumer, str):
+            raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is no str")
+        if group is not None:
+            check_count("group_size", group_size)
+        elif group_size:
+            raise InvalidRequestError(argument="group_size", reason="it needs group_by")
+        return Query(
+            self.name,
+            self._stored,
+            added_columns(self.settings, is_grouped=group is not None),
+            require=required,
+            consumer=consumer,
+            group_by=group,
+            group_size=group_size,
+            is_lease=is_lease,
+            is_exact=not is_lease and getattr(self.settings.sampler, "strict_length", True),
+        )
+
+    def _captured(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+        """The batch taken apart, and which leaves it has: none are named when it has all."""
+        captured = capture(batch, store=self.name)
+        batch_size = captured.spec.batch_size
+        if len(batch_size) != len(self.spec.batch_size) + 1:
+            expected = f"batch size {['n', *self.spec.batch_size]}"
+            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
+        expected_spec = self._stored.with_rows(batch_size[0])
+        keys: tuple[Path, ...] = ()
+        found = {path for path, _ in (*captured.spec.tensors, *captured.spec.values)}
+        if found and found < set(self._paths):
+            keys = tuple(path for path in self._paths if path in found)
+            expected_spec = expected_spec.select(keys, store=self.name)
+        check_matches(expected_spec, captured.spec, store=self.name)
+        if batch_size[0] > self.capacity:
+            raise CapacityError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
+        return captured, keys
+
+
+def check_count(argument: str, value: Any) -> int:
+    """Returns ``value`` if it is an integer of at least 1. Raises InvalidRequestError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
+    return value
+
+
+def _listed(require: Any) -> list[Any]:
+    """One key, or several: a tuple of str is taken for several keys, as ``require=("reward",)`` means them."""
+    return [require] if isinstance(require, str) else list(require)
+
+
+def _path(argument: str, key: Any) -> Path:
+    if isinstance(key, str):
+        return (key,)
+    if isinstance(key, tuple) and key and all(isinstance(part, str) for part in key):
+        return key
+    raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
+
+
+def _flags(ends: Any, num_rows: int) -> bytes:
+    flags = np.asarray(ends.detach().cpu() if hasattr(ends, "detach") else ends)
+    if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
+        raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
+    return flags.reshape(-1).tobytes()
+
+
+def _indices(done: control_pb2.Done) -> torch.Tensor:
+    return torch.from_numpy(decode_rows(done.indices).copy())
+
+
+def _mapped(done: Future[control_pb2.Done]) -> Future[torch.Tensor]:
+    future: Future[torch.Tensor] = Future()
+
+    def settle(finished: Future[control_pb2.Done]) -> None:
+        error = finished.exception()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(_indices(finished.result()))
+
+    done.add_done_callback(settle)
+    return future
+
+
+def _done(result: torch.Tensor) -> Future[torch.Tensor]:
+    future: Future[torch.Tensor] = Future()
+    future.set_result(result)
+    return future

@@ -1,0 +1,119 @@
+"""A table in this process that tests can stop, and that keeps what it was given."""
+
+from __future__ import annotations
+
+from threading import Condition
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from tdserve.replay.settings import Settings
+from tdserve.spec.capture import capture
+
+WAIT_S = 20.0
+
+
+def row(number: int, **more: Any) -> TensorDict:
+    """A row that tells which it is."""
+    return TensorDict({"x": torch.tensor(number), **more})
+
+
+class RecordingTable:
+    """What a writer needs of a ReplayHandle.
+
+    Attributes:
+        batches: Numbers of the rows of every batch that was stored.
+        calls: Its other arguments.
+        faults: Raised by the next calls, one each; None raises nothing.
+        info_fault: Raised by ``info``.
+        num_asked: Calls of ``info``.
+    """
+
+    name = "frames"
+
+    def __init__(self, like: Any = None, *, capacity: int = 10_000, settings: Settings | None = None) -> None:
+        self.spec = capture(row(0) if like is None else like).spec
+        self.capacity = capacity
+        self.settings = settings or Settings()
+        self.batches: list[list[int]] = []
+        self.contents: list[TensorDictBase] = []
+        self.calls: list[dict[str, Any]] = []
+        self.faults: list[BaseException | None] = []
+        self.info_fault: BaseException | None = None
+        self.num_asked = 0
+        self._permits = 1 << 30
+        self._num_waiting = 0
+        self._changed = Condition()
+
+    def hold(self) -> None:
+        """Every ``extend`` from now on waits."""
+        with self._changed:
+            self._permits = 0
+
+    def let(self, num_calls: int = 1 << 30) -> None:
+        """Lets so many calls through."""
+        with self._changed:
+            self._permits += num_calls
+            self._changed.notify_all()
+
+    def extend(
+        self,
+        batch: Any,
+        *,
+        priority: Any = None,
+        ends: Any = None,
+        writer: int = 0,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Keeps the rows, when it is allowed to."""
+        with self._changed:
+            self._num_waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._permits > 0)
+            self._permits -= 1
+            self._num_waiting -= 1
+            fault = self.faults.pop(0) if self.faults else None
+            if fault is not None:
+                raise fault
+            self.contents.append(batch.clone())
+            self.batches.append(batch["x"].tolist())
+            self.calls.append({"priority": priority, "ends": ends, "writer": writer, "timeout_s": timeout_s})
+            self._changed.notify_all()
+            return torch.arange(len(batch))
+
+    def info(self) -> dict[str, Any]:
+        """Figures, or a fault."""
+        with self._changed:
+            self.num_asked += 1
+            self._changed.notify_all()
+        if self.info_fault is not None:
+            raise self.info_fault
+        return {}
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of all rows, in order."""
+        return [number for batch in self.batches for number in batch]
+
+    @property
+    def ends(self) -> list[int]:
+        """Numbers of the rows that were said to end their trajectory."""
+        marked = [call["ends"] for call in self.calls]
+        return [
+            number
+            for batch, ends in zip(self.batches, marked, strict=True)
+            for number, is_end in zip(batch, np.zeros(len(batch), bool) if ends is None else ends, strict=True)
+            if is_end
+        ]
+
+    def wait_stored(self, num_rows: int) -> None:
+        """Until there are so many rows."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.numbers) >= num_rows, WAIT_S)
+
+    def wait_called(self) -> None:
+        """Until a batch is on its way."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._num_waiting > 0, WAIT_S)
