@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tdserve.config import TransportName
 
-WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small")
+WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed")
 
 MIB = 1 << 20
 
@@ -55,6 +55,7 @@ class Sizes:
     num_items: int
     num_stores: int
     memcpy_nbytes: int
+    mixed_s: float
 
 
 FULL = Sizes(
@@ -66,6 +67,7 @@ FULL = Sizes(
     num_items=10_000,
     num_stores=300,
     memcpy_nbytes=256 * MIB,
+    mixed_s=10.0,
 )
 """About a hundred seconds in all on two cores: long enough for a p99, short enough for a coffee."""
 
@@ -78,4 +80,5 @@ QUICK = Sizes(
     num_items=300,
     num_stores=20,
     memcpy_nbytes=32 * MIB,
+    mixed_s=0.4,
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tdserve.client.leaves import leaves_of
 from tdserve.client.session import Session
 from tdserve.content import write_layout
@@ -13,7 +16,7 @@ from tdserve.layout import Layout
 from tdserve.spec.capture import Captured
 from tdserve.spec.tree import Path, Spec, ValueLeaf
 from tdserve.transport.channel import Work
-from tdserve.transport.ends import LeafEnd
+from tdserve.transport.ends import JoinedEnd, LeafEnd, Source
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import pack, send_messages, start_send
 from tdserve.v1 import control_pb2
@@ -40,19 +43,32 @@ class Outgoing:
     """
 
     def __init__(self, captured: Captured, *, fingerprint: bytes, inline_bytes: int, store: str) -> None:
-        self._layout: Layout = write_layout(captured.spec)
-        leaves = leaves_of(captured, self._layout)
-        if leaves.contents is None:
-            self._source = LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
-        else:
-            self._source = LeafEnd(leaves.tensors, contents=leaves.contents)
-        self.nbytes = sum(self._layout.message_nbytes)
+        layout = write_layout(captured.spec)
+        values = encode_values(captured.spec, captured.values, store=store)
+        self._take(layout, _leaf_end(captured, layout), values, fingerprint, inline_bytes)
+
+    @classmethod
+    def of(cls, captured: Sequence[Captured], *, fingerprint: bytes, inline_bytes: int, store: str) -> Outgoing:
+        """The rows of several batches of one structure, one after the other; several may have no values."""
+        if len(captured) == 1:
+            return cls(captured[0], fingerprint=fingerprint, inline_bytes=inline_bytes, store=store)
+        outgoing = cls.__new__(cls)
+        layout = write_layout(captured[0].spec.with_rows(sum(each.spec.batch_size[0] for each in captured)))
+        found = [_contents_of(each) for each in captured]
+        pieces = [[each[slot.path] for each in found] for slot in layout.slots]  # larger leaves may stand elsewhere
+        outgoing._take(layout, JoinedEnd(pieces), b"", fingerprint, inline_bytes)
+        return outgoing
+
+    def _take(self, layout: Layout, source: Source, values: bytes, fingerprint: bytes, inline_bytes: int) -> None:
+        self._layout = layout
+        self._source = source
+        self.nbytes = sum(layout.message_nbytes)
         self.message = control_pb2.Content(fingerprint=fingerprint, nbytes=self.nbytes)
-        self.message.values = encode_values(captured.spec, captured.values, store=store)
+        self.message.values = values
         if self.nbytes <= inline_bytes:
-            self.message.inline = pack(self._layout.messages, self._source)
+            self.message.inline = pack(layout.messages, source)
         else:
-            self.message.message_nbytes.extend(self._layout.message_nbytes)
+            self.message.message_nbytes.extend(layout.message_nbytes)
 
     @property
     def is_inline(self) -> bool:
@@ -73,6 +89,18 @@ class Outgoing:
             session.channel.wait_all(self.post(session, tag, pool), timeout_s)
         else:
             send_messages(session.channel, tag, self._layout.messages, self._source, pool=pool, timeout_s=timeout_s)
+
+
+def _leaf_end(captured: Captured, layout: Layout) -> LeafEnd:
+    leaves = leaves_of(captured, layout)
+    if leaves.contents is None:
+        return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+    return LeafEnd(leaves.tensors, contents=leaves.contents)
+
+
+def _contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
+    layout = write_layout(captured.spec)
+    return dict(zip((slot.path for slot in layout.slots), _leaf_end(captured, layout).contents, strict=True))
 
 
 def encode_values(spec: Spec, values: dict[Path, Any], *, store: str) -> bytes:

@@ -60,12 +60,17 @@ class Delivery:
         self._most = max(batch, min(num_joined, table.capacity // MIN_RING_BATCHES))
 
     @property
-    def max_rows(self) -> int:
-        """Rows of the next batch at most.
+    def is_joining(self) -> bool:
+        """Whether waiting batches are joined into one.
 
-        Where a limiter makes writers wait, more than was asked for could wait for ever.
+        Not where a limiter makes writers wait: there more than was asked for could wait for ever.
         """
-        return self._most if isinstance(self._table.settings.limiter, MinSize) else min(self._most, self._batch)
+        return isinstance(self._table.settings.limiter, MinSize)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the next batch at most."""
+        return self._most if self.is_joining else min(self._most, self._batch)
 
     def send(self, batch: Batch, on_stored: Callable[[int], None]) -> None:
         """Stores the rows of a batch in order; in smaller and smaller calls where the table refuses so many at once.

@@ -11,19 +11,19 @@ import torch
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.changes import as_priorities, change, row_numbers
 from tdserve.client.description import StoreDescription
-from tdserve.client.outgoing import Outgoing
+from tdserve.client.joining import Joining, Part
 from tdserve.client.overwriting import overwrite
 from tdserve.client.reading import finish_read
 from tdserve.client.sampling import Query
 from tdserve.client.session import Session
 from tdserve.client.writer import ReplayWriter
-from tdserve.client.writing import write, write_early
 from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
+from tdserve.replay.limiter import MinSize
 from tdserve.replay.sampled import added_columns
 from tdserve.replay.settings import Settings
-from tdserve.row_numbers import decode_rows, encode_rows
+from tdserve.row_numbers import encode_rows
 from tdserve.selection import encode, parse
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.tree import Path, Spec, check_matches
@@ -47,6 +47,13 @@ class TableHandle:
         self.spec: Spec = description.spec
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
+        is_joining = isinstance(self.settings.limiter, MinSize) and not self.spec.values
+        self._joining = Joining(
+            client,
+            fingerprint=self.spec.fingerprint,
+            name=self.name,
+            max_rows=self.capacity // 4 if is_joining else 1,
+        )
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
 
     def __repr__(self) -> str:
@@ -106,20 +113,11 @@ class TableHandle:
         if ends is not None:
             request.ends = _flags(ends, num_rows)
 
-        def make_outgoing(session: Session) -> Outgoing:
-            inline_bytes = session.inline_bytes - len(request.priorities) - len(request.ends)
-            return Outgoing(captured, fingerprint=self.spec.fingerprint, inline_bytes=inline_bytes, store=self.name)
-
-        def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
-            message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
-            message.MergeFrom(request)
-            return {"extend": message}
-
-        what = f"an extend of {self.name!r} by {num_rows} rows"
-        if return_early:
-            done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=what)
-            return _mapped(done)
-        return _indices(write(self._client, make_outgoing, make_body, deadline=deadline, what=what))
+        part = Part(captured, request, deadline, f"an extend of {self.name!r} by {num_rows} rows", Future())
+        if return_early or self._joining.is_waiting:  # what waits there came first
+            self._joining.submit(part)
+            return part.future if return_early else part.future.result()
+        return self._joining.send(part)
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
         """A writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
@@ -319,24 +317,6 @@ def _flags(ends: Any, num_rows: int) -> bytes:
     if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
         raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
     return flags.reshape(-1).tobytes()
-
-
-def _indices(done: control_pb2.Done) -> torch.Tensor:
-    return torch.from_numpy(decode_rows(done.indices).copy())
-
-
-def _mapped(done: Future[control_pb2.Done]) -> Future[torch.Tensor]:
-    future: Future[torch.Tensor] = Future()
-
-    def settle(finished: Future[control_pb2.Done]) -> None:
-        error = finished.exception()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(_indices(finished.result()))
-
-    done.add_done_callback(settle)
-    return future
 
 
 def _done(result: torch.Tensor) -> Future[torch.Tensor]:

@@ -69,7 +69,7 @@ class ReplayWriter:
     ) -> None:
         _check_count("batch", batch)
         _check_count("max_bytes", max_bytes)
-        if flush_s is not None and (isinstance(flush_s, bool) or not flush_s > 0):
+        if flush_s is not None and not (type(flush_s) in (int, float) and flush_s > 0):
             raise InvalidRequestError(argument="flush_s", reason=f"{flush_s!r} is not a number of seconds above 0")
         table: Table = handle
         self.name = table.name

@@ -190,13 +190,17 @@ class SliceSelector:
             InvalidRequestError: As of :meth:`Slices.length`. Nothing was changed.
         """
         length = self._setting.length(num_rows, self._capacity)
+        return self.draw_slices(num_rows // length, length, rng=rng)
+
+    def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:
+        """As :meth:`draw`, for whoever needs some slices of a length, such as one at a time so that none overlap."""
         starts = self._starts_of(length)
         if not starts:
             return None
-        drawn = starts.draw(rng, num_rows // length)
+        drawn = starts.draw(rng, num_slices)
         rows = self._trajectories.follow(drawn, min(length, self._capacity)).ravel()
         if self._setting.strict_length:
-            is_end = np.zeros(num_rows, np.bool_)
+            is_end = np.zeros(len(rows), np.bool_)
             is_end[length - 1 :: length] = True
             return Drawn(rows, {"slice_end": is_end})
         slice_num = np.repeat(np.arange(len(drawn)), len(rows) // len(drawn))[rows != _NONE]
@@ -291,7 +295,8 @@ class SliceSelector:
         """
         num_after = (after != _NONE).sum(axis=0)
         last = np.where(num_after, after[num_after - 1, np.arange(len(rows))], rows)
-        return (num_rows < length) & self._trajectories.is_end[last]
+        is_whole: NDArray[np.bool_] = (num_rows < length) & self._trajectories.is_end[last]
+        return is_whole
 
     def _build_all(self) -> None:
         """Finds all starts anew, which is faster than to look around many rows."""

@@ -109,11 +109,19 @@ def _look(td: Any, purpose: object) -> Looks | None:
     # torch refuses to swap tensors that somebody holds a weak reference to.
     if type(root) is not TensorDict or torch.__future__.get_swap_module_params_on_conversion():
         return None
+    if _num_entries(root) < MIN_LEAVES:
+        return None
     signature: _Signature = [(type(td),)]
     leaves: list[torch.Tensor] = []
     if not _walk(root, signature, leaves) or len(leaves) < MIN_LEAVES:
         return None
     return Looks(purpose, signature, leaves)
+
+
+def _num_entries(td: TensorDict) -> int:
+    """Leaves of a tensordict, counted without a look at them: looking costs a microsecond each."""
+    items = td._tensordict.values()
+    return len(items) + sum(_num_entries(item) - 1 for item in items if type(item) is TensorDict)
 
 
 def _walk(td: TensorDict, signature: _Signature, leaves: list[torch.Tensor]) -> bool:

@@ -115,6 +115,11 @@ class LeafEnd:
         self._bytes = [*contents, *(as_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
         self._trailing = trailing
 
+    @property
+    def contents(self) -> Sequence[NDArray[np.uint8]]:
+        """The bytes of each tensor."""
+        return self._bytes
+
     def direct(self, message: Message) -> torch.Tensor | None:
         if message.parts[-1].slot >= len(self._bytes):
             return None
@@ -156,6 +161,42 @@ class LeafEnd:
         content = staging.numpy()
         for slot, start, stop, offset in message.parts:
             self._bytes[slot][start:stop] = content[offset : offset + stop - start]
+
+
+class JoinedEnd:
+    """Source: the rows of several tensordicts of one structure, one after the other.
+
+    Args:
+        pieces: For each slot, the bytes that each of them has.
+    """
+
+    def __init__(self, pieces: Sequence[Sequence[NDArray[np.uint8]]]) -> None:
+        self._pieces = pieces
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        if len(message.parts) > 1:
+            return None
+        pieces = self._bytes_of(message.parts[0])
+        return torch.from_numpy(pieces[0]) if len(pieces) == 1 else None
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        pieces: list[NDArray[np.uint8]] = []
+        at = 0
+        for part in message.parts:
+            if part.offset > at:
+                pieces.append(_PADDING[: part.offset - at])
+            pieces.extend(self._bytes_of(part))
+            at = part.offset + part.stop - part.start
+        np.concatenate(pieces, out=staging.numpy())
+
+    def _bytes_of(self, part: Part) -> list[NDArray[np.uint8]]:
+        found, at = [], 0
+        for piece in self._pieces[part.slot]:
+            first, end = max(part.start - at, 0), min(part.stop - at, len(piece))
+            if first < end:
+                found.append(piece[first:end])
+            at += len(piece)
+        return found
 
 
 class IndexedEnd:

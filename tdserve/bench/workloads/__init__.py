@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 from tdserve.bench.figures import Figure
 from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.mixed import measure_mixed
 from tdserve.bench.workloads.pixels import measure_pixels
+from tdserve.bench.workloads.prioritized import measure_prioritized
 from tdserve.bench.workloads.small import measure_small
 from tdserve.bench.workloads.transitions import measure_transitions
 from tdserve.bench.workloads.weights import measure_weights
@@ -16,6 +18,8 @@ WORKLOADS: dict[str, Callable[[Stage], Iterator[Figure]]] = {
     "pixels": measure_pixels,
     "weights": measure_weights,
     "small": measure_small,
+    "prioritized": measure_prioritized,
+    "mixed": measure_mixed,
 }
 """By the names of ``tdserve.bench.options.WORKLOAD_NAMES``."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -24,7 +25,13 @@ from tdserve.client.replay import ReplayHandle
 NUM_EXTENDS_UNDER_WAY = 4
 """As many as the peers' benchmark kept in flight."""
 
+MANY_EXTENDS_UNDER_WAY = 16
+"""Extends that wait for others share requests with their neighbours: this many show what that brings."""
+
 NUM_BATCHES_UNDER_WAY = 8
+
+APPENDED_ROWS = 256
+"""Different rows that are appended one by one, again and again."""
 
 FILL_ROWS = 256
 """Rows per extend while a store is filled for the first time."""
@@ -75,8 +82,10 @@ class Rows:
         subject = Task(lambda: timed_round(put, self.stage.pacing), lambda: self._check_written(*last[0]))
         return self._measure(f"extend {num_rows}, one by one", scale, target, floors=floors, subject=subject)
 
-    def write_pipelined(self, num_rows: int, scale: Scale, *, target: Target | None = None) -> Figure:
-        """Four extends are under way; the round ends when all are acknowledged."""
+    def write_pipelined(
+        self, num_rows: int, scale: Scale, *, window: int = NUM_EXTENDS_UNDER_WAY, target: Target | None = None
+    ) -> Figure:
+        """So many extends are under way; the round ends when all are acknowledged."""
         next_batch = self.batches(num_rows)
         under_way: deque[tuple[Future[torch.Tensor], TensorDictBase]] = deque()
         last: list[tuple[object, TensorDictBase]] = []
@@ -86,7 +95,7 @@ class Rows:
             last[:] = [(future.result(), batch)]
 
         def put() -> None:
-            if len(under_way) == NUM_EXTENDS_UNDER_WAY:
+            if len(under_way) == window:
                 take()
             batch = next_batch()
             under_way.append((self.replay.extend(batch, return_early=True), batch))
@@ -100,8 +109,21 @@ class Rows:
             "local memmap": self.mapped.write(self.batches(num_rows), self.stage.pacing),
         }
         subject = Task(lambda: timed_round(put, self.stage.pacing, finish=drain), lambda: self._check_written(*last[0]))
-        name = f"extend {num_rows}, {NUM_EXTENDS_UNDER_WAY} under way"
+        name = f"extend {num_rows}, {window} under way"
         return self._measure(name, scale, target, floors=floors, subject=subject)
+
+    def append(self, batch: int, scale: Scale, *, target: Target | None = None) -> Figure:
+        """Single rows through a writer; the round ends when all are acknowledged."""
+        next_row = cycle([self.pool[number] for number in range(APPENDED_ROWS)]).__next__
+
+        def run_round() -> Round:
+            with self.replay.writer(batch=batch) as writer:
+                return timed_round(lambda: writer.append(next_row()), self.stage.pacing, finish=writer.flush)
+
+        series = alternate({SUBJECT: Task(run_round)}, self.stage.num_rounds)
+        return make_figure(
+            self.workload, f"append through writer({batch})", scale, subject=series[SUBJECT], floors={}, target=target
+        )
 
     def sample_one_by_one(self, num_rows: int, scale: Scale, *, target: Target | None = None) -> Figure:
         """Each sample is asked for when the one before is there."""
@@ -110,15 +132,25 @@ class Rows:
         def draw() -> None:
             last[:] = [self.replay.sample(num_rows)]
 
-        floors = {
-            "gloo, asked for": self.stage.gloo.fetch(self.nbytes(num_rows)),
-            "local memmap": self.mapped.gather(num_rows, self.stage.pacing),
-        }
-        subject = Task(lambda: timed_round(draw, self.stage.pacing), lambda: self._check_sampled(last[0]))
+        floors = self.floors_of_sample(num_rows)
+        subject = Task(lambda: timed_round(draw, self.stage.pacing), lambda: self.check_sampled(last[0]))
         return self._measure(f"sample {num_rows}, one by one", scale, target, floors=floors, subject=subject)
 
     def sample_pipelined(self, num_rows: int, scale: Scale, *, target: Target | None = None) -> Figure:
         """The sampler keeps eight batches under way; those that were under way when the clock starts do not count."""
+        floors = {
+            "gloo stream": self.stage.gloo.stream_in(self.nbytes(num_rows)),
+            "local memmap": self.mapped.gather(num_rows, self.stage.pacing),
+        }
+        name = f"sample {num_rows}, {NUM_BATCHES_UNDER_WAY} under way"
+        return self._measure(name, scale, target, floors=floors, subject=self.pipelined_samples(num_rows))
+
+    def pipelined_samples(self, num_rows: int, after_each: Callable[[TensorDictBase], object] | None = None) -> Task:
+        """Rounds of samples that are asked for ahead.
+
+        Args:
+            after_each: Done with every batch, and timed with it.
+        """
         last: list[TensorDictBase] = []
 
         def run_round() -> Round:
@@ -128,16 +160,23 @@ class Rows:
 
                 def draw() -> None:
                     last[:] = [next(batches)]
+                    if after_each is not None:
+                        after_each(last[0])
 
                 return timed_round(draw, self.stage.pacing)
 
-        floors = {
-            "gloo stream": self.stage.gloo.stream_in(self.nbytes(num_rows)),
+        return Task(run_round, lambda: self.check_sampled(last[0]))
+
+    def floors_of_sample(self, num_rows: int) -> dict[str, Task]:
+        """What one sample at a time is measured against."""
+        return {
+            "gloo, asked for": self.stage.gloo.fetch(self.nbytes(num_rows)),
             "local memmap": self.mapped.gather(num_rows, self.stage.pacing),
         }
-        subject = Task(run_round, lambda: self._check_sampled(last[0]))
-        name = f"sample {num_rows}, {NUM_BATCHES_UNDER_WAY} under way"
-        return self._measure(name, scale, target, floors=floors, subject=subject)
+
+    def check_sampled(self, batch: TensorDictBase) -> None:
+        """Raises CorruptDataError unless the batch is rows of the pool."""
+        check_rows(batch, self.pool, source_key=self.source_key, what=f"a sample of {self.workload}")
 
     def _measure(
         self, name: str, scale: Scale, target: Target | None, *, floors: dict[str, Task], subject: Task
@@ -146,19 +185,18 @@ class Rows:
         own = series.pop(SUBJECT)
         return make_figure(self.workload, name, scale, subject=own, floors=series, target=target)
 
-    def _check_sampled(self, batch: TensorDictBase) -> None:
-        check_rows(batch, self.pool, source_key=self.source_key, what=f"a sample of {self.workload}")
-
     def _check_written(self, index: object, batch: TensorDictBase) -> None:
         check_equal(self.replay[index], batch, what=f"rows of {self.workload} read back")
 
 
 @contextmanager
-def open_rows(stage: Stage, workload: str, pool: TensorDictBase, *, source_key: str, capacity: int) -> Iterator[Rows]:
+def open_rows(
+    stage: Stage, workload: str, pool: TensorDictBase, *, source_key: str, capacity: int, sampler: Any = None
+) -> Iterator[Rows]:
     """Creates the store and its local counterpart, both full: no page is touched for the first time while measured."""
     with TemporaryDirectory(dir=stage.folder) as folder:
         mapped = MappedRows(pool, capacity, Path(folder))
-        replay = stage.client.create_replay(workload, like=pool[0], capacity=capacity)
+        replay = stage.client.create_replay(workload, like=pool[0], capacity=capacity, sampler=sampler)
         try:
             rows = Rows(stage, workload, pool, source_key, replay, mapped)
             next_batch = rows.batches(FILL_ROWS)

@@ -16,7 +16,7 @@ Trajectory = list[tuple[float, bool]]
 """Reward and done of each step."""
 
 
-def flat(number: int, reward: float, done: bool = False, **more: Any) -> TensorDict:
+def flat(number: int, reward: float, done: bool = False, more: dict[str, Any] | None = None) -> TensorDict:
     """A row as small loops make them: reward and done at the root."""
     following = {"observation": torch.tensor([number + 1.0])}
     return TensorDict(
@@ -25,7 +25,7 @@ def flat(number: int, reward: float, done: bool = False, **more: Any) -> TensorD
             "reward": torch.tensor(reward, dtype=torch.float64),
             "done": torch.tensor(done),
             "next": following,
-            **more,
+            **(more or {}),
         }
     )
 
@@ -136,7 +136,7 @@ def test_window_when_flags_lie_under_next_then_those_of_the_last_step_and_the_ro
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_window_when_one_flag_of_several_is_set_then_the_trajectory_ends(flag: str) -> None:
-    rows = [flat(number, 1.0, **{flag: torch.tensor(number == 1)}) for number in range(4)]
+    rows = [flat(number, 1.0, more={flag: torch.tensor(number == 1)}) for number in range(4)]
     found = turned(NStep(3, 1.0), rows)
     assert [row["reward"].item() for row in found] == [2, 1, 2, 1]
     assert [row[flag].item() for row in found] == [True, True, False, False]
@@ -174,7 +174,9 @@ def test_window_when_rows_have_the_extra_keys_then_written() -> None:
         "gamma": torch.tensor([0.0]),
         "original_reward": torch.tensor(0.0, dtype=torch.float64),
     }
-    rows = [flat(number, float(number), **{key: value.clone() for key, value in extra.items()}) for number in range(4)]
+    rows = [
+        flat(number, float(number), more={key: value.clone() for key, value in extra.items()}) for number in range(4)
+    ]
     found = turned(NStep(3, 0.5), rows)
     assert [row["steps_to_next_obs"].item() for row in found] == [3, 3, 2, 1]
     assert [row["gamma"].item() for row in found] == [0.125, 0.125, 0.25, 0.5]
@@ -183,7 +185,7 @@ def test_window_when_rows_have_the_extra_keys_then_written() -> None:
 
 
 def test_window_when_extra_keys_are_something_else_then_left_alone() -> None:
-    rows = [flat(number, 1.0, gamma="mine", original_reward=torch.tensor(7)) for number in range(3)]
+    rows = [flat(number, 1.0, more={"gamma": "mine", "original_reward": torch.tensor(7)}) for number in range(3)]
     spec = capture(rows[0]).spec
     window, reader = NStep(2, 0.5).window(spec), RowReader(spec, store="s")
     for row in rows:
@@ -193,12 +195,13 @@ def test_window_when_extra_keys_are_something_else_then_left_alone() -> None:
 
 
 def test_window_when_values_lie_under_next_then_they_move_too() -> None:
-    spec = capture(TensorDict({**flat(0, 1.0), "note": "x", "next": {"observation": torch.ones(1), "note": "x"}})).spec
+    spec = capture(flat(0, 1.0, more={"note": "x", "next": {"observation": torch.ones(1), "note": "x"}})).spec
     window, reader = NStep(2, 0.5).window(spec), RowReader(spec, store="s")
     assert [path for path, _ in spec.values] == [("next", "note"), ("note",)]
     kept = []
     for number in range(3):
-        td = flat(number, 1.0, note=f"here {number}").set(("next", "note"), f"next {number}")
+        following = {"observation": torch.ones(1), "note": f"next {number}"}
+        td = flat(number, 1.0, more={"note": f"here {number}", "next": following})
         leaves, values = reader.read(td)
         kept.append(list(values))
         window.push(leaves, kept[-1])

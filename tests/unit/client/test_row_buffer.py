@@ -30,10 +30,12 @@ def buffer(page_rows: int = 3, num_rows: int = 1000) -> RowBuffer:
 
 def put(subject: RowBuffer, *numbers: int, stream: int = 1, priority: float = NO_PRIORITY) -> Page:
     """Rows of these numbers; each is as old as its number."""
+    page = None
     for number in numbers:
         page = subject.page(stream)
         assert page is not None
         page.put([torch.tensor(number)], priority, float(number))
+    assert page is not None
     return page
 
 

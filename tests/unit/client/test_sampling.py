@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -10,10 +11,14 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.sampling import Sampled, ask, take
+from tdserve.client.sampling import Query, Sampled, ask, check_together, take
 from tdserve.deadline import Deadline
 from tdserve.errors import StoreNotFoundError, TransferAbortedError
+from tdserve.spec.capture import capture
 from tests.unit.client.content import rows_content
+
+
+ANY = Query("any", capture(TensorDict({"a": torch.zeros(())}, [])).spec)
 
 
 def sampled(index: list[int], generation: list[int] | None = None, *, with_values: bool = False) -> Sampled:
@@ -23,7 +28,7 @@ def sampled(index: list[int], generation: list[int] | None = None, *, with_value
     if with_values:
         for row, number in zip(rows, index, strict=True):
             row.set_non_tensor("v", f"value {number}")
-    return Sampled(rows_content(torch.stack(rows), index, generation or [2] * len(index)))
+    return Sampled(rows_content(torch.stack(rows), index, generation or [2] * len(index)), ANY)
 
 
 NUM_ROWS = 64
@@ -43,7 +48,7 @@ class Drawing:
 
     def __init__(self, client: tdserve.Client, replay: tdserve.ReplayHandle, *, num_rows: int = NUM_ROWS) -> None:
         self.deadline = Deadline.after(20.0)
-        self.stored = replay.spec.prepend((replay.capacity,))
+        self.query = Query(replay.name, replay.spec.prepend((replay.capacity,)))
         self.client = client
         self.session = client.session(self.deadline)
         self.request = client.next_request()
@@ -51,8 +56,7 @@ class Drawing:
             client,
             self.session,
             self.request,
-            replay.name,
-            self.stored,
+            self.query,
             num_rows,
             num_batches=1,
             deadline=self.deadline,
@@ -65,7 +69,7 @@ class Drawing:
             self.session,
             self.request,
             self.asked,
-            stored=self.stored,
+            query=self.query,
             deadline=self.deadline,
             is_over=is_over,
         )
@@ -164,3 +168,57 @@ def test_split_when_of_several_batches_then_views_of_one_buffer() -> None:
 def test_split_when_rows_have_values_then_each_batch_has_its_own() -> None:
     _, second = sampled([1, 2, 3, 4], with_values=True).split(2)
     assert [second[row]["v"] for row in range(2)] == ["value 3", "value 4"]
+
+
+def test_message_when_nothing_is_said_of_partial_rows_then_only_whole_ones_are_wanted() -> None:
+    message = ANY.message(4, 2, 1.5)
+    assert (message.store, message.num_rows, message.num_batches, message.timeout_s) == ("any", 4, 2, 1.5)
+    assert message.fingerprint == ANY.stored.fingerprint
+    assert not message.accepts_partial
+    assert not message.require
+    assert not message.HasField("group_by")
+
+
+def test_message_when_keys_are_required_then_names_them_and_none_means_rows_in_any_state() -> None:
+    query = replace(ANY, require=(("a",), ("n", "b")), consumer="c", group_by=("g",), group_size=3, is_lease=True)
+    message = query.message(6, 1, None)
+    assert [tuple(path.parts) for path in message.require] == [("a",), ("n", "b")]
+    assert (message.consumer, tuple(message.group_by.parts), message.group_size) == ("c", ("g",), 3)
+    assert message.is_lease
+    assert not message.accepts_partial
+    assert replace(ANY, require=()).message(6, 1, None).accepts_partial
+
+
+def sliced(*, has_flag: bool) -> Sampled:
+    """Two slices of two rows."""
+    rows = TensorDict({"a": torch.arange(4)}, [4])
+    if has_flag:
+        rows["next", "truncated"] = torch.tensor([True, False, False, False])[:, None]
+    content = rows_content(rows, [0, 1, 2, 3], [2] * 4, {"slice_end": torch.tensor([False, True, False, True])})
+    return Sampled(content, replace(ANY, added=("slice_end",)))
+
+
+def test_sampled_when_rows_are_slices_then_their_ends_are_truncated_where_rows_have_that() -> None:
+    assert sliced(has_flag=True).build()["next", "truncated"].flatten().tolist() == [True, True, False, True]
+    assert set(sliced(has_flag=False).build().keys(True, True)) == {"a", "index", "generation"}
+
+
+def test_sampled_when_a_table_adds_columns_then_they_are_keys() -> None:
+    added = {"priority": torch.tensor([0.5, 2.0]), "times_sampled": torch.tensor([1, 3])}
+    content = rows_content(TensorDict({"a": torch.arange(2)}, [2]), [0, 1], [2, 2], added)
+    td = Sampled(content, replace(ANY, added=tuple(added))).build()
+    assert (td["priority"].tolist(), td["times_sampled"].tolist()) == ([0.5, 2.0], [1, 3])
+    assert td["priority"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "query",
+    [replace(ANY, is_lease=True), replace(ANY, group_by=("a",), group_size=1), replace(ANY, added=("slice_end",))],
+    ids=["lease", "group", "slice"],
+)
+def test_check_together_when_rows_that_belong_together_are_missing_then_all_are_drawn_anew(query: Query) -> None:
+    rows = sampled([3, 1], [2, -1])
+    with pytest.raises(TransferAbortedError, match="overwritten"):
+        check_together(query, rows)
+    check_together(query, sampled([3, 1]))
+    check_together(ANY, rows)

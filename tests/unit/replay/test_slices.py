@@ -306,6 +306,20 @@ def test_draw_when_slices_are_counted_then_their_length_follows_from_the_rows() 
     assert repr(view) == "<SliceSelector 20 members, starts of [10, 1, 7, 20]>"
 
 
+def test_draw_slices_when_each_is_removed_before_the_next_then_none_overlap() -> None:
+    model = Model(20)
+    view = model.view(Slices(num_slices=4))
+    model.write(0, [False] * 20)
+    seen: list[int] = []
+    while (drawn := view.draw_slices(1, 3, rng=_rng(len(seen)))) is not None:
+        (rows,) = _cut(drawn)
+        assert rows == tuple(range(rows[0], rows[0] + 3))
+        view.remove(drawn.rows)
+        seen += rows
+    assert len(seen) == len(set(seen)) == 20 - len(view) >= 12
+    assert view.starts(3).tolist() == []
+
+
 def test_starts_when_many_rows_come_and_go_at_once_then_as_one_by_one() -> None:
     at_once, single = Model(3000), Model(3000)
     views = [model.view(Slices(slice_len=7, strict_length=False)) for model in (at_once, single)]

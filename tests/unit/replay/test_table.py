@@ -42,8 +42,8 @@ def test_sample_when_below_min_size_then_waits_and_says_why() -> None:
     table = _table(min_size=3)
     table.commit(_reserve(table, 2))
     assert table.plan_sample(1, rng=_rng()) is None
-    assert "'replay'" in table.why()
-    assert "2 rows" in table.why()
+    assert "'replay' (size 2 of 8" in table.why_sample(1)
+    assert "needs a size of 3" in table.why_sample(1)
     table.commit(_reserve(table, 1))
     assert table.plan_sample(1, rng=_rng()) is not None
 
@@ -128,8 +128,8 @@ def test_info_when_used_then_every_count_is_right() -> None:
     table.abort(_reserve(table, 2))
     table.plan_sample(3, 2, rng=_rng())
     _reserve(table, 1)
-    expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_reserved": 1, "num_holes": 1, "cursor": 7}
-    expected |= {"inserts": 5, "samples": 6, "settings": table.settings.to_json()}
+    expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_reserved": 1, "num_holes": 1, "num_leased": 0}
+    expected |= {"cursor": 7, "inserts": 5, "samples": 6, "settings": table.settings.to_json()}
     assert table.info() == expected
     assert len(table) == 5
 

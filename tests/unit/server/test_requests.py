@@ -31,6 +31,8 @@ def requests(world: World) -> Requests:
         world.stores,
         world.answers,
         replays=world.replays,
+        samples=world.samples,
+        changes=world.changes,
         tensordicts=world.tensordicts,
         publishing=world.publishing,
     )

@@ -70,9 +70,10 @@ class Outbox:
         self._written.set()
 
     async def next(self) -> None:
-        """Waits for the next message."""
-        self._written.clear()
-        await self._written.wait()
+        """Waits until there is a message that was not taken out."""
+        while not self.messages:
+            self._written.clear()
+            await self._written.wait()
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"

@@ -1,0 +1,71 @@
+"""Four actors and a learner at once: rows are written by four processes while this one samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+from tensordict import TensorDictBase
+
+from tdserve.bench.child import Child
+from tdserve.bench.content import check_rows, transitions
+from tdserve.bench.figures import Figure, Scale, Target, make_figure
+from tdserve.bench.measure import Round, Series
+from tdserve.bench.mixed_writer import BATCH_ROWS, POOL_ROWS
+from tdserve.bench.stage import Stage
+
+NUM_WRITERS = 4
+SAMPLE_ROWS = 256
+PREFETCH = 8
+
+SAMPLED_ROWS_PER_S = 104e3
+WRITTEN_ROWS_PER_S = 550e3
+"""Five times the best peer's, both at once."""
+
+STORE = "mixed"
+
+
+def measure_mixed(stage: Stage) -> Iterator[Figure]:
+    """Rows sampled and rows written per second, in the same seconds: ten in all."""
+    pool = transitions(POOL_ROWS)
+    stage.client.create_replay(STORE, like=pool[0], capacity=stage.sizes.replay_rows)
+    try:
+        with ExitStack() as stack:
+            module = "tdserve.bench.mixed_writer"
+            writers = [stack.enter_context(closing(Child(module, stage.address, STORE))) for _ in range(NUM_WRITERS)]
+            for writer in writers:
+                writer.hear()
+            turns = [_turn(stage, writers, pool) for _ in range(stage.num_rounds + 1)][1:]  # the first warms up
+    finally:
+        stage.client.delete(STORE)
+    sampled = Series(tuple(turn[0] for turn in turns))
+    written = Series(tuple(turn[1] for turn in turns))
+    name = f"sample {SAMPLE_ROWS} while {NUM_WRITERS} processes write"
+    target = Target("at least", SAMPLED_ROWS_PER_S)
+    yield make_figure(STORE, name, Scale("rows/s", SAMPLE_ROWS), subject=sampled, floors={}, target=target)
+    name = f"{NUM_WRITERS} processes extend {BATCH_ROWS} meanwhile"
+    target = Target("at least", WRITTEN_ROWS_PER_S)
+    yield make_figure(STORE, name, Scale("rows/s", BATCH_ROWS), subject=written, floors={}, target=target)
+
+
+def _turn(stage: Stage, writers: list[Child], pool: TensorDictBase) -> tuple[Round, Round]:
+    """One round: what was sampled, and what was written meanwhile."""
+    seconds = stage.sizes.mixed_s / stage.num_rounds
+    with closing(stage.client.replay(STORE).batches(SAMPLE_ROWS, prefetch=PREFETCH)) as batches:
+        for _ in range(PREFETCH + 1):
+            batch = next(batches)
+        for writer in writers:
+            writer.tell({"seconds": seconds})
+        op_s: list[float] = []
+        began = last = time.perf_counter()
+        while last - began < seconds:
+            batch = next(batches)
+            now = time.perf_counter()
+            op_s.append(now - last)
+            last = now
+        check_rows(batch, pool, source_key="reward", what="a sample of mixed")
+    answers = [writer.hear() for writer in writers]
+    num_batches = sum(answer["num_batches"] for answer in answers)
+    elapsed_s = max(answer["elapsed_s"] for answer in answers)
+    return Round(tuple(op_s), last - began), Round((elapsed_s / num_batches,) * num_batches, elapsed_s)

@@ -1,0 +1,212 @@
+"""Extends that share a request: what a caller writes faster than it is acknowledged travels together.
+
+A message costs as much as some hundred rows, so batches that would wait behind others are joined. Each part keeps its
+own future and its own row numbers; to readers they become visible together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.outgoing import Outgoing
+from tdserve.client.session import Session
+from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
+from tdserve.deadline import Deadline
+from tdserve.errors import CapacityError, RequestError, TDServeError
+from tdserve.row_numbers import decode_rows
+from tdserve.spec.capture import Captured
+from tdserve.v1 import control_pb2
+
+MAX_JOINED_BYTES = 4 * 1024 * 1024
+"""As much as one data message holds."""
+
+MAX_UNDER_WAY = 2
+"""While the content of one request arrives, the next one's is put together."""
+
+
+class Part(NamedTuple):
+    """One extend.
+
+    Attributes:
+        captured: Its rows.
+        request: What is said of them; the content is added when it is sent.
+        deadline: Its own.
+        what: For the error of one that takes too long.
+        future: Gets its row numbers.
+    """
+
+    captured: Captured
+    request: control_pb2.ExtendRequest
+    deadline: Deadline
+    what: str
+    future: Future[torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors."""
+        return self.captured.spec.nbytes
+
+    def fits(self, other: Part) -> bool:
+        """Whether both may share a request."""
+        own, its = self.request, other.request
+        return (
+            own.writer == its.writer
+            and own.keys == its.keys
+            and bool(own.priorities) == bool(its.priorities)
+            and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
+        )
+
+
+class Joining:
+    """The extends of one handle that nobody waits for one by one. Threads: safe.
+
+    Args:
+        client: Whose requests they are.
+        fingerprint: Of the row's structure.
+        name: Of the store.
+        max_rows: Of a joined request.
+    """
+
+    def __init__(self, client: SessionClient, *, fingerprint: bytes, name: str, max_rows: int) -> None:
+        self._client = client
+        self._fingerprint = fingerprint
+        self._name = name
+        self._max_rows = max_rows
+        self._lock = Lock()
+        self._waiting: deque[Part] = deque()
+        self._under_way: dict[Future[control_pb2.Done], int] = {}
+        self._num_waiting_bytes = 0
+        self._is_sending = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether parts wait, in front of which nothing of the same handle may go."""
+        return bool(self._waiting)
+
+    def submit(self, part: Part) -> None:
+        """Sends a part now, or together with others as soon as those before it leave room."""
+        with self._lock:
+            self._waiting.append(part)
+            self._num_waiting_bytes += part.nbytes
+        self._advance()
+
+    def _advance(self) -> None:
+        """Sends what may be sent. One thread at a time, so that the order stays; another's work is done by it."""
+        while True:
+            with self._lock:
+                if self._is_sending or not self._may_send():
+                    return
+                self._is_sending = True
+                parts = self._take_parts()
+            try:
+                self._send(parts)
+            finally:
+                with self._lock:
+                    self._is_sending = False
+
+    def _may_send(self) -> bool:
+        if not self._waiting or len(self._under_way) >= MAX_UNDER_WAY:
+            return False
+        # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
+        enough = min(sum(self._under_way.values()), MAX_JOINED_BYTES)
+        return self._num_waiting_bytes >= enough
+
+    def _take_parts(self) -> list[Part]:
+        first = self._waiting.popleft()
+        parts, nbytes, num_rows = [first], first.nbytes, first.request.num_rows
+        while self._waiting:
+            following = self._waiting[0]
+            nbytes += following.nbytes
+            num_rows += following.request.num_rows
+            if nbytes > MAX_JOINED_BYTES or num_rows > self._max_rows or not first.fits(following):
+                break
+            parts.append(self._waiting.popleft())
+        self._num_waiting_bytes -= sum(part.nbytes for part in parts)
+        return parts
+
+    def send(self, part: Part) -> torch.Tensor:
+        """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
+        make_outgoing, make_body = self._recipe([part])
+        return _indices(write(self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what))
+
+    def _send(self, parts: list[Part]) -> None:
+        make_outgoing, make_body = self._recipe(parts)
+        deadline = min((part.deadline for part in parts), key=_end_of)
+        try:
+            done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=parts[0].what)
+        except TDServeError as error:
+            for part in parts:
+                part.future.set_exception(error)
+            return
+        with self._lock:
+            self._under_way[done] = sum(part.nbytes for part in parts)
+        done.add_done_callback(lambda _: self._settle(done, parts))
+
+    def _recipe(self, parts: list[Part]) -> tuple[MakeOutgoing, MakeBody]:
+        request = parts[0].request if len(parts) == 1 else _joined([part.request for part in parts])
+        captured = [part.captured for part in parts]
+
+        def make_outgoing(session: Session) -> Outgoing:
+            inline_bytes = session.inline_bytes - len(request.priorities) - len(request.ends)
+            return Outgoing.of(captured, fingerprint=self._fingerprint, inline_bytes=inline_bytes, store=self._name)
+
+        def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+            message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
+            message.MergeFrom(request)
+            return {"extend": message}
+
+        return make_outgoing, make_body
+
+    def _settle(self, done: Future[control_pb2.Done], parts: list[Part]) -> None:
+        with self._lock:
+            del self._under_way[done]
+        error = done.exception()
+        if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
+            # Refused for what they are together, such as more rows than a limiter lets through at once: one by one.
+            for part in parts:
+                self._send([part])
+        elif error is not None:
+            for part in parts:
+                part.future.set_exception(error)
+        else:
+            indices = _indices(done.result())
+            begin = 0
+            for part in parts:
+                part.future.set_result(indices[begin : begin + part.request.num_rows])
+                begin += part.request.num_rows
+        self._advance()
+
+
+def _indices(done: control_pb2.Done) -> torch.Tensor:
+    return torch.from_numpy(decode_rows(done.indices).copy())
+
+
+def _end_of(deadline: Deadline) -> float:
+    remaining_s = deadline.remaining_s
+    return float("inf") if remaining_s is None else remaining_s
+
+
+def _joined(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:
+    first = requests[0]
+    joined = control_pb2.ExtendRequest(
+        store=first.store, num_rows=sum(request.num_rows for request in requests), writer=first.writer
+    )
+    joined.keys.extend(first.keys)
+    if first.priorities:
+        joined.priorities = b"".join(_spread(request.priorities, request.num_rows, 8) for request in requests)
+    if any(request.ends for request in requests):
+        joined.ends = b"".join(_spread(request.ends or b"\0", request.num_rows, 1) for request in requests)
+    return joined
+
+
+def _spread(content: bytes, num_rows: int, itemsize: int) -> bytes:
+    """One number per row, of which a single one stands for all."""
+    return content if len(content) == num_rows * itemsize else np.tile(np.frombuffer(content, "V1"), num_rows).tobytes()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError, WrongStateError
+
+
+def rows(*numbers: int) -> TensorDict:
+    """Rows that tell which they are."""
+    return TensorDict({"a": torch.tensor(numbers)}, [len(numbers)])
+
+
+@pytest.fixture
+def queue(client: tdserve.Client, name: str) -> tdserve.QueueHandle:
+    """A queue of at most six, four of them there."""
+    made: tdserve.QueueHandle = client.create_queue(name, rows(0)[0], 6)
+    made.extend(rows(1, 2, 3, 4))
+    return made
+
+
+@pytest.mark.parametrize("num_rows", [0, -1, 1.0, True, None])
+def test_take_when_the_number_is_none_then_error(queue: tdserve.QueueHandle, num_rows: Any) -> None:
+    for call in (queue.take, queue.batches):
+        with pytest.raises(InvalidRequestError) as raised:
+            call(num_rows)
+        assert raised.value.argument == "num_rows"
+
+
+def test_take_when_the_block_ends_then_the_rows_are_gone(queue: tdserve.QueueHandle) -> None:
+    with queue.take(3) as taken:
+        assert taken["a"].tolist() == [1, 2, 3]
+        assert queue.info()["num_leased"] == 3
+    assert (len(queue), queue.info()["num_leased"]) == (1, 0)
+
+
+def test_take_when_without_a_block_then_acknowledged_by_hand_and_once(queue: tdserve.QueueHandle) -> None:
+    taken = queue.take(2, ack=False)
+    assert len(queue) == 4
+    queue.ack(taken)
+    assert len(queue) == 2
+    with pytest.raises(WrongStateError):
+        queue.ack(taken)
+    assert queue[:]["a"].tolist() == [3, 4]
+
+
+def test_take_when_there_are_too_few_then_error_and_nothing_was_taken(queue: tdserve.QueueHandle) -> None:
+    with pytest.raises(DeadlineExceededError, match="size 4 of 6"):
+        queue.take(5, timeout_s=0)
+    assert queue.info()["num_leased"] == 0
+    with pytest.raises(InvalidRequestError, match="max_size 6"):
+        queue.take(7)
+
+
+def test_batches_when_iterated_then_each_is_acknowledged_with_the_next(queue: tdserve.QueueHandle) -> None:
+    queue.close()
+    seen = []
+    for batch in queue.batches(3):
+        assert len(queue) == 4 - len(seen)
+        seen += batch["a"].tolist()
+    assert seen == [1, 2, 3, 4]
+    assert len(queue) == 0
+
+
+def test_queue_when_closed_then_drained_and_over(queue: tdserve.QueueHandle) -> None:
+    queue.close()
+    with pytest.raises(WrongStateError, match="closed"):
+        queue.extend(rows(5))
+    with queue.take(6) as taken:
+        assert taken["a"].tolist() == [1, 2, 3, 4]
+    with pytest.raises(EndOfStreamError, match=queue.name):
+        queue.take(1)
+    assert queue.info()["is_closed"]

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, DeadlineExceededError, WrongStateError
+from tests.integration.processes import wait_for
+
+
+def rows(*numbers: int) -> TensorDict:
+    """Rows that tell which they are."""
+    return TensorDict({"a": torch.tensor(numbers)}, [len(numbers)])
+
+
+@pytest.fixture
+def queue(client: tdserve.Client, name: str) -> tdserve.QueueHandle:
+    """A queue of at most eight, four of them there."""
+    made: tdserve.QueueHandle = client.create_queue(name, rows(0)[0], 8)
+    made.extend(rows(1, 2, 3, 4))
+    return made
+
+
+@pytest.fixture
+def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
+    """A full ring of four."""
+    made: tdserve.ReplayHandle = client.create_replay(f"{name}.ring", rows(0)[0], 4)
+    made.extend(rows(1, 2, 3, 4))
+    return made
+
+
+def num_leased(table: Any) -> int:
+    """Rows that are handed out."""
+    return int(table.info()["num_leased"])
+
+
+def test_taken_when_the_block_raises_then_the_rows_are_in_front_again(queue: tdserve.QueueHandle) -> None:
+    with pytest.raises(KeyError), queue.take(3):
+        raise KeyError
+    with queue.take(4) as taken:
+        assert taken["a"].tolist() == [1, 2, 3, 4]
+
+
+def test_taken_when_acknowledged_within_the_block_then_its_end_says_that_it_was(queue: tdserve.QueueHandle) -> None:
+    taken = queue.take(2)
+    with pytest.raises(WrongStateError), taken as batch:
+        queue.ack(batch)
+    assert queue[:]["a"].tolist() == [3, 4]
+
+
+def test_taken_when_given_back_twice_then_the_second_does_nothing(queue: tdserve.QueueHandle) -> None:
+    taken = queue.take(2)
+    taken.give_back()
+    taken.give_back()
+    assert num_leased(queue) == 0
+    assert len(queue) == 4
+
+
+def test_taken_when_its_session_is_lost_then_acknowledged_no_more(
+    client: tdserve.Client, queue: tdserve.QueueHandle
+) -> None:
+    batch = queue.take(2, ack=False)
+    client.session(Deadline.after(10.0)).close()
+    with pytest.raises(WrongStateError):
+        queue.ack(batch)
+    wait_for(lambda: num_leased(queue) == 0, "the end of the lost session's leases")
+    assert len(queue) == 4
+
+
+def test_batches_when_closed_then_what_was_not_acknowledged_is_there_again(queue: tdserve.QueueHandle) -> None:
+    batches = queue.batches(2)
+    next(batches)
+    assert next(batches)["a"].tolist() == [3, 4]
+    batches.close()
+    assert queue.take(2, ack=False)["a"].tolist() == [3, 4]
+    with pytest.raises(ClosedError, match=queue.name):
+        next(batches)
+
+
+def test_batches_when_their_block_ends_then_the_last_one_is_acknowledged(queue: tdserve.QueueHandle) -> None:
+    with queue.batches(2) as batches:
+        next(batches)
+    assert len(queue) == 2
+    with pytest.raises(KeyError), queue.batches(2) as batches:
+        next(batches)
+        raise KeyError
+    assert (len(queue), num_leased(queue)) == (2, 0)
+
+
+def test_batches_when_dropped_then_the_rows_are_there_again(queue: tdserve.QueueHandle) -> None:
+    batches = queue.batches(2)
+    next(batches)
+    del batches
+    gc.collect()
+    wait_for(lambda: num_leased(queue) == 0, "the return of the dropped iterator's rows")
+    assert len(queue) == 4
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.1, 0.6])
+def test_batches_when_none_comes_in_time_then_error_and_goes_on_later(
+    queue: tdserve.QueueHandle, timeout_s: float
+) -> None:
+    with queue.batches(3, timeout_s=timeout_s) as batches:
+        assert len(next(batches)) == 3
+        with pytest.raises(DeadlineExceededError, match=queue.name) as raised:
+            next(batches)
+        assert raised.value.timeout_s == timeout_s
+        queue.extend(rows(5, 6))
+        assert next(batches)["a"].tolist() == [4, 5, 6]
+
+
+def test_batches_when_closed_while_a_thread_waits_then_it_ends(queue: tdserve.QueueHandle) -> None:
+    batches = queue.batches(8, timeout_s=20.0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, batches)
+        batches.close()
+        with pytest.raises(ClosedError):
+            waiting.result(10.0)
+
+
+def test_take_when_for_a_consumer_then_its_own_and_the_rows_stay(replay: tdserve.ReplayHandle) -> None:
+    with replay.take(4, consumer="b") as taken:
+        assert sorted(taken["a"].tolist()) == [1, 2, 3, 4]
+    assert sorted(replay.sample(4, consumer="c")["a"].tolist()) == [1, 2, 3, 4]
+    assert len(replay) == 4
+    for consumer in ("b", "c"):
+        with pytest.raises(DeadlineExceededError, match=f"consumer '{consumer}' has not had"):
+            replay.sample(1, consumer=consumer, timeout_s=0)
+
+
+def test_ack_when_the_consumer_is_another_then_error_and_nothing_changed(replay: tdserve.ReplayHandle) -> None:
+    taken = replay.take(2, consumer="b", ack=False)
+    with pytest.raises(WrongStateError):
+        replay.ack(taken, consumer="c")
+    assert num_leased(replay) == 2
+    replay.ack(taken, consumer="b")
+    assert num_leased(replay) == 0
+
+
+def test_batches_when_for_a_consumer_then_each_row_once(replay: tdserve.ReplayHandle) -> None:
+    with replay.batches(2, consumer="b", timeout_s=0.1) as batches:
+        numbers = [*next(batches)["a"].tolist(), *next(batches)["a"].tolist()]
+        with pytest.raises(DeadlineExceededError):
+            next(batches)
+    assert sorted(numbers) == [1, 2, 3, 4]
