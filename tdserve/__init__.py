@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         RequestError,
         RootInUseError,
         SelectionError,
+        ServerBusyError,
         SpecMismatchError,
         StoreExistsError,
         StoreNotFoundError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         TransferAbortedError,
         TransportError,
         UnauthenticatedError,
+        WriterFailedError,
         WrongStateError,
     )
     from tdserve.launcher import Server
@@ -96,6 +98,7 @@ _HOMES = {
         "RequestError",
         "RootInUseError",
         "SelectionError",
+        "ServerBusyError",
         "SpecMismatchError",
         "StoreExistsError",
         "StoreNotFoundError",
@@ -103,6 +106,7 @@ _HOMES = {
         "TransferAbortedError",
         "TransportError",
         "UnauthenticatedError",
+        "WriterFailedError",
         "WrongStateError",
     ),
     "tdserve.launcher": ("Server",),
@@ -152,6 +156,7 @@ __all__ = [
     "SampleToInsertRatio",
     "SelectionError",
     "Server",
+    "ServerBusyError",
     "Slices",
     "SpecMismatchError",
     "StoreDescription",
@@ -167,6 +172,7 @@ __all__ = [
     "Uniform",
     "Weights",
     "WithoutReplacement",
+    "WriterFailedError",
     "WrongStateError",
     "connect",
 ]

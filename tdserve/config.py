@@ -14,13 +14,16 @@ from tdserve.errors import InvalidRequestError
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707
 
 DEFAULT_INLINE_BYTES = 32768
 """Up to this size a payload in the gRPC message beats a second message over the data transport (design 2.3)."""
+
+DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
+"""Two of the largest messages and change: enough for thousands of waiting writers, and no danger to a small machine."""
 
 MAIL_BYTES = 4092
 """Longest message of a session that rides the channel to the data worker; longer ones take the gRPC stream. One page
@@ -51,6 +54,8 @@ class ServerConfig:
         transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
             garbage collection or swap storm, and is no default of minutes.
         inline_bytes: Largest payload that rides inside a message.
+        memory_limit_bytes: Content of requests that the control process holds while they wait or move; whoever asks
+            beyond it is sent away, and tries again until its deadline. What lies in stores is on disk and not counted.
     """
 
     root: str
@@ -64,6 +69,7 @@ class ServerConfig:
     grace_s: float = 10.0
     transfer_timeout_s: float = 30.0
     inline_bytes: int = DEFAULT_INLINE_BYTES
+    memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -79,6 +85,7 @@ class ServerConfig:
         _check_int("port", self.port, low=0, high=65535)
         _check_int("num_workers", self.num_workers, low=1, high=1024)
         _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
+        _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
         _check_seconds("grace_s", self.grace_s)
         _check_seconds("transfer_timeout_s", self.transfer_timeout_s)
         if self.transfer_timeout_s == 0:
@@ -154,6 +161,17 @@ class ClientConfig:
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 
+def parse_bytes(text: str) -> int:
+    """A number of bytes, such as ``1048576``, ``512M`` or ``2GiB``.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    number = text.strip().lower().removesuffix("ib").removesuffix("b")
+    factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
+    return int(float(number[:-1]) * factor) if factor else int(number)
+
+
 def check_transport(name: str) -> TransportName:
     """Returns ``name`` if it is the name of a transport.
 
@@ -203,6 +221,7 @@ _SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
     "grace_s": float,
     "transfer_timeout_s": float,
     "inline_bytes": int,
+    "memory_limit_bytes": parse_bytes,
 }
 
 _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {"address": str, "token": str, "transport": check_transport}

@@ -15,6 +15,7 @@
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
+    │   └── ServerBusyError                                  what, asked, free, limit     retryable
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
@@ -172,6 +173,14 @@ class CapacityError(TDServeError):
     retryable = True
     template = "no room for {what}: asked {asked}, free {free}"
     defaults = {"what": "", "asked": 0, "free": 0}
+
+
+class ServerBusyError(CapacityError):
+    """The server holds as much content of waiting requests as its ``--memory-limit`` allows. Nothing was changed; calls
+    try again until their deadline."""
+
+    template = "the server holds no more content of waiting requests: {what} of {asked} bytes, free {free} of {limit}"
+    defaults = {"what": "", "asked": 0, "free": 0, "limit": 0}
 
 
 class DeadlineExceededError(TDServeError, TimeoutError):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tdserve.config import ServerConfig
+from tdserve.config import ServerConfig, parse_bytes
 
 
 @click.command()
@@ -23,6 +23,13 @@ from tdserve.config import ServerConfig
     "--transfer-timeout", "transfer_timeout_s", type=float, metavar="SECONDS", help="Ends a silent transfer; 30."
 )
 @click.option("--inline-bytes", type=int, metavar="N", help="Largest payload that rides inside a message; 32768.")
+@click.option(
+    "--memory-limit",
+    "memory_limit_bytes",
+    callback=lambda _, __, text: None if text is None else _bytes(text),
+    metavar="SIZE",
+    help="Content of requests that the server holds while they wait, such as 512M; 1G.",
+)
 def serve(**settings: Any) -> int:
     """Serve the stores under the folder ROOT until SIGTERM or Ctrl-C.
 
@@ -34,3 +41,10 @@ def serve(**settings: Any) -> int:
     from tdserve.server.main import run  # only this command needs gRPC's server side
 
     return run(config)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as fault:
+        raise click.BadParameter(f"{text!r} is no number of bytes") from fault

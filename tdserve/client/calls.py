@@ -18,6 +18,7 @@ from tdserve.errors import (
     ClosedError,
     DeadlineExceededError,
     NotSupportedError,
+    ServerBusyError,
     TDServeError,
     TransferAbortedError,
     TransportError,
@@ -90,7 +91,7 @@ class SessionClient(CatalogClient):
             request: Number of a request that was tried before; by default a new one.
 
         Raises:
-            TransportError: It still failed when the time was up.
+            TransportError, ServerBusyError: It still failed when the time was up.
             TDServeError: What the server said.
         """
         request = self.next_request() if request is None else request
@@ -104,6 +105,10 @@ class SessionClient(CatalogClient):
                 except TransportError as error:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
+                    remaining_s = deadline.remaining_s
+                    if remaining_s is not None and remaining_s <= backoff_s:
+                        raise
+                except ServerBusyError:
                     remaining_s = deadline.remaining_s
                     if remaining_s is not None and remaining_s <= backoff_s:
                         raise

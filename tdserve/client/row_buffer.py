@@ -30,15 +30,19 @@ NO_PRIORITY = math.nan
 
 
 class Page:
-    """Rows that lie side by side; lists have one element per row.
+    """Rows that lie side by side; lists have one element per row, used or not.
+
+    A row counts only when all of it is there: an interrupt in the middle leaves nothing behind.
 
     Attributes:
         slots: Their memory.
         values: Non-tensor leaves, each row's in the order of ``spec.values``; emptied when the row was sent.
         values_nbytes: Encoded size of each row's values.
+        waiting_nbytes: Of those, of the rows that wait.
         priorities: ``NO_PRIORITY`` where none was given.
         ends: Whether the row is the last of its trajectory.
         times_s: When each was appended.
+        num_rows: Rows that were put in.
         num_taken: Rows that no longer wait.
         stream: Number of the stream that all of them belong to.
         is_closed: No more rows come.
@@ -47,42 +51,52 @@ class Page:
 
     def __init__(self, slots: RowSlots, stream: int) -> None:
         self.slots = slots
-        self.values: list[Sequence[Any]] = []
-        self.values_nbytes: list[int] = []
-        self.priorities: list[float] = []
-        self.ends: list[bool] = []
-        self.times_s: list[float] = []
+        size = len(slots.rows)
+        self.values: list[Sequence[Any]] = [()] * size
+        self.values_nbytes = [0] * size
+        self.waiting_nbytes = 0
+        self.priorities = [NO_PRIORITY] * size
+        self.ends = [False] * size
+        self.times_s = [0.0] * size
+        self.num_rows = 0
         self.num_taken = 0
         self.stream = stream
         self.is_closed = False
         self.is_under_way = False
 
     @property
-    def num_rows(self) -> int:
-        """Rows that were put in."""
-        return len(self.ends)
-
-    @property
     def is_used_up(self) -> bool:
         """Whether all rows that it will ever hold were taken."""
         return self.num_taken == self.num_rows and (self.is_closed or self.num_rows == len(self.slots.rows))
 
-    def put(self, leaves: list[torch.Tensor], priority: float, now_s: float) -> list[torch.Tensor]:
-        """Copies a row without values in.
+    def put(
+        self,
+        leaves: list[torch.Tensor],
+        priority: float,
+        now_s: float,
+        values: Sequence[Any] = (),
+        values_nbytes: int = 0,
+    ) -> list[torch.Tensor]:
+        """Copies a row in; ``values`` must not change any more.
 
         Returns:
             Where its leaves lie now.
         """
-        row = self.slots.rows[len(self.ends)]
+        number = self.num_rows
+        row = self.slots.rows[number]
         copy_leaves(row, leaves)
-        self.priorities.append(priority)
-        self.times_s.append(now_s)
-        self.ends.append(False)
+        self.priorities[number] = priority
+        self.times_s[number] = now_s
+        if values:
+            self.values[number] = values
+            self.values_nbytes[number] = values_nbytes
+            self.waiting_nbytes += values_nbytes
+        self.num_rows = number + 1
         return row
 
     def run_length(self, max_rows: int, *, with_priority: bool) -> int:
         """Waiting rows, from the first one on, that all have a priority, or all have none."""
-        waiting = self.priorities[self.num_taken : self.num_taken + max_rows]
+        waiting = self.priorities[self.num_taken : min(self.num_taken + max_rows, self.num_rows)]
         others = (number for number, priority in enumerate(waiting) if math.isnan(priority) is with_priority)
         return next(others, len(waiting))
 
@@ -138,8 +152,8 @@ class RowBuffer:
         self._pages: deque[Page] = deque()
         self._free: list[RowSlots] = []
         self._num_slots = 0
-        self._values_nbytes = 0
         self.num_under_way = 0
+        self._values_under_way = 0
 
     @property
     def max_rows(self) -> int:
@@ -150,6 +164,10 @@ class RowBuffer:
     def nbytes(self) -> int:
         """Memory in use now."""
         return (self._num_slots - len(self._free)) * self._page_bytes + self._values_nbytes
+
+    @property
+    def _values_nbytes(self) -> int:
+        return self._values_under_way + sum(page.waiting_nbytes for page in self._pages)
 
     @property
     def num_waiting(self) -> int:
@@ -188,12 +206,6 @@ class RowBuffer:
         self._pages.append(page)
         return page
 
-    def put_values(self, page: Page, values: Sequence[Any], values_nbytes: int) -> None:
-        """Adds the values of the row that was put into ``page`` just now; they must not change any more."""
-        page.values.append(values)
-        page.values_nbytes.append(values_nbytes)
-        self._values_nbytes += values_nbytes
-
     def take(self, max_rows: int) -> Batch:
         """The first waiting rows as one batch: at most ``max_rows``, of one stream, all with a priority or all without.
 
@@ -219,6 +231,10 @@ class RowBuffer:
             if num_rows == max_rows or page.num_taken < page.num_rows:
                 break
         self.num_under_way += num_rows
+        for page, start, stop in parts:
+            nbytes = sum(page.values_nbytes[start:stop])
+            page.waiting_nbytes -= nbytes
+            self._values_under_way += nbytes
         batch = self._batch(parts, num_rows, with_priority)
         parts[0][0].is_under_way = len(parts) == 1  # of several, the rows were copied
         self._drop_used_up()
@@ -227,9 +243,9 @@ class RowBuffer:
     def give_back(self, batch: Batch) -> None:
         """The content of a batch is no longer needed."""
         self.num_under_way -= batch.num_rows
-        for page, start, stop in batch.parts:
-            if self._spec.values:
-                self._values_nbytes -= sum(page.values_nbytes[start:stop])
+        self._values_under_way = 0
+        if self._spec.values:
+            for page, start, stop in batch.parts:
                 page.values[start:stop] = [()] * (stop - start)
         page = batch.parts[0][0]
         if page.is_under_way:

@@ -133,9 +133,7 @@ class RowSender:
             if page is None or values:
                 page = self._find_page(values_nbytes, timeout_s)
             now_s = time.monotonic()
-            row = page.put(leaves, priority, now_s)
-            if values:
-                self._buffer.put_values(page, values, values_nbytes)
+            row = page.put(leaves, priority, now_s, values, values_nbytes)
             self.num_appended += 1
             self._newest = page
             is_full = page.num_rows == self._batch
@@ -191,10 +189,11 @@ class RowSender:
         with self._lock:
             if self._state is _State.STOPPED:
                 return
-            if self._state is _State.OPEN and self._window is not None:
-                self._num_complete += self._window.end()
             try:
                 self.flush(deadline)
+                while self.num_acknowledged < self.num_appended:  # others may append meanwhile
+                    self._num_complete += self._window.end() if self._window is not None else 0
+                    self.flush(deadline)
             except WriterFailedError:
                 self.stop()
                 raise
@@ -252,7 +251,7 @@ class RowSender:
             self._stream = next(_STREAMS)
             self._page = None
         else:
-            newest.ends[-1] = True
+            newest.ends[newest.num_rows - 1] = True
         self._wake()
 
     def _check_open(self) -> None:
@@ -305,7 +304,7 @@ class RowSender:
             return num_free
         if now_s - self._buffer.oldest_s < self._flush_s:
             return 0
-        is_old = newest is None or now_s - newest.times_s[-1] >= self._flush_s
+        is_old = newest is None or now_s - newest.times_s[newest.num_rows - 1] >= self._flush_s
         return num_complete if is_old else num_free
 
     def _run(self) -> None:

@@ -40,6 +40,11 @@ class ReplayWriter:
     out the last. When it was sent already, ``end_trajectory`` still cuts: the row is not marked as the last of its
     trajectory, but nothing follows it.
 
+    A limiter may make the writer wait for as long as it likes: rows wait in memory, then ``append`` does, and says for
+    what. A table that refuses rows, or a server that cannot be reached for the client's ``timeout_s`` while rows are
+    under way, ends the writer: every call raises WriterFailedError, with an account of the rows. Those that were under
+    way may be stored later still, until the client is closed.
+
     Threads: safe; rows of several threads are one stream. After a fork, a child makes its own.
 
     Args:

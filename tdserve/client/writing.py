@@ -10,7 +10,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeo
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Answer, Session, checked
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, TDServeError, TransportError
+from tdserve.errors import ClosedError, DeadlineExceededError, ServerBusyError, TDServeError, TransportError
 from tdserve.selection import Selection
 from tdserve.session import tag_of
 from tdserve.spec.capture import Captured
@@ -82,7 +82,7 @@ def write_early(
     def settle(answer: Answer) -> None:
         try:
             done = checked(answer).done
-        except TransportError:
+        except (TransportError, ServerBusyError):
             retry()
             return
         except TDServeError as error:

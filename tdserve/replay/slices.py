@@ -13,6 +13,7 @@ from tdserve.errors import InvalidRequestError, LocalProtocolError
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.selector import Drawn
+from tdserve.replay.trajectories import Trajectories
 
 _NONE = -1
 
@@ -135,7 +136,7 @@ class SliceSelector:
         if columns.trajectories is None:
             raise LocalProtocolError(reason="slices were asked of a table without trajectories")
         self._setting = setting
-        self._trajectories = columns.trajectories
+        self._trajectories: Trajectories = columns.trajectories
         self._capacity = capacity
         self._num_members = 0
         # One entry more than rows, as -1 leads there: what is no row is no member.

@@ -7,30 +7,15 @@ nothing, and only these links are followed.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import Rows
 
 _NONE = -1
-
-
-class LinkColumns(Protocol):
-    """What trajectories need of a table's columns, which in turn know the trajectories."""
-
-    @property
-    def sequence(self) -> NDArray[np.int64]:
-        """Greater is newer."""
-
-    @property
-    def previous(self) -> NDArray[np.int64]:
-        """One more than the number of the row before; 0: there is none."""
-
-    @property
-    def is_end(self) -> NDArray[np.bool_]:
-        """Whether a row is the last of its trajectory."""
 
 
 class Trajectories:
@@ -50,7 +35,7 @@ class Trajectories:
         before: The same backwards.
     """
 
-    def __init__(self, columns: LinkColumns, capacity: int) -> None:
+    def __init__(self, columns: Columns, capacity: int) -> None:
         self.after: Rows = np.full(capacity + 1, _NONE, np.int64)
         self.before: Rows = np.full(capacity + 1, _NONE, np.int64)
         self._columns = columns

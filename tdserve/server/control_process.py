@@ -21,6 +21,7 @@ from tdserve.server import descriptions
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.creation import Creation
+from tdserve.server.memory import HeldContent
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
 from tdserve.server.requests import Requests
@@ -94,6 +95,7 @@ class ControlProcess:
             changes=Changes(self._stores, answers),
             tensordicts=self._tensordicts,
             publishing=publishing,
+            held=HeldContent(config.memory_limit_bytes),
         )
 
     def restore(self) -> None:

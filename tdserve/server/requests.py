@@ -19,6 +19,7 @@ from tdserve.errors import (
 from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
+from tdserve.server.memory import HeldContent
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
 from tdserve.server.samples import Samples
@@ -43,6 +44,7 @@ class Requests:
         stores: The book.
         answers: Of committed requests.
         replays, samples, changes, tensordicts, publishing: What answers.
+        held: Counts what requests hold.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Requests:
         changes: Changes,
         tensordicts: TensorDicts,
         publishing: Publishing,
+        held: HeldContent,
     ) -> None:
+        self._held = held
         self._stores = stores
         self._answers = answers
         self._replays = replays
@@ -107,7 +111,8 @@ class Requests:
                 await session.done(request, control_pb2.Done.FromString(answered))
                 return False
         try:
-            done = await handler(session, request, asked)
+            with self._held.holding(f"a request of kind {kind!r}", message.ByteSize()):
+                done = await handler(session, request, asked)
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)

@@ -17,6 +17,11 @@ FreshServer = Callable[..., tdserve.Server]
 """Makes and starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on one that was used before."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``pytest --full-size``: the tests of exactness move all the rows that they are made for."""
+    parser.addoption("--full-size", action="store_true", help="four times as many rows in test_exactness.py")
+
+
 def example(num_rows: int = 4) -> TensorDict:
     """Small rows of two leaves."""
     number = torch.arange(num_rows)

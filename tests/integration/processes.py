@@ -38,15 +38,18 @@ def wait_for(look: Callable[[], _State | None], what: str, *, timeout_s: float =
 
 
 class Program:
-    """``tests/integration/programs.py`` in a process of its own; it says what it does, line by line, on its output.
+    """A module of this folder in a process of its own; it says what it does, line by line, on its output.
 
     Args:
         arguments: Of the program.
         prefix: A command that runs it, such as ``ip netns exec NAME``.
+        module: The program.
     """
 
-    def __init__(self, *arguments: object, prefix: tuple[str, ...] = ()) -> None:
-        command = [*prefix, sys.executable, "-m", "tests.integration.programs", *map(str, arguments)]
+    def __init__(
+        self, *arguments: object, prefix: tuple[str, ...] = (), module: str = "tests.integration.programs"
+    ) -> None:
+        command = [*prefix, sys.executable, "-m", module, *map(str, arguments)]
         self._process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
 

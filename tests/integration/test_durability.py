@@ -25,6 +25,7 @@ from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.v1 import control_pb2
+from tests.integration.crashing import Crashing, Writer
 from tests.integration.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration
@@ -49,30 +50,6 @@ def numbers_in(td: Any) -> list[int]:
     return found
 
 
-class Crashing:
-    """A server on one root and one port that can be killed and started again."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.server = tdserve.Server(root, port=0, transfer_timeout_s=5.0).start()
-        self.port = int(self.server.address.rpartition(":")[2])
-
-    def kill(self) -> None:
-        """SIGKILL to the control process."""
-        os.kill(self.server.pid, signal.SIGKILL)
-        wait_for(lambda: not self.server.is_alive, "the end of the control process")
-
-    def start(self) -> None:
-        """A new server on the same root and port."""
-        self.server.shutdown()
-        self.server = tdserve.Server(self.root, port=self.port, transfer_timeout_s=5.0).start()
-
-    def restart(self) -> None:
-        """Both."""
-        self.kill()
-        self.start()
-
-
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
     """One for all tests of this file: each uses stores of its own."""
@@ -86,45 +63,6 @@ def client(crashing: Crashing) -> Iterator[tdserve.Client]:
     """A client that lives through every restart, and reconnects by itself."""
     with crashing.server.client(timeout_s=60.0) as connected:
         yield connected
-
-
-class Writer(Thread):
-    """Writes again and again, and knows which numbers were acknowledged.
-
-    Args:
-        write: Stores a number; returns when it is acknowledged.
-    """
-
-    def __init__(self, write: Callable[[int], object]) -> None:
-        super().__init__(daemon=True)
-        self._write = write
-        self.acknowledged: list[int] = []
-        self.fault: Exception | None = None
-        self.is_ending = False
-        self.start()
-
-    def run(self) -> None:
-        number = 0
-        try:
-            while not self.is_ending:
-                number += 1
-                self._write(number)
-                self.acknowledged.append(number)
-        except Exception as fault:  # noqa: BLE001 (the test looks at it)
-            self.fault = fault
-
-    def goes_on(self) -> None:
-        """Returns when something more was acknowledged."""
-        so_far = len(self.acknowledged)
-        wait_for(lambda: self.fault is not None or len(self.acknowledged) > so_far + 3, "more writes", timeout_s=60.0)
-        assert self.fault is None, self.fault
-
-    def end(self) -> list[int]:
-        """Ends it; every number that was acknowledged."""
-        self.is_ending = True
-        self.join(60.0)
-        assert self.fault is None, self.fault
-        return self.acknowledged
 
 
 def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_and_whole(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve import config
-from tdserve.config import ClientConfig, ServerConfig
+from tdserve.config import ClientConfig, ServerConfig, parse_bytes
 from tdserve.errors import InvalidRequestError
 
 
@@ -64,6 +64,7 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "grace_s": 1.5,
         "transfer_timeout_s": 2.5,
         "inline_bytes": 10,
+        "memory_limit_bytes": 1 << 21,
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     assert dataclasses.asdict(ServerConfig.from_env(environ)) == expected
@@ -129,3 +130,16 @@ def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeyp
     environ = cfg.child_environment()
     assert ServerConfig.from_env(environ) == cfg
     assert environ["HOME"] == "/home/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("4096", 4096), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1.5kb", 1536), ("1T", 1 << 40)]
+)
+def test_parse_bytes_when_with_or_without_a_unit_then_that_many(text: str, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "many", "M", "12X", "1.5"])
+def test_parse_bytes_when_it_is_none_then_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_bytes(text)

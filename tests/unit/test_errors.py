@@ -136,6 +136,7 @@ def test_standard_type_when_raised_then_catches(cls: type[TDServeError], standar
 def test_retryable_when_listed_then_is_only_what_may_succeed_unchanged() -> None:
     assert {cls.__name__ for cls in CLASSES if cls.retryable} == {
         "CapacityError",
+        "ServerBusyError",
         "ConnectError",
         "DeadlineExceededError",
         "PeerLostError",

@@ -121,7 +121,7 @@ def test_take_when_a_row_ends_its_trajectory_then_marked() -> None:
     put(subject, 0)
     assert subject.take(1).ends is None
     subject = buffer(page_rows=2)
-    put(subject, 0, 1, 2).ends[-1] = True
+    put(subject, 0, 1, 2).ends[0] = True
     batch = subject.take(10)
     assert batch.ends is not None
     assert batch.ends.dtype == np.bool_
@@ -185,8 +185,7 @@ def test_values_when_they_are_large_then_bounded_but_one_row_always_fits() -> No
     for number in range(3):
         page = subject.page(1, 1_000_000)
         assert page is not None
-        page.put([torch.tensor(number)], NO_PRIORITY, 0.0)
-        subject.put_values(page, ["long"], 1_000_000)
+        page.put([torch.tensor(number)], NO_PRIORITY, 0.0, ["long"], 1_000_000)
         assert subject.page(1, 1) is None
         batch = subject.take(10)
         assert subject.page(1, 1) is None
@@ -205,9 +204,7 @@ def test_take_when_rows_are_anything_then_stacked(td: Any, num_rows: int) -> Non
         leaves, values = reader.read(td)
         page = subject.page(1, 1 if values else 0)
         assert page is not None
-        page.put(leaves, NO_PRIORITY, 0.0)
-        if values:
-            subject.put_values(page, list(values), 1)
+        page.put(leaves, NO_PRIORITY, 0.0, list(values), 1)
     found = capture(subject.take(num_rows).td)
     check_matches(captured.spec.prepend((num_rows,)), found.spec, store="s")
     for path, tensor in captured.tensors.items():

@@ -21,7 +21,7 @@ def batch(num_rows: int, *, priority: float = NO_PRIORITY, stream: int = 7) -> B
         page = buffer.page(stream)
         assert page is not None
         page.put([torch.tensor(number)], priority, 0.0)
-        page.ends[-1] = number == 2
+        page.ends[number] = number == 2
     return buffer.take(num_rows)
 
 

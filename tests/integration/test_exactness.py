@@ -1,0 +1,230 @@
+"""Many writers and samplers at once: no row is torn, lost or duplicated, draws are as likely as they should be, and a
+limiter's bounds hold at every moment. ``pytest --full-size`` runs all 16 x 1,000 extends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import tdserve
+from tests import chi_square
+from tests.integration.checked_rows import MAX_NUMBERS, checked_ids, checked_rows, example
+from tests.integration.conftest import FreshServer
+from tests.integration.fleet import Fleet
+from tests.integration.processes import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+NUM_WRITERS, NUM_SAMPLERS, NUM_ROWS, NUM_SAMPLED = 16, 4, 32, 256
+FULL_EXTENDS = 1000
+INLINE_FLOATS, CHANNEL_FLOATS = 16, 400
+"""Of a row: extends of 32 rows ride in messages, or go over the data transport."""
+
+
+@pytest.fixture
+def scale(pytestconfig: pytest.Config) -> float:
+    """By how much the numbers of extends are multiplied."""
+    return 1.0 if pytestconfig.getoption("--full-size") else 0.25
+
+
+class Load:
+    """16 writers and 4 samplers of one table, and what they have seen.
+
+    Args:
+        folder: For what the samplers have seen.
+    """
+
+    def __init__(self, client: tdserve.Client, replay: Any, folder: Path, *, num_extends: int, num_floats: int) -> None:
+        self.replay = replay
+        self.num_each = num_extends * NUM_ROWS
+        self.total = NUM_WRITERS * self.num_each
+        self._paths = [folder / f"seen-{sampler}.npy" for sampler in range(NUM_SAMPLERS)]
+        writing = {"name": replay.name, "num_extends": num_extends, "num_rows": NUM_ROWS, "num_floats": num_floats}
+        sampling = {"name": replay.name, "num_rows": NUM_SAMPLED, "until": self.total}
+        writers = [("extend", {**writing, "writer": writer}) for writer in range(NUM_WRITERS)]
+        samplers = [("sample", {**sampling, "path": str(path)}) for path in self._paths]
+        self.fleet = Fleet(client.address, *writers, *samplers)
+
+    def wait_inserted(self, num_rows: int) -> None:
+        """Until so many rows are there."""
+        wait_for(lambda: self.replay.info()["inserts"] >= num_rows, f"the insert of {num_rows} rows", timeout_s=300.0)
+
+    def finish(self) -> None:
+        """Until all have done what they had to."""
+
+        def is_over(fleet: Fleet) -> bool:
+            return all(fleet.said)
+
+        self.fleet.wait(is_over, timeout_s=300.0)
+        assert [self.fleet.numbers(writer, "stored") for writer in range(NUM_WRITERS)] == [[self.num_each]] * NUM_WRITERS
+        info = self.replay.info()
+        assert info["inserts"] == self.total, "each acknowledged row once"
+        assert info["reserved_rows"] == 0
+        sampled = [self.fleet.numbers(NUM_WRITERS + sampler, "sampled") for sampler in range(NUM_SAMPLERS)]
+        assert all(number[0] > 0 for number in sampled)
+
+    def seen(self) -> NDArray[np.int64]:
+        """Row number, generation and id of every row that was sampled. Fails when two saw different rows at a place."""
+        seen = np.unique(np.concatenate([np.load(path) for path in self._paths]), axis=0)
+        assert len(np.unique(seen[:, :2], axis=0)) == len(seen), "one place, two rows"
+        assert len(np.unique(seen[:, 2])) == len(seen), "one row, two places"
+        return seen
+
+
+def content_of(replay: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers and ids of all live rows. Fails when one is torn."""
+    num_rows = len(replay)
+    places, ids = [], []
+    for start in range(0, num_rows, 4096):
+        place = torch.arange(start, min(start + 4096, num_rows))
+        places.append(place.numpy())
+        ids.append(checked_ids(replay[place]))
+    return np.concatenate(places), np.concatenate(ids)
+
+
+def all_ids(num_each: int) -> NDArray[np.int64]:
+    """Of all writers' rows, sorted."""
+    return np.concatenate([writer * MAX_NUMBERS + np.arange(num_each) for writer in range(NUM_WRITERS)])
+
+
+def test_rows_when_sixteen_write_and_four_sample_then_none_is_torn_lost_or_duplicated(
+    client: tdserve.Client, name: str, tmp_path: Path, scale: float
+) -> None:
+    num_extends = int(scale * FULL_EXTENDS)
+    total = NUM_WRITERS * num_extends * NUM_ROWS
+    replay = client.create_replay(name, example(INLINE_FLOATS), total)
+    load = Load(client, replay, tmp_path, num_extends=num_extends, num_floats=INLINE_FLOATS)
+    with load.fleet:
+        load.finish()
+    places, ids = content_of(replay)
+    assert np.array_equal(np.sort(ids), all_ids(load.num_each)), "lost, or there twice"
+    seen = load.seen()
+    assert np.array_equal(ids[np.searchsorted(places, seen[:, 0])], seen[:, 2]), "samples show other rows than the table"
+
+
+def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_duplicated(
+    fresh_server: FreshServer, tmp_path: Path, scale: float
+) -> None:
+    server = fresh_server(num_workers=2)
+    num_extends = int(scale * FULL_EXTENDS / 2)
+    total = NUM_WRITERS * num_extends * NUM_ROWS
+    with server.client(timeout_s=60.0) as client:
+        wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both workers")
+        replay = client.create_replay("killed", example(CHANNEL_FLOATS), total)
+        load = Load(client, replay, tmp_path, num_extends=num_extends, num_floats=CHANNEL_FLOATS)
+        with load.fleet:
+            for kill in range(2):
+                load.wait_inserted((kill + 1) * total // 3)
+                os.kill(client.stats()["workers"][kill]["pid"], signal.SIGKILL)
+            load.finish()
+        assert sum(worker["num_restarts"] for worker in client.stats()["workers"]) == 2
+        places, ids = content_of(replay)
+        assert np.array_equal(np.sort(ids), all_ids(load.num_each)), "lost, or there twice"
+        seen = load.seen()
+        assert np.array_equal(ids[np.searchsorted(places, seen[:, 0])], seen[:, 2])
+
+
+def test_rows_when_a_small_ring_goes_round_then_none_is_torn_and_the_newest_of_each_writer_are_left(
+    client: tdserve.Client, name: str, tmp_path: Path, scale: float
+) -> None:
+    capacity = 4096
+    replay = client.create_replay(name, example(CHANNEL_FLOATS), capacity)
+    num_extends = int(scale * FULL_EXTENDS / 4)
+    load = Load(client, replay, tmp_path, num_extends=num_extends, num_floats=CHANNEL_FLOATS)
+    with load.fleet:
+        load.finish()
+    _, ids = content_of(replay)
+    assert len(ids) == len(np.unique(ids)) == capacity
+    for writer in range(NUM_WRITERS):
+        left = np.sort(ids[ids // MAX_NUMBERS == writer]) % MAX_NUMBERS
+        assert np.array_equal(left, np.arange(load.num_each - len(left), load.num_each))
+    load.seen()
+
+
+NUM_CELLS = 64
+
+
+def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
+    """How often four clients together draw each row."""
+    task = ("count", {"name": name, "num_rows": 500, "num_samples": 100, "num_cells": NUM_CELLS})
+    with Fleet(client.address, task, task, task, task) as fleet:
+        fleet.wait_all("counted")
+        return np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0)
+
+
+def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(
+    client: tdserve.Client, name: str
+) -> None:
+    client.create_replay(name, example(4), NUM_CELLS).extend(checked_rows(0, 0, NUM_CELLS, 4))
+    counts = drawn(client, name)
+    assert counts.sum() == 4 * 100 * 500
+    assert chi_square.statistic(counts) < chi_square.limit(NUM_CELLS)
+
+
+def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_priorities(
+    client: tdserve.Client, name: str
+) -> None:
+    sampler = tdserve.Prioritized(alpha=0.7, beta=0.5, eps=0.01)
+    replay = client.create_replay(name, example(4), NUM_CELLS, sampler=sampler)
+    priority = np.linspace(0.0, 5.0, NUM_CELLS)
+    replay.extend(checked_rows(0, 0, NUM_CELLS, 4), priority=priority)
+    replay.update_priority([0, 1], [3.0, 7.5])
+    priority[:2] = 3.0, 7.5
+    power = (priority + 0.01) ** 0.7
+    probability = power / power.sum()
+    counts = drawn(client, name)
+    assert chi_square.statistic(counts, probability) < chi_square.limit(NUM_CELLS)
+    batch = replay.sample(256)
+    index = batch["index"].numpy()
+    assert np.allclose(batch["priority"].numpy(), priority[index], rtol=1e-6)
+    assert np.allclose(batch["probability"].numpy(), probability[index], rtol=1e-5)
+    weight = (probability / probability.min()) ** -0.5
+    assert np.allclose(batch["priority_weight"].numpy(), weight[index], rtol=1e-4)
+
+
+def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_buffer(
+    client: tdserve.Client, name: str
+) -> None:
+    ratio, min_size, buffer = 4.0, 64, 256.0
+    limiter = tdserve.SampleToInsertRatio(ratio, min_size=min_size, error_buffer=buffer)
+    replay = client.create_replay(name, example(4), 1000, limiter=limiter)
+    writing = [("keep_ratio", {"name": name, "writer": writer, "num_calls": 100, "num_rows": 32}) for writer in (0, 1)]
+    num_inserts = 2 * 100 * 32
+    num_samples = int(ratio * (num_inserts - min_size))
+    sampling = ("keep_ratio", {"name": name, "writer": -1, "num_calls": num_samples // 3 // 48, "num_rows": 48})
+    found = []
+
+    def is_over(fleet: Fleet) -> bool:
+        info = replay.info()
+        found.append((info["inserts"], info["samples"]))
+        return all(fleet.said)
+
+    with Fleet(client.address, *writing, sampling, sampling, sampling) as fleet:
+        observed = client.later(lambda: None)
+        observed.result()
+        wait_for(lambda: replay.info()["inserts"] > 0, "the first insert", timeout_s=60.0)
+        while not is_over_now(replay, found, num_inserts):
+            pass
+        fleet.wait(is_over)
+    inserts, samples = np.array(found).T
+    diff = inserts * ratio - samples
+    is_full = inserts >= min_size
+    assert len(np.unique(inserts)) > 20, "looked at under load"
+    assert (samples[~is_full] == 0).all()
+    assert diff[is_full].max() <= min_size * ratio + buffer
+    assert diff[is_full].min() >= min_size * ratio - buffer
+    assert found[-1] == (num_inserts, 3 * (num_samples // 3 // 48) * 48)
+
+
+def is_over_now(replay: Any, found: list[tuple[int, int]], num_inserts: int) -> bool:
+    """Looks once more; whether all rows were inserted."""
+    info = replay.info()
+    found.append((info["inserts"], info["samples"]))
+    return bool(info["inserts"] >= num_inserts)
