@@ -15,7 +15,7 @@
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
-    │   └── ServerBusyError                                  what, asked, free, limit     retryable
+    ├── ServerBusyError               RESOURCE_EXHAUSTED   what, asked, free, limit     retryable
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
@@ -175,10 +175,12 @@ class CapacityError(TDServeError):
     defaults = {"what": "", "asked": 0, "free": 0}
 
 
-class ServerBusyError(CapacityError):
+class ServerBusyError(TDServeError):
     """The server holds as much content of waiting requests as its ``--memory-limit`` allows. Nothing was changed; calls
     try again until their deadline."""
 
+    code = "RESOURCE_EXHAUSTED"
+    retryable = True
     template = "the server holds no more content of waiting requests: {what} of {asked} bytes, free {free} of {limit}"
     defaults = {"what": "", "asked": 0, "free": 0, "limit": 0}
 

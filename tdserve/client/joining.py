@@ -73,13 +73,17 @@ class Joining:
         fingerprint: Of the row's structure.
         name: Of the store.
         max_rows: Of a joined request.
+        is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
     """
 
-    def __init__(self, client: SessionClient, *, fingerprint: bytes, name: str, max_rows: int) -> None:
+    def __init__(
+        self, client: SessionClient, *, fingerprint: bytes, name: str, max_rows: int, is_ordered: bool = False
+    ) -> None:
         self._client = client
         self._fingerprint = fingerprint
         self._name = name
         self._max_rows = max_rows
+        self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY
         self._lock = Lock()
         self._waiting: deque[Part] = deque()
         self._under_way: dict[Future[control_pb2.Done], int] = {}
@@ -88,8 +92,8 @@ class Joining:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether parts wait, in front of which nothing of the same handle may go."""
-        return bool(self._waiting)
+        """Whether parts wait, or must be over first, in front of which nothing of the same handle may go."""
+        return bool(self._waiting) or (self._max_under_way == 1 and bool(self._under_way))
 
     def submit(self, part: Part) -> None:
         """Sends a part now, or together with others as soon as those before it leave room."""
@@ -113,7 +117,7 @@ class Joining:
                     self._is_sending = False
 
     def _may_send(self) -> bool:
-        if not self._waiting or len(self._under_way) >= MAX_UNDER_WAY:
+        if not self._waiting or len(self._under_way) >= self._max_under_way:
             return False
         # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
         enough = min(sum(self._under_way.values()), MAX_JOINED_BYTES)

@@ -21,8 +21,10 @@ from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
 from tdserve.replay.limiter import MinSize
+from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
 from tdserve.replay.settings import Settings
+from tdserve.replay.slices import Slices
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import encode, parse
 from tdserve.spec.capture import Captured, capture
@@ -53,6 +55,7 @@ class TableHandle:
             fingerprint=self.spec.fingerprint,
             name=self.name,
             max_rows=self.capacity // 4 if is_joining else 1,
+            is_ordered=isinstance(self.settings.sampler, (Slices, Fifo, Lifo)),
         )
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
 

@@ -53,7 +53,7 @@ class Holdings:
         make_column: MakeColumn = in_memory,
         num_keys: int = 1,
     ) -> None:
-        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys)
+        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, no_rows())
 
     @classmethod
     def restore(
@@ -70,10 +70,9 @@ class Holdings:
     ) -> Self:
         """A table as it was. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
         table = cls.__new__(cls)
-        ring = Ring.restore(
-            len(generations), generations, state, now_reserved=now_reserved, held=no_rows() if held is None else held
-        )
-        table._take(name, ring, generations, settings, state, make_column, num_keys)
+        kept = no_rows() if held is None else held
+        ring = Ring.restore(len(generations), generations, state, now_reserved=now_reserved, held=kept)
+        table._take(name, ring, generations, settings, state, make_column, num_keys, kept)
         return table
 
     def _take(
@@ -85,6 +84,7 @@ class Holdings:
         state: Mapping[str, Any],
         make_column: MakeColumn,
         num_keys: int,
+        held: Rows,
     ) -> None:
         settings.check(ring.capacity)
         self.name = name
@@ -102,7 +102,7 @@ class Holdings:
         live = ring.live_rows()
         if settings.sampler.kind == "slices":
             self.columns.trajectories = Trajectories(self.columns, ring.capacity)
-            self.columns.trajectories.restore(live)
+            self.columns.trajectories.restore(np.union1d(live, held))
         self.views = Views(
             settings,
             self.columns,

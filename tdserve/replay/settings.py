@@ -53,6 +53,11 @@ class Settings:
         check_integer("max_times_sampled", self.max_times_sampled, 0)
         if not isinstance(self.is_queue, bool):
             raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
+        if isinstance(self.sampler, Slices) and (self.max_times_sampled or self.is_queue):
+            reason = "rows of a slice belong together, and cannot leave the table one by one"
+            raise InvalidRequestError(argument="sampler", reason=reason)
+        if self.is_queue and self.max_times_sampled:
+            raise InvalidRequestError(argument="max_times_sampled", reason="rows of a queue are taken once anyway")
         if isinstance(self.limiter, SampleToInsertRatio) and 0 < self.max_times_sampled < self.limiter.ratio:
             reason = (
                 f"a ratio of {self.limiter.ratio:g} samples per insert is never reached with max_times_sampled "

@@ -192,39 +192,30 @@ def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_prioritie
 def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_buffer(
     client: tdserve.Client, name: str
 ) -> None:
-    ratio, min_size, buffer = 4.0, 64, 256.0
+    ratio, min_size, buffer, num_each = 4.0, 64, 256.0, 100
     limiter = tdserve.SampleToInsertRatio(ratio, min_size=min_size, error_buffer=buffer)
-    replay = client.create_replay(name, example(4), 1000, limiter=limiter)
-    writing = [("keep_ratio", {"name": name, "writer": writer, "num_calls": 100, "num_rows": 32}) for writer in (0, 1)]
-    num_inserts = 2 * 100 * 32
-    num_samples = int(ratio * (num_inserts - min_size))
-    sampling = ("keep_ratio", {"name": name, "writer": -1, "num_calls": num_samples // 3 // 48, "num_rows": 48})
-    found = []
+    num_inserts = 2 * num_each * 32
+    num_calls = int(ratio * (num_inserts - min_size)) // 3 // 48
+    # As many rows as come: one that is overwritten while it is sampled is drawn, and counted, once more.
+    replay = client.create_replay(name, example(4), num_inserts, limiter=limiter)
+    writing = {"name": name, "num_calls": num_each, "num_rows": 32}
+    sampling = ("keep_ratio", {"name": name, "writer": -1, "num_calls": num_calls, "num_rows": 48})
+    found: list[tuple[int, int]] = []
 
-    def is_over(fleet: Fleet) -> bool:
+    def is_over() -> bool:
         info = replay.info()
         found.append((info["inserts"], info["samples"]))
-        return all(fleet.said)
+        return found[-1] == (num_inserts, 3 * num_calls * 48)
 
-    with Fleet(client.address, *writing, sampling, sampling, sampling) as fleet:
-        observed = client.later(lambda: None)
-        observed.result()
-        wait_for(lambda: replay.info()["inserts"] > 0, "the first insert", timeout_s=60.0)
-        while not is_over_now(replay, found, num_inserts):
-            pass
-        fleet.wait(is_over)
+    writers = [("keep_ratio", {**writing, "writer": writer}) for writer in (0, 1)]
+    with Fleet(client.address, *writers, *[sampling] * 3) as fleet:
+        wait_for(is_over, "the end of all inserts and samples", timeout_s=60.0)
+        fleet.wait_all("over")
+    is_over()
     inserts, samples = np.array(found).T
     diff = inserts * ratio - samples
     is_full = inserts >= min_size
-    assert len(np.unique(inserts)) > 20, "looked at under load"
+    assert len(np.unique(diff)) > 20, "looked at under load"
     assert (samples[~is_full] == 0).all()
     assert diff[is_full].max() <= min_size * ratio + buffer
     assert diff[is_full].min() >= min_size * ratio - buffer
-    assert found[-1] == (num_inserts, 3 * (num_samples // 3 // 48) * 48)
-
-
-def is_over_now(replay: Any, found: list[tuple[int, int]], num_inserts: int) -> bool:
-    """Looks once more; whether all rows were inserted."""
-    info = replay.info()
-    found.append((info["inserts"], info["samples"]))
-    return bool(info["inserts"] >= num_inserts)

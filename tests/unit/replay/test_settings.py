@@ -17,7 +17,7 @@ from tdserve.replay.without_replacement import WithoutReplacement
 EVERY_PART = [
     Settings(),
     Settings(sampler=Prioritized(0.7, 0.5, 0)),
-    Settings(sampler=Fifo(), limiter=Queue(5), max_times_sampled=1, is_queue=True),
+    Settings(sampler=Fifo(), limiter=Queue(5), is_queue=True),
     Settings(sampler=Lifo(), limiter=SampleToInsertRatio(2, 3, 7.5)),
     Settings(sampler=WithoutReplacement(), remover=LowestPriority()),
     Settings(sampler=Slices(slice_len=4, end_key=("next", "done"), strict_length=False)),

@@ -96,6 +96,10 @@ class _AgainstAModel(RuleBasedStateMachine):
             and not row.is_spent
         }
 
+    def _changeable(self) -> set[int]:
+        """Rows that are neither held nor on their way out."""
+        return {number for number, row in self.rows.items() if not row.is_spent and not row.is_held}
+
     def _num_taken(self) -> int:
         return sum(len(reservation) for reservation, _ in self.open) + sum(row.is_held for row in self.rows.values())
 
@@ -124,7 +128,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         taken = {number for other, _ in self.open for number in other.rows.tolist()}
         assert not taken & set(chosen), "a row was given to two writers"
         assert not any(self.rows[number].is_held for number in set(chosen) & before)
-        gone = before - set(self.table.live_rows().tolist())
+        gone = {number for number in before if self.generations[number] & 1 and not self.rows[number].is_held}
         assert len(gone) == max(0, num_rows - (_CAPACITY - len(before) - self._num_open())), "as few as possible go"
         if isinstance(self.settings.remover, LowestPriority) and gone:
             left = [self.rows[n].priority for n in before - gone if not self.rows[n].is_held]
@@ -226,9 +230,6 @@ class _AgainstAModel(RuleBasedStateMachine):
         spent = set(sent.plan.spent.tolist())
         same = [number for number, row in sent.rows if self.rows.get(number) is row]
         if succeeds:
-            if any(self.rows[number].is_held for number in set(same) & spent):
-                self.under_way.append(sent)  # control waits for the end of the write
-                return
             assert self.table.finish(sent.plan) is bool(spent)
             self._drop(sorted(set(same) & spent))
             return
@@ -285,7 +286,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def delete(self, numbers: list[int]) -> None:
         if any(self.rows[number].is_held for number in numbers if number in self.rows):
             return  # control's lock
-        if set(numbers) <= self.rows.keys():
+        if set(numbers) <= self._changeable():
             assert self.table.delete(np.array(numbers)) == len(set(numbers))
             self._drop(sorted(set(numbers)))
         else:
@@ -295,8 +296,9 @@ class _AgainstAModel(RuleBasedStateMachine):
     @precondition(lambda self: not any(row.is_held for row in self.rows.values()))
     @rule()
     def clear(self) -> None:
-        assert self.table.clear() == len(self.rows)
-        self._drop(sorted(self.rows))
+        changeable = self._changeable()
+        assert self.table.clear() == len(changeable)
+        self._drop(sorted(changeable))
         assert self.table.counts.inserts == self.table.counts.samples == 0
 
     @rule(numbers=_numbers, priority=st.integers(0, 9), age=st.sampled_from([0, 2]))
@@ -305,7 +307,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         rows, values = np.array(numbers), np.full(len(numbers), float(priority))
         skipped = self.table.update_priority(rows, values, self.generations[rows] - age)
-        there = [n for n in numbers if n in self.rows and not age]
+        there = [n for n in numbers if n in self.rows and not self.rows[n].is_spent and not age]
         assert skipped == len(numbers) - len(there)
         for number in there:
             self.rows[number].priority = priority
@@ -313,7 +315,7 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @rule(numbers=_numbers)
     def hold(self, numbers: list[int]) -> None:
-        chosen = sorted(number for number in set(numbers) if number in self.rows and not self.rows[number].is_held)
+        chosen = sorted(set(numbers) & self._changeable())
         self.table.hold(np.array(chosen, np.int64))
         for number in chosen:
             self.rows[number].is_held = True
@@ -357,7 +359,8 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         table = self.table
         there = sorted(number for number, row in self.rows.items() if not row.is_held)
-        assert [n for n in table.live_rows().tolist() if n not in self.rows or not self.rows[n].is_held] == there
+        assert set(table.live_rows().tolist()) - set(self.rows) == set()
+        assert set(there) - set(table.live_rows().tolist()) == {n for n in there if self.rows[n].is_spent}
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == there
         assert len(table) == len(there)
         info = table.info()

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.prioritized import measure_prioritized
+
+pytestmark = pytest.mark.integration
+
+NAMES = [
+    "sample 256, one by one",
+    "sample 256, 8 under way",
+    "sample 256, 8 under way, and update",
+    "update 256 priorities",
+]
+
+
+def test_prioritized_when_measured_then_stands_beside_uniform_and_no_store_is_left(stage: Stage) -> None:
+    figures = list(measure_prioritized(stage))
+    assert [figure.name for figure in figures] == NAMES
+    assert all(figure.value > 0 for figure in figures)
+    assert [[floor.name for floor in figure.floors] for figure in figures] == [["uniform"]] * 3 + [[]]
+    assert [figure.target.bound if figure.target else None for figure in figures] == [0.7, 0.7, None, None]
+    assert not {"uniform", "prioritized"} & set(stage.client.stores())

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.joining import Joining, Part
+from tdserve.client.replay import ReplayHandle
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+
+pytestmark = pytest.mark.integration
+
+CAPACITY = 4_096
+
+
+@pytest.fixture
+def client(tmp_path: Any) -> Iterator[tdserve.Client]:
+    with tdserve.Server(tmp_path / "root") as server, server.client() as client:
+        yield client
+
+
+def rows(num_rows: int, first: int = 0) -> TensorDict:
+    """Rows that hold their own numbers."""
+    number = torch.arange(first, first + num_rows)
+    return TensorDict({"number": number, "obs": number[:, None].expand(num_rows, 8).float()}, [num_rows])
+
+
+def make_replay(client: tdserve.Client, **settings: Any) -> ReplayHandle:
+    return client.create_replay("replay", rows(1)[0], CAPACITY, **settings)
+
+
+def extend_all(replay: ReplayHandle, batches: list[TensorDict], **arguments: Any) -> list[torch.Tensor]:
+    futures = [replay.extend(batch, return_early=True, **arguments) for batch in batches]
+    return [future.result(30.0) for future in futures]
+
+
+def test_submit_when_many_are_under_way_then_they_share_requests_and_each_gets_its_own_rows(
+    client: tdserve.Client,
+) -> None:
+    replay = make_replay(client)
+    replay.extend(rows(1))
+    before = client.stats()["transports"]
+    batches = [rows(64, 64 * number) for number in range(50)]
+    found = extend_all(replay, batches)
+    after = client.stats()["transports"]
+    for batch, index in zip(batches, found, strict=True):
+        assert (replay[index]["number"] == batch["number"]).all()
+        assert (replay[index]["obs"] == batch["obs"]).all()
+    num_transfers = sum(after[name]["transfers_in"] - before.get(name, {}).get("transfers_in", 0) for name in after)
+    assert 0 < num_transfers < len(batches) // 2
+    assert len(torch.cat(found).unique()) == 50 * 64
+
+
+def test_submit_when_batches_are_large_then_leaves_that_change_their_place_in_the_layout_arrive_whole(
+    client: tdserve.Client,
+) -> None:
+    like = TensorDict({"large": torch.zeros(1_024), "small": torch.zeros((), dtype=torch.int64)}, [])
+    replay = client.create_replay("replay", like, CAPACITY)
+    batches = [
+        TensorDict({"large": torch.full((128, 1_024), float(number)), "small": torch.full((128,), number)}, [128])
+        for number in range(12)  # half a MiB each: the leaf is a small one alone and a large one joined
+    ]
+    for number, index in enumerate(extend_all(replay, batches)):
+        found = replay[index]
+        assert (found["large"] == number).all()
+        assert (found["small"] == number).all()
+
+
+def test_submit_when_priorities_differ_in_form_then_every_row_has_its_own(client: tdserve.Client) -> None:
+    replay = make_replay(client, sampler=tdserve.Prioritized(alpha=1.0, eps=0.0))
+    futures = [replay.extend(rows(8, 8 * number), priority=float(number), return_early=True) for number in range(8)]
+    futures += [
+        replay.extend(rows(8, 64 + 8 * number), priority=torch.arange(8.0), return_early=True) for number in range(8)
+    ]
+    for future in futures:
+        future.result(30.0)
+    sample = replay.sample(2_000)
+    expected = torch.cat([torch.arange(8.0).repeat_interleave(8), torch.arange(8.0).repeat(8)])
+    assert (sample["priority"] == expected[sample["number"]]).all()
+
+
+def test_submit_when_joined_ones_are_more_than_a_limiter_lets_through_then_sent_one_by_one(
+    client: tdserve.Client,
+) -> None:
+    replay = make_replay(client)
+    # Changed behind this handle's back, as another process may do it.
+    client.replay("replay").set_limiter(tdserve.Queue(2_000))
+    found = extend_all(replay, [rows(64, 64 * number) for number in range(30)])
+    assert len(torch.cat(found).unique()) == 30 * 64
+
+
+def test_submit_when_a_part_is_refused_then_only_that_one_fails(client: tdserve.Client) -> None:
+    replay = make_replay(client)
+    client.replay("replay").set_limiter(tdserve.Queue(100))
+    futures = [replay.extend(rows(number), return_early=True) for number in (10, 20, 101, 30)]
+    assert [len(futures[number].result(30.0)) for number in (0, 1, 3)] == [10, 20, 30]
+    with pytest.raises(InvalidRequestError, match="101 rows never fits"):
+        futures[2].result(30.0)
+
+
+def test_extend_when_others_wait_then_does_not_overtake_them(client: tdserve.Client) -> None:
+    replay = make_replay(client, sampler=tdserve.Fifo())
+    futures = [replay.extend(rows(16, 16 * number), return_early=True) for number in range(20)]
+    replay.extend(rows(1, 320))
+    assert all(future.done() for future in futures)
+    assert replay.sample(321)["number"].tolist() == list(range(321))
+
+
+def test_submit_when_the_client_is_closed_then_every_future_ends(client: tdserve.Client) -> None:
+    replay = make_replay(client)
+    futures = [replay.extend(rows(64), return_early=True) for _ in range(60)]
+    client.close()
+    assert all(
+        future.exception(30.0) is None or isinstance(future.exception(), tdserve.TDServeError) for future in futures
+    )
+
+
+def part(num_rows: int, **said: Any) -> Part:
+    request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
+    return Part(capture(rows(num_rows)), request, Deadline.never, "an extend", Future())
+
+
+def test_fits_when_what_is_said_of_the_rows_differs_then_not_joined() -> None:
+    assert part(1).fits(part(7))
+    assert part(1, priorities=bytes(8)).fits(part(2, priorities=bytes(16)))
+    assert not part(1, priorities=bytes(8)).fits(part(1))
+    assert not part(1, writer=3).fits(part(1))
+    assert not part(1, keys=[{"parts": ["obs"]}]).fits(part(1))
+
+
+def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
+    joining = Joining(client, fingerprint=b"", name="replay", max_rows=100)
+    for num_rows in (40, 40, 40):
+        joining._waiting.append(part(num_rows))
+    assert [each.request.num_rows for each in joining._take_parts()] == [40, 40]
+    assert [each.request.num_rows for each in joining._take_parts()] == [40]
