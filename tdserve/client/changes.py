@@ -12,7 +12,7 @@ from tdserve.client.session import Session
 from tdserve.content import GENERATION_KEY, INDEX_KEY
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
-from tdserve.row_numbers import encode_rows
+from tdserve.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
 
@@ -62,9 +62,9 @@ def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2
         generation = rows.get(GENERATION_KEY)
     numbers = row_numbers(rows)
     priorities = as_priorities(priority, len(numbers)).astype("<f4")
-    message = control_pb2.Priorities(rows=encode_rows(numbers), priorities=priorities.tobytes())
+    message = control_pb2.Priorities(rows=encode_few_bytes(numbers), priorities=priorities.tobytes())
     if generation is not None:
-        generations = row_numbers(generation).astype("<i8")
+        generations = row_numbers(generation).astype("<u4")  # the lower half tells as well, and the message stays short
         if len(generations) not in (1, len(numbers)):
             reason = f"{len(generations)} generations for {len(numbers)} rows"
             raise InvalidRequestError(argument="generation", reason=reason)

@@ -31,6 +31,9 @@ MAX_JOINED_BYTES = 4 * 1024 * 1024
 MAX_UNDER_WAY = 2
 """While the content of one request arrives, the next one's is put together."""
 
+MAX_ALONE_UNDER_WAY = 64
+"""Of requests that cannot be joined; the server remembers the answers of as many."""
+
 
 class Part(NamedTuple):
     """One extend.
@@ -72,7 +75,7 @@ class Joining:
         client: Whose requests they are.
         fingerprint: Of the row's structure.
         name: Of the store.
-        max_rows: Of a joined request.
+        max_rows: Of a joined request; 1 joins nothing.
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
     """
 
@@ -83,7 +86,7 @@ class Joining:
         self._fingerprint = fingerprint
         self._name = name
         self._max_rows = max_rows
-        self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY
+        self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_ALONE_UNDER_WAY
         self._lock = Lock()
         self._waiting: deque[Part] = deque()
         self._under_way: dict[Future[control_pb2.Done], int] = {}
@@ -120,7 +123,7 @@ class Joining:
         if not self._waiting or len(self._under_way) >= self._max_under_way:
             return False
         # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
-        enough = min(sum(self._under_way.values()), MAX_JOINED_BYTES)
+        enough = min(sum(self._under_way.values()), MAX_JOINED_BYTES) if self._max_rows > 1 else 0
         return self._num_waiting_bytes >= enough
 
     def _take_parts(self) -> list[Part]:

@@ -95,8 +95,14 @@ class ReplayHandle(TableHandle):
         acknowledge(self._client, query, rows, self._client.deadline(timeout_s))
 
     def update_priority(
-        self, index: Any, priority: Any, *, generation: Any = None, timeout_s: float | None = None
-    ) -> int:
+        self,
+        index: Any,
+        priority: Any,
+        *,
+        generation: Any = None,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
         """Gives rows other priorities.
 
         Args:
@@ -104,9 +110,10 @@ class ReplayHandle(TableHandle):
             priority: At least 0; one per row, or one for all. Of a row that comes twice the last one counts.
             generation: Of each row, where ``index`` is no batch: rows that were overwritten since are skipped. None:
                 all rows must be live.
+            return_early: True returns a future at once; the arguments are copied before.
 
         Returns:
-            How many rows were skipped, because they were overwritten or deleted meanwhile.
+            How many rows were skipped, because they were overwritten or deleted meanwhile, or a future of it.
 
         Raises:
             InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
@@ -114,7 +121,11 @@ class ReplayHandle(TableHandle):
         """
         message = priorities_message(index, priority, generation)
         deadline = self._client.deadline(timeout_s)
-        return change(self._client, self.name, deadline, priorities=message).num_skipped
+
+        def update() -> int:
+            return change(self._client, self.name, deadline, priorities=message).num_skipped
+
+        return self._client.perform(update, return_early)
 
     def batches(
         self,

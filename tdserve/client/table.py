@@ -21,7 +21,6 @@ from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
 from tdserve.replay.limiter import MinSize
-from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
 from tdserve.replay.settings import Settings
 from tdserve.replay.slices import Slices
@@ -55,7 +54,7 @@ class TableHandle:
             fingerprint=self.spec.fingerprint,
             name=self.name,
             max_rows=self.capacity // 4 if is_joining else 1,
-            is_ordered=isinstance(self.settings.sampler, (Slices, Fifo, Lifo)),
+            is_ordered=isinstance(self.settings.sampler, Slices),
         )
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
 

@@ -21,7 +21,7 @@ from tdserve.errors import (
     TDServeError,
     TransferAbortedError,
 )
-from tdserve.row_numbers import encode_rows
+from tdserve.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
 POLL_S = 0.5
@@ -67,7 +67,7 @@ def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) 
 
 
 def _leased(query: Query, rows: Any) -> control_pb2.Leased:
-    return control_pb2.Leased(rows=encode_rows(row_numbers(rows)), consumer=query.consumer)
+    return control_pb2.Leased(rows=encode_few_bytes(row_numbers(rows)), consumer=query.consumer)
 
 
 class Taken:

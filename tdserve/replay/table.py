@@ -184,12 +184,14 @@ class Table(Holdings):
 
     # ------------------------------------------------------------ changes
 
-    def update_priority(self, rows: Rows, priorities: NDArray[np.float64], generations: Rows | None) -> int:
+    def update_priority(
+        self, rows: Rows, priorities: NDArray[np.float64], generations: NDArray[np.uint32] | None
+    ) -> int:
         """Gives rows other priorities; of a row that is named twice the last counts.
 
         Args:
             priorities: One per row.
-            generations: Rows that have another one now are skipped; None: all of them must be live.
+            generations: Lower halves: rows that have another one now are skipped; None: all of them must be live.
 
         Returns:
             How many were skipped.
@@ -206,7 +208,7 @@ class Table(Holdings):
             self.check_live(rows)
             is_same = np.ones(len(rows), np.bool_)
         else:
-            is_same = (self._generations[rows] == generations) & self._live.contains(rows)
+            is_same = (self._generations[rows].astype(np.uint32) == generations) & self._live.contains(rows)
         self._set_priorities(rows[is_same], priorities[is_same])
         return int(np.count_nonzero(~is_same))
 

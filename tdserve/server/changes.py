@@ -78,7 +78,7 @@ class Changes:
 def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
     rows = decode_rows(asked.rows)
     priorities = _numbers("priority", asked.priorities, "<f4", len(rows)).astype(np.float64)
-    generations = _numbers("generation", asked.generations, "<i8", len(rows)) if asked.generations else None
+    generations = _numbers("generation", asked.generations, "<u4", len(rows)) if asked.generations else None
     num_skipped = entry.replay_table().update_priority(rows, priorities, generations)
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tdserve.errors import RemoteProtocolError
-from tdserve.row_numbers import decode_rows, encode_rows, spread
+from tdserve.row_numbers import decode_rows, encode_few_bytes, encode_rows, spread
 
 numbers = st.lists(st.integers(0, 2**40), max_size=20)
 runs = st.tuples(st.integers(0, 2**40), st.integers(0, 50)).map(lambda run: list(range(run[0], run[0] + run[1])))
@@ -21,6 +21,25 @@ def test_rows_when_they_cross_the_wire_then_equal_in_their_order(rows: list[int]
 
 def test_rows_when_a_run_of_any_length_then_24_bytes() -> None:
     assert len(encode_rows(np.arange(7, 1_000_007))) == 24
+
+
+@given(numbers | runs)
+def test_few_bytes_when_they_cross_the_wire_then_equal_in_their_order(rows: list[int]) -> None:
+    found = decode_rows(encode_few_bytes(np.array(rows, np.int64)))
+    assert found.dtype == np.int64
+    assert found.tolist() == rows
+
+
+@pytest.mark.parametrize(("highest", "nbytes"), [(2**32 - 1, 16 + 4 * 256), (2**32, 8 * 255)])
+def test_few_bytes_when_all_numbers_fit_then_four_bytes_each(highest: int, nbytes: int) -> None:
+    rows = np.append(np.arange(0, 508, 2), highest)
+    assert len(encode_few_bytes(rows)) == nbytes
+    assert decode_rows(encode_few_bytes(rows)).tolist() == rows.tolist()
+
+
+def test_few_bytes_when_there_are_fewer_than_said_then_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="9 row numbers"):
+        decode_rows(np.array([-2, 9, 0], "<i8").tobytes())
 
 
 @pytest.mark.parametrize("rows", [[0, 2, 1, 3], [5, 5, 5, 8], [3, 2, 1, 0]])
