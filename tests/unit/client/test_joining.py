@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,11 +20,7 @@ pytestmark = pytest.mark.integration
 
 CAPACITY = 4_096
 
-
-@pytest.fixture
-def client(tmp_path: Any) -> Iterator[tdserve.Client]:
-    with tdserve.Server(tmp_path / "root") as server, server.client() as client:
-        yield client
+MakeReplay = Callable[..., ReplayHandle]
 
 
 def rows(num_rows: int, first: int = 0) -> TensorDict:
@@ -33,8 +29,9 @@ def rows(num_rows: int, first: int = 0) -> TensorDict:
     return TensorDict({"number": number, "obs": number[:, None].expand(num_rows, 8).float()}, [num_rows])
 
 
-def make_replay(client: tdserve.Client, **settings: Any) -> ReplayHandle:
-    return client.create_replay("replay", rows(1)[0], CAPACITY, **settings)
+@pytest.fixture
+def make_replay(client: tdserve.Client, name: str) -> MakeReplay:
+    return lambda **settings: client.create_replay(name, rows(1)[0], CAPACITY, **settings)
 
 
 def extend_all(replay: ReplayHandle, batches: list[TensorDict], **arguments: Any) -> list[torch.Tensor]:
@@ -44,8 +41,9 @@ def extend_all(replay: ReplayHandle, batches: list[TensorDict], **arguments: Any
 
 def test_submit_when_many_are_under_way_then_they_share_requests_and_each_gets_its_own_rows(
     client: tdserve.Client,
+    make_replay: MakeReplay,
 ) -> None:
-    replay = make_replay(client)
+    replay = make_replay()
     replay.extend(rows(1))
     before = client.stats()["transports"]
     batches = [rows(64, 64 * number) for number in range(50)]
@@ -61,9 +59,10 @@ def test_submit_when_many_are_under_way_then_they_share_requests_and_each_gets_i
 
 def test_submit_when_batches_are_large_then_leaves_that_change_their_place_in_the_layout_arrive_whole(
     client: tdserve.Client,
+    name: str,
 ) -> None:
     like = TensorDict({"large": torch.zeros(1_024), "small": torch.zeros((), dtype=torch.int64)}, [])
-    replay = client.create_replay("replay", like, CAPACITY)
+    replay = client.create_replay(name, like, CAPACITY)
     batches = [
         TensorDict({"large": torch.full((128, 1_024), float(number)), "small": torch.full((128,), number)}, [128])
         for number in range(12)  # half a MiB each: the leaf is a small one alone and a large one joined
@@ -74,8 +73,8 @@ def test_submit_when_batches_are_large_then_leaves_that_change_their_place_in_th
         assert (found["small"] == number).all()
 
 
-def test_submit_when_priorities_differ_in_form_then_every_row_has_its_own(client: tdserve.Client) -> None:
-    replay = make_replay(client, sampler=tdserve.Prioritized(alpha=1.0, eps=0.0))
+def test_submit_when_priorities_differ_in_form_then_every_row_has_its_own(make_replay: MakeReplay) -> None:
+    replay = make_replay(sampler=tdserve.Prioritized(alpha=1.0, eps=0.0))
     futures = [replay.extend(rows(8, 8 * number), priority=float(number), return_early=True) for number in range(8)]
     futures += [
         replay.extend(rows(8, 64 + 8 * number), priority=torch.arange(8.0), return_early=True) for number in range(8)
@@ -89,33 +88,38 @@ def test_submit_when_priorities_differ_in_form_then_every_row_has_its_own(client
 
 def test_submit_when_joined_ones_are_more_than_a_limiter_lets_through_then_sent_one_by_one(
     client: tdserve.Client,
+    make_replay: MakeReplay,
 ) -> None:
-    replay = make_replay(client)
+    replay = make_replay()
     # Changed behind this handle's back, as another process may do it.
-    client.replay("replay").set_limiter(tdserve.Queue(2_000))
+    client.replay(replay.name).set_limiter(tdserve.Queue(2_000))
     found = extend_all(replay, [rows(64, 64 * number) for number in range(30)])
     assert len(torch.cat(found).unique()) == 30 * 64
 
 
-def test_submit_when_a_part_is_refused_then_only_that_one_fails(client: tdserve.Client) -> None:
-    replay = make_replay(client)
-    client.replay("replay").set_limiter(tdserve.Queue(100))
+def test_submit_when_a_part_is_refused_then_only_that_one_fails(
+    client: tdserve.Client, make_replay: MakeReplay
+) -> None:
+    replay = make_replay()
+    client.replay(replay.name).set_limiter(tdserve.Queue(100))
     futures = [replay.extend(rows(number), return_early=True) for number in (10, 20, 101, 30)]
     assert [len(futures[number].result(30.0)) for number in (0, 1, 3)] == [10, 20, 30]
     with pytest.raises(InvalidRequestError, match="101 rows never fits"):
         futures[2].result(30.0)
 
 
-def test_extend_when_others_wait_then_does_not_overtake_them(client: tdserve.Client) -> None:
-    replay = make_replay(client, sampler=tdserve.Fifo())
+def test_extend_when_others_wait_then_does_not_overtake_them(make_replay: MakeReplay) -> None:
+    replay = make_replay(sampler=tdserve.Fifo())
     futures = [replay.extend(rows(16, 16 * number), return_early=True) for number in range(20)]
     replay.extend(rows(1, 320))
     assert all(future.done() for future in futures)
     assert replay.sample(321)["number"].tolist() == list(range(321))
 
 
-def test_submit_when_the_client_is_closed_then_every_future_ends(client: tdserve.Client) -> None:
-    replay = make_replay(client)
+def test_submit_when_the_client_is_closed_then_every_future_ends(
+    client: tdserve.Client, make_replay: MakeReplay
+) -> None:
+    replay = make_replay()
     futures = [replay.extend(rows(64), return_early=True) for _ in range(60)]
     client.close()
     assert all(
