@@ -147,6 +147,12 @@ class SessionClient(CatalogClient):
         """Runs work now and returns its result, or in the background and returns a future."""
         return self.later(work) if return_early else work()
 
+    @property
+    def has_channel(self) -> bool:
+        """Whether there is a session whose channel is open: to send content waits for no answer then."""
+        session = self._session
+        return session is not None and not session.is_lost and session.has_channel
+
     def next_request(self) -> int:
         """A number for a request; to be handed to ``answered`` when its result is known."""
         with self._lock:

@@ -20,7 +20,7 @@ from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
 from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, RequestError, TDServeError
+from tdserve.errors import CapacityError, ClosedError, RequestError, TDServeError
 from tdserve.row_numbers import decode_rows
 from tdserve.spec.capture import Captured
 from tdserve.v1 import control_pb2
@@ -44,6 +44,7 @@ class Part(NamedTuple):
         deadline: Its own.
         what: For the error of one that takes too long.
         future: Gets its row numbers.
+        is_alone: Whether it shares no request.
     """
 
     captured: Captured
@@ -51,6 +52,7 @@ class Part(NamedTuple):
     deadline: Deadline
     what: str
     future: Future[torch.Tensor]
+    is_alone: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +63,9 @@ class Part(NamedTuple):
         """Whether both may share a request."""
         own, its = self.request, other.request
         return (
-            own.writer == its.writer
+            not self.is_alone
+            and not other.is_alone
+            and own.writer == its.writer
             and own.keys == its.keys
             and bool(own.priorities) == bool(its.priorities)
             and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
@@ -178,8 +182,9 @@ class Joining:
         error = done.exception()
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
             # Refused for what they are together, such as more rows than a limiter lets through at once: one by one.
-            for part in parts:
-                self._send([part])
+            with self._lock:
+                self._num_waiting_bytes += sum(part.nbytes for part in parts)
+                self._waiting.extendleft(part._replace(is_alone=True) for part in reversed(parts))
         elif error is not None:
             for part in parts:
                 part.future.set_exception(error)
@@ -189,7 +194,17 @@ class Joining:
             for part in parts:
                 part.future.set_result(indices[begin : begin + part.request.num_rows])
                 begin += part.request.num_rows
-        self._advance()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Sends what waits, from a thread that brings answers: where sending would wait for one, in another thread."""
+        if self._client.has_channel:
+            self._advance()
+        elif self.is_waiting:
+            try:
+                self._client.later(self._advance)
+            except ClosedError:
+                self._advance()  # each part fails by itself
 
 
 def _indices(done: control_pb2.Done) -> torch.Tensor:

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -17,7 +17,7 @@ from tdserve.config import MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import decode_failure
 from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError, TransportError
-from tdserve.transport.channel import Channel
+from tdserve.transport.channel import Channel, Work
 from tdserve.transport.forming import Forming
 from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, GlooChannel, KVStore
 from tdserve.v1 import control_pb2
@@ -117,6 +117,7 @@ class Session:
         self._channel: Channel | None = None
         self._forming: Forming | None = None
         self._mailbox: Mailbox | None = None
+        self._kept: dict[int, list[Work]] = {}
         self._kv_store = KVStore(self._publish)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         hello = control_pb2.Hello(
@@ -171,6 +172,17 @@ class Session:
             self._stream.send(message)
         return pending
 
+    def keep(self, request: int, works: Iterable[Work]) -> None:
+        """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it."""
+        with self._lock:
+            self._kept[request] = list(works)
+
+    def let_go_before(self, request: int) -> None:
+        """This request's content was taken, and with it all that was sent before."""
+        if self._kept:
+            with self._lock:
+                self._kept = {kept: works for kept, works in self._kept.items() if kept > request}
+
     def forget(self, request: int) -> None:
         """The request is answered, or its answer does not matter any more."""
         with self._lock:
@@ -196,6 +208,11 @@ class Session:
     @property
     def _peer(self) -> str:
         return f"the server at {self.address}"
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether the channel is open."""
+        return self._channel is not None
 
     @property
     def channel(self) -> Channel:

@@ -82,13 +82,15 @@ def write_early(
     def settle(answer: Answer) -> None:
         try:
             done = checked(answer).done
-        except (TransportError, ServerBusyError):
-            retry()
-            return
         except TDServeError as error:
+            session.keep(request, works)
+            if isinstance(error, (TransportError, ServerBusyError)):
+                retry()
+                return
             future.set_exception(error)
         else:
             future.set_result(done)
+            session.let_go_before(request)
         session.forget(request)
         client.answered(request)
         works.clear()
@@ -103,11 +105,25 @@ def write_early(
     except BaseException:
         client.answered(request)
         raise
+    _post(session, request, outgoing, client, works, future)
+    return future
+
+
+def _post(
+    session: Session,
+    request: int,
+    outgoing: Outgoing,
+    client: SessionClient,
+    works: list[Work],
+    future: Future[control_pb2.Done],
+) -> None:
+    """Begins to send content behind its request."""
     try:
         works.extend(outgoing.post(session, tag_of(request), client.pool))
     except TransportError:
         session.close()  # which settles the request
-    return future
+    if future.done():  # refused before all of it was sent, and taken all the same
+        session.keep(request, works)
 
 
 def write_selection(
