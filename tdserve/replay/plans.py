@@ -57,7 +57,7 @@ class Arrival:
     ends: NDArray[np.bool_] | None = None
     ids: NDArray[Any] | None = None
     keys: Sequence[int] | None = None
-    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 PLAIN_ARRIVAL = Arrival()

@@ -31,7 +31,7 @@ class Coming:
 
     def with_columns(self, entry: Entry, found: Mapping[Path, bytes]) -> Arrival:
         """Adds what the worker found in the content, by the store's rule keys."""
-        if not found:
+        if not found and not entry.group_keys:
             return self.arrival
         sampler = entry.replay_table().settings.sampler
         ends, ids = self.arrival.ends, None
@@ -41,7 +41,7 @@ class Coming:
                 ends = flags if ends is None else ends | flags
             else:
                 ids = as_ids(found[path], self.num_rows)
-        groups = {group_column(path): as_ids(found[path], self.num_rows) for path in entry.group_keys}
+        groups = {group_column(path): as_ids(found[path], self.num_rows) for path in entry.group_keys if path in found}
         return replace(self.arrival, ends=ends, ids=ids, groups=groups)
 
 

@@ -6,7 +6,13 @@ from collections.abc import Container
 
 from tdserve.catalog import StoreKind, StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, InvalidSpecError, StoreExistsError, TransferAbortedError
+from tdserve.errors import (
+    InvalidRequestError,
+    InvalidSpecError,
+    KeyNotFoundError,
+    StoreExistsError,
+    TransferAbortedError,
+)
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.server import descriptions
@@ -101,7 +107,10 @@ def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateS
             argument="capacity", reason=f"{request.capacity} is not from 1 to {MAX_CAPACITY_ROWS}"
         )
     settings = Settings.from_json(request.settings, min_size=request.min_size or 1)
-    settings.limiter.check(request.capacity)
+    settings.check(request.capacity)
+    for key in settings.rule_keys:
+        if key not in dict(spec.tensors):
+            raise KeyNotFoundError(store=name, key=".".join(key))
     return StoreRecord(
         name=name,
         kind=kind,

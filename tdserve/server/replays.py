@@ -17,7 +17,7 @@ from tdserve.server.answers import Answers
 from tdserve.server.arrivals import arriving
 from tdserve.server.entry import Entry
 from tdserve.server.redo import Redo
-from tdserve.server.rule_keys import RuleKeys
+from tdserve.server.rule_keys import RuleKeys, group_column
 from tdserve.server.samples import Samples, older_store
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
@@ -79,10 +79,11 @@ class Replays:
         )
         try:
             found = await self._receive(session, request, entry, reservation, asked)
-            for path in entry.rule_keys:
-                if path not in found:  # asked for since these rows began to come
-                    found[path] = await self._rule_keys.read(entry, path, reservation.rows, session)
             arrival = coming.with_columns(entry, found)
+            for path in entry.group_keys:
+                column = group_column(path)
+                if column not in arrival.groups:  # asked for since these rows began to come, or no tensor
+                    arrival.groups[column] = await self._rule_keys.read_ids(entry, path, reservation.rows, session)
             return self._commit(session, request, entry, reservation, arrival)
         except BaseException:
             # Whoever could still write is gone: a failed receive closes its channel, a dead worker was reaped.
@@ -115,7 +116,7 @@ class Replays:
         receiving.receive_rows.store.CopyFrom(ref)
         receiving.receive_rows.rows = reservation.encoded
         receiving.receive_rows.keys.extend(asked.keys)
-        rule_keys = entry.rule_keys
+        rule_keys = [path for path in entry.rule_keys if path in dict(entry.spec.tensors)]
         receiving.receive_rows.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
         receiving.receive_rows.content.fingerprint = content.fingerprint
         receiving.receive_rows.content.message_nbytes.extend(content.message_nbytes)

@@ -12,7 +12,7 @@ from tdserve.row_numbers import encode_rows
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
 from tdserve.spec.tree import Path
-from tdserve.v1 import worker_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 
 _ID_BYTES = 8
 
@@ -25,27 +25,32 @@ class RuleKeys:
 
         Raises:
             KeyNotFoundError: Rows have no such leaf.
-            NotSupportedError: The leaf is no tensor.
+            NotSupportedError: A row has several values there.
         """
         column = group_column(path)
         if path in entry.group_keys:
             return column
-        if path not in dict(entry.spec.tensors):
-            if path in dict(entry.spec.values):
-                raise NotSupportedError(feature=f"group_by={path!r}", reason="rows are grouped by tensors")
+        if entry.numbers_of(path) and path not in dict((*entry.spec.tensors, *entry.spec.values)):
             raise KeyNotFoundError(store=entry.name, key=".".join(path))
         table = entry.replay_table()
         entry.group_keys.append(path)  # rows that are committed from here on bring it themselves
         rows = table.live_rows()
         before = entry.generation_values()[rows]
         try:
-            ids = as_ids(await self.read(entry, path, rows, session), len(rows))
+            ids = await self.read_ids(entry, path, rows, session)
         except BaseException:
             entry.group_keys.remove(path)
             raise
         is_same = entry.generation_values()[rows] == before
         table.columns.array(column, np.int64)[rows[is_same]] = ids[is_same]
         return column
+
+    async def read_ids(
+        self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession
+    ) -> NDArray[np.int64]:
+        """What rows are grouped by: a number per row."""
+        content = await self.read(entry, path, rows, session)
+        return as_ids(content, len(rows)) if path in dict(entry.spec.tensors) else _ids_of_values(content, path, rows)
 
     async def read(self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession) -> bytes:
         """The bytes of a leaf of rows whose content is in its place."""
@@ -55,6 +60,20 @@ class RuleKeys:
         order.read_columns.keys.add(parts=path)
         worked = await session.worker.order(order)
         return worked.columns[0]
+
+
+def _ids_of_values(content: bytes, path: Path, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    (column,) = control_pb2.ValueBlock.FromString(content).columns
+    digests = [_digest(value) for value in column.values]
+    if not column.per_row:
+        digests *= len(rows)
+    if len(digests) != len(rows):
+        raise NotSupportedError(feature=f"group_by={path!r}", reason="a row has several values there")
+    return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_ID_BYTES).digest()
 
 
 def group_column(path: Path) -> str:
@@ -74,5 +93,5 @@ def as_ids(content: bytes, num_rows: int) -> NDArray[np.int64]:
         padded = np.zeros((num_rows, _ID_BYTES), np.uint8)
         padded[:, : table.shape[1]] = table
         return padded.view("<i8").reshape(num_rows)
-    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=_ID_BYTES).digest() for row in table)
+    digests = b"".join(_digest(row.tobytes()) for row in table)
     return np.frombuffer(digests, "<i8").astype(np.int64)

@@ -90,11 +90,15 @@ def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
 
 
 def read_columns(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Reports the bytes of some leaves of rows, for control's rules."""
+    """Reports the bytes of some leaves of rows, for control's rules; of values, a ValueBlock with one column."""
     wanted = order.read_columns
     store = session.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
-    return worker_pb2.Worked(columns=[store.table(tuple(key.parts))[rows].tobytes() for key in wanted.keys])
+    columns = []
+    for path in (tuple(key.parts) for key in wanted.keys):
+        is_tensor = path in store.leaves
+        columns.append(store.table(path)[rows].tobytes() if is_tensor else read_values(store, [path], rows))
+    return worker_pb2.Worked(columns=columns)
 
 
 def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
