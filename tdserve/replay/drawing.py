@@ -103,7 +103,7 @@ class Drawing:
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
             pieces.append(self._counted(kept))
             missing -= len(kept.rows)
-            chosen = np.unique(kept.rows)
+            chosen = np.unique(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._views.leave(over)
             spent.append(over)
