@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.errors import InvalidRequestError
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import Rows
 from tdserve.replay.sampled import added_columns
@@ -50,7 +51,12 @@ class Drawing:
         """Draws batches, one after the other; ``None``, and nothing was changed, when not all of them can be had."""
         draws: list[Draw] = []
         for _ in range(num_batches):
-            found = self._draw(selector, num_rows, rng)
+            try:
+                found = self._draw(selector, num_rows, rng)
+            except InvalidRequestError:
+                if not draws:
+                    raise
+                found = None  # what the batches before have used up is what this one lacks
             if found is None:
                 for draw in draws:
                     self.undo(draw.drawn.rows, draw.spent)
