@@ -37,16 +37,21 @@ def encode_few_bytes(rows: NDArray[np.int64]) -> bytes:
     return np.array([_HALVES, num_rows], "<i8").tobytes() + halves.tobytes()
 
 
-def decode_rows(content: bytes) -> NDArray[np.int64]:
+def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.int64]:
     """The numbers, in their order.
 
+    Args:
+        max_rows: Of what a client says: a few bytes can stand for more rows than memory has room for.
+
     Raises:
-        RemoteProtocolError: The bytes are no row numbers.
+        RemoteProtocolError: The bytes are no row numbers, or more than ``max_rows``.
     """
     if len(content) % 8:
         raise RemoteProtocolError(expected="int64 row numbers", received=f"{len(content)} bytes")
     numbers = np.frombuffer(content, "<i8")
     if len(numbers) == 3 and numbers[0] == _RUN:
+        if max_rows is not None and numbers[2] > max_rows:
+            raise RemoteProtocolError(expected=f"at most {max_rows} row numbers", received=str(numbers[2]))
         return np.arange(numbers[1], numbers[1] + numbers[2], dtype=np.int64)
     if len(numbers) > 2 and numbers[0] == _HALVES:
         halves = np.frombuffer(content, "<u4", offset=16)

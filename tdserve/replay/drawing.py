@@ -56,7 +56,7 @@ class Drawing:
             except InvalidRequestError:
                 if not draws:
                     raise
-                found = None  # what the batches before have used up is what this one lacks
+                found = None  # too many only after those before: one batch alone can be had
             if found is None:
                 for draw in draws:
                     self.undo(draw.drawn.rows, draw.spent)
@@ -79,12 +79,7 @@ class Drawing:
             selector.remove(kept.rows)
             pieces.append(kept)
             missing -= len(kept.rows)
-        drawn = self._counted(pieces[0] if len(pieces) == 1 else _joined(pieces))
-        spent = _NONE
-        if self._max_times:
-            spent = drawn.rows[self._columns.times_sampled[drawn.rows] >= self._max_times]
-            self._views.leave(spent)
-        return Draw(drawn, spent)
+        return Draw(self._counted(pieces[0] if len(pieces) == 1 else _joined(pieces)), _NONE)
 
     def undo(self, rows: Rows, spent: Rows) -> None:
         """Takes back that rows were handed out; of ``spent`` those that are live."""

@@ -113,6 +113,9 @@ class Holdings:
         self._live = LiveRows(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.views)
         self._live.add(live)
+        if settings.max_times_sampled:  # those of a sample that was cut short can be had once more
+            times = self.columns.times_sampled
+            times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
         self._enter(live[np.argsort(self.columns.sequence[live], kind="stable")])
 
     def __len__(self) -> int:
@@ -139,6 +142,14 @@ class Holdings:
 
     def check_live(self, rows: Rows) -> None:
         """Raises SelectionError unless all of these row numbers are live rows."""
+        self.check_numbers(rows)
+        is_live = self._live.contains(rows)
+        if not is_live.all():
+            bad = int(rows[int(np.argmin(is_live))])
+            raise SelectionError(selection=str(bad), reason=f"this row of table {self.name!r} is not live now")
+
+    def check_numbers(self, rows: Rows) -> None:
+        """Raises SelectionError unless all of these are numbers of rows."""
         if not len(rows):
             return
         low, high = int(rows.min()), int(rows.max())
@@ -146,10 +157,6 @@ class Holdings:
             bad = low if low < 0 else high
             reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
             raise SelectionError(selection=str(bad), reason=reason)
-        is_live = self._live.contains(rows)
-        if not is_live.all():
-            bad = int(rows[int(np.argmin(is_live))])
-            raise SelectionError(selection=str(bad), reason=f"this row of table {self.name!r} is not live now")
 
     def hold(self, rows: Rows) -> None:
         """Makes rows, each named once, unreadable while leaves of them are written.
@@ -200,7 +207,7 @@ class Holdings:
             self._evictor.add(rows)
 
     def _leave(self, rows: Rows) -> None:
-        self._live.remove(rows)
+        self._live.remove(rows[self._live.contains(rows)])  # what was handed out for the last time is none already
         self.views.leave(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)

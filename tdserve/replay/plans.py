@@ -28,6 +28,7 @@ class RowsPlan:
         columns: What the sampler adds of each row, by key.
         spent: Rows that leave the table when they were sent,
         spent_generations: and their generations.
+        sequence: The rows' places in the order of commits, by which they are known again.
         lease: Owner and consumer, where the rows are handed out on lease.
     """
 
@@ -36,6 +37,7 @@ class RowsPlan:
     columns: Mapping[str, NDArray[Any]]
     spent: Rows = field(default_factory=no_rows)
     spent_generations: Rows = field(default_factory=no_rows)
+    sequence: Rows = field(default_factory=no_rows)
     lease: tuple[int, str] | None = None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.errors import EndOfStreamError, InvalidRequestError, WrongStateError
+from tdserve.replay.groups import GroupSelector
 from tdserve.replay.holdings import Holdings
 from tdserve.replay.limiter import Limiter
 from tdserve.replay.live_rows import Rows
@@ -45,7 +46,7 @@ class Table(Holdings):
                 return None
             if self._evictor is not None and num_rows > self.ring.num_free:
                 missing = num_rows - self.ring.num_free
-                if missing > len(self._live):
+                if missing > len(self.ring):  # held rows are nobody's to evict
                     return None
                 self.remove(self._evictor.lowest(missing))
         reservation = self.ring.reserve(num_rows)
@@ -123,6 +124,8 @@ class Table(Holdings):
             if value < 1:
                 raise InvalidRequestError(argument=argument, reason=f"{value} is not at least 1")
         total = num_rows * num_batches
+        if owner is not None:
+            self._check_lease(key, num_rows)
         counts, limiter = self.counts, self.settings.limiter
         limiter.check_sample(counts.capacity, num_rows)
         if self.is_closed and owner is not None:
@@ -130,17 +133,12 @@ class Table(Holdings):
             num_batches = 1
         elif not limiter.can_sample(counts, total):
             return None
-        if not total:
-            return None
         selector = self.views.get(key)
-        if not len(selector):
+        if not total or not len(selector):
             return None
         if not key.group and self.settings.sampler.kind in _INDEPENDENT:
             num_rows, num_batches = total, 1
         if owner is not None:
-            if self.columns.trajectories is not None and not key.group:
-                reason = f"table {self.name!r} samples slices, whose rows belong together"
-                raise InvalidRequestError(argument="consumer", reason=reason)
             draw = self._drawing.draw_distinct(selector, total, rng=rng)
         else:
             draw = self._drawing.draw(selector, num_rows, num_batches=num_batches, rng=rng)
@@ -148,11 +146,21 @@ class Table(Holdings):
             return None
         rows = draw.drawn.rows
         self._samples += len(rows)
+        if len(draw.spent):
+            self._live.remove(draw.spent)  # on their way out: nobody may change them any more
         if owner is not None:
             self.views.lease(owner, key.consumer, rows)
         lease = None if owner is None else (owner, key.consumer)
         generations = self._generations
-        return RowsPlan(rows, generations[rows], draw.drawn.columns, draw.spent, generations[draw.spent], lease)
+        return RowsPlan(
+            rows,
+            generations[rows],
+            draw.drawn.columns,
+            spent=draw.spent,
+            spent_generations=generations[draw.spent],
+            sequence=self.columns.sequence[rows],
+            lease=lease,
+        )
 
     def finish(self, plan: RowsPlan) -> bool:
         """A sample was sent; returns whether rows have left the table for it."""
@@ -165,7 +173,8 @@ class Table(Holdings):
         """A sample could not be sent: what it used up is there again."""
         self._samples -= len(plan.rows)
         is_same = self._generations[plan.spent] == plan.spent_generations
-        self._drawing.undo(plan.rows, plan.spent[is_same])
+        self._live.add(plan.spent[is_same])
+        self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
         if plan.lease is not None:
             owner, consumer = plan.lease
             self.views.give_back(owner, consumer, plan.rows[self.views.leases.held_by(owner, plan.rows, consumer)])
@@ -262,21 +271,38 @@ class Table(Holdings):
             WrongStateError: It does not hold all of them. Nothing was changed.
         """
         rows = np.unique(rows)
+        self.check_numbers(rows)
         leaving = self.views.acknowledge(owner, consumer, rows)
         if len(leaving):
             self.remove(leaving)
         return len(rows)
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
-        """An owner will not use rows of its lease: they are there for others again.
+        """An owner will not use rows of its lease: they are there for others again. What it does not hold (any more),
+        such as rows that were overwritten, is ignored.
 
         Raises:
-            WrongStateError: It does not hold all of them. Nothing was changed.
+            SelectionError: A number is none of a row. Nothing was changed.
         """
-        self.views.give_back(owner, consumer, np.unique(rows))
+        self.check_numbers(rows)
+        rows = np.unique(rows)
+        self.views.give_back(owner, consumer, rows[self.views.leases.held_by(owner, rows, consumer)])
+
+    def _check_lease(self, key: ViewKey, num_rows: int) -> None:
+        if num_rows > self.ring.capacity:
+            reason = f"{num_rows} different rows never fit into a capacity of {self.ring.capacity}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        reason = ""
+        if self.columns.trajectories is not None and not key.group:
+            reason = f"table {self.name!r} samples slices, whose rows belong together"
+        elif self.settings.max_times_sampled:
+            reason = f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged"
+        if reason:
+            raise InvalidRequestError(argument="consumer", reason=reason)
 
     def _what_is_left(self, key: ViewKey, num_rows: int) -> int:
-        num_left = len(self.views.get(key))
+        selector = self.views.get(key)
+        num_left = selector.num_complete * key.group_size if isinstance(selector, GroupSelector) else len(selector)
         if not num_left and not self.views.leases.num_leased:
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)

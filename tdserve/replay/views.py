@@ -101,7 +101,7 @@ class Views:
         """
         if keys is not None and self._written is None:
             self._written = Written(self._columns, self._num_keys)
-            self._written.reset(self._members.rows(), None)
+            self._written.reset(np.arange(self._columns.capacity), None)  # members or not: who is held comes back
         if self._written is not None:
             self._written.reset(rows, keys)
         if self.consumers:
@@ -234,3 +234,4 @@ class Views:
         if len(self.consumers) >= MAX_CONSUMERS:
             raise CapacityError(what=f"consumer {consumer!r} of one table", asked=len(self.consumers) + 1, free=0)
         self.consumers.append(consumer)
+        self._consumed[:] &= ~self._bit(consumer)  # left by one whose record a crash has cut off

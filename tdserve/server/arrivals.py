@@ -65,7 +65,7 @@ def arriving(entry: Entry, client_id: bytes, asked: control_pb2.ExtendRequest) -
             reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
         priorities = _column("priority", asked.priorities, "<f8", num_rows)
-        check_priorities(priorities)
+        check_priorities(np.frombuffer(asked.priorities, "<f8"))  # one of all rows may stand for very many
     keys = sorted(number for key in asked.keys for number in entry.numbers_of(tuple(key.parts)))
     missing = [path for path in entry.rule_keys if keys and not set(entry.numbers_of(path)) <= set(keys)]
     if missing:

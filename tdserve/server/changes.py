@@ -47,7 +47,7 @@ class Changes:
             done = self._apply(session, entry, kind, asked)
             # The rows go first, the record second: after a crash in between, what was consumed does not come back.
             with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
-                self._stores.save_state(entry, txn, entry.replay_table().state())
+                self._stores.save_state(entry, txn, entry.table_state())
         entry.changed.wake()
         return done
 
@@ -56,7 +56,9 @@ class Changes:
     ) -> control_pb2.Done:
         table = entry.replay_table()
         if kind == "delete":
-            return control_pb2.Done(num_rows=table.delete(decode_rows(asked.delete.rows)))
+            return control_pb2.Done(
+                num_rows=table.delete(decode_rows(asked.delete.rows, max_rows=entry.record.capacity))
+            )
         if kind == "clear":
             return control_pb2.Done(num_rows=table.clear())
         if kind == "limiter":
@@ -64,10 +66,10 @@ class Changes:
         elif kind == "close":
             table.close()
         elif kind == "acknowledge":
-            rows = decode_rows(asked.acknowledge.rows)
+            rows = decode_rows(asked.acknowledge.rows, max_rows=entry.record.capacity)
             return control_pb2.Done(num_rows=table.acknowledge(session.number, asked.acknowledge.consumer, rows))
         elif kind == "give_back":
-            rows = decode_rows(asked.give_back.rows)
+            rows = decode_rows(asked.give_back.rows, max_rows=entry.record.capacity)
             table.give_back(session.number, asked.give_back.consumer, rows)
             return control_pb2.Done(num_rows=len(rows))
         else:
@@ -76,7 +78,7 @@ class Changes:
 
 
 def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
-    rows = decode_rows(asked.rows)
+    rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
     priorities = _numbers("priority", asked.priorities, "<f4", len(rows)).astype(np.float64)
     generations = _numbers("generation", asked.generations, "<u4", len(rows)) if asked.generations else None
     num_skipped = entry.replay_table().update_priority(rows, priorities, generations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ class Entry:
         changed: Waiters for its rows, content or versions.
         write_lock: Writes to a tensordict store are applied one after the other.
         owner_session: Who fills it for the first time.
-        group_keys: Leaves by whose values samples have asked for groups of rows.
+        group_keys: Leaves by whose values samples have asked for groups of rows: rows that come bring them.
+        known_groups: Those of which all rows are known.
     """
 
     record: StoreRecord
@@ -49,6 +51,7 @@ class Entry:
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     owner_session: int = 0
     group_keys: list[Path] = field(default_factory=list)
+    known_groups: set[Path] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -108,6 +111,11 @@ class Entry:
         if self.generations is None:
             raise self.wrong_kind("tensordict or replay")
         return self.generations.values
+
+    def table_state(self) -> dict[str, Any]:
+        """What a replay's rules need after a restart."""
+        known = [path for path in self.group_keys if path in self.known_groups]
+        return {**self.replay_table().state(), **({"group_keys": known} if known else {})}
 
     @property
     def content_version(self) -> int:

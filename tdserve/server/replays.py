@@ -80,10 +80,10 @@ class Replays:
         try:
             found = await self._receive(session, request, entry, reservation, asked)
             arrival = coming.with_columns(entry, found)
-            for path in entry.group_keys:
-                column = group_column(path)
-                if column not in arrival.groups:  # asked for since these rows began to come, or no tensor
-                    arrival.groups[column] = await self._rule_keys.read_ids(entry, path, reservation.rows, session)
+            # Asked for since these rows began to come, or no tensor; meanwhile others may be asked for, or given up.
+            while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
+                ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
+                arrival.groups[group_column(lacking[0])] = ids
             return self._commit(session, request, entry, reservation, arrival)
         except BaseException:
             # Whoever could still write is gone: a failed receive closes its channel, a dead worker was reaped.
@@ -148,10 +148,8 @@ class Replays:
         table.arrive(reservation, arrival)
         done = control_pb2.Done(indices=reservation.encoded)
         redo = Redo.of(entry, reservation.rows, encoded=reservation.encoded)
-        state = table.state()
+        state = entry.table_state()
         state["inserts"] += len(reservation)
-        if entry.group_keys:
-            state["group_keys"] = entry.group_keys
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             redo.save(txn)
             self._stores.save_state(entry, txn, state)

@@ -28,13 +28,19 @@ class RuleKeys:
             NotSupportedError: A row has several values there.
         """
         column = group_column(path)
-        if path in entry.group_keys:
+        if path in entry.known_groups:
             return column
         if entry.numbers_of(path) and path not in dict((*entry.spec.tensors, *entry.spec.values)):
             raise KeyNotFoundError(store=entry.name, key=".".join(path))
+        async with entry.write_lock:  # one after the other, and no row is half written meanwhile
+            if path not in entry.known_groups:
+                await self._look_at_rows(entry, path, session)
+        return column
+
+    async def _look_at_rows(self, entry: Entry, path: Path, session: ClientSession) -> None:
         table = entry.replay_table()
         entry.group_keys.append(path)  # rows that are committed from here on bring it themselves
-        rows = table.live_rows()
+        rows = table.ring.live_rows()  # also those that may come back because a sample fails
         before = entry.generation_values()[rows]
         try:
             ids = await self.read_ids(entry, path, rows, session)
@@ -42,8 +48,8 @@ class RuleKeys:
             entry.group_keys.remove(path)
             raise
         is_same = entry.generation_values()[rows] == before
-        table.columns.array(column, np.int64)[rows[is_same]] = ids[is_same]
-        return column
+        table.columns.array(group_column(path), np.int64)[rows[is_same]] = ids[is_same]
+        entry.known_groups.add(path)
 
     async def read_ids(
         self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession
@@ -88,7 +94,7 @@ def as_bools(content: bytes, num_rows: int) -> NDArray[np.bool_]:
 
 def as_ids(content: bytes, num_rows: int) -> NDArray[np.int64]:
     """A number per row: equal where the rows' bytes are equal, and hardly ever otherwise."""
-    table = np.frombuffer(content, np.uint8).reshape(num_rows, -1)
+    table = np.frombuffer(content, np.uint8).reshape(num_rows, len(content) // max(num_rows, 1))
     if table.shape[1] <= _ID_BYTES:
         padded = np.zeros((num_rows, _ID_BYTES), np.uint8)
         padded[:, : table.shape[1]] = table

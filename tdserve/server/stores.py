@@ -288,6 +288,7 @@ class Stores:
         )
         entry = Entry(record, stored, folder, row_spec=spec, generations=generations, table=table)
         entry.group_keys.extend(tuple(path) for path in (state or {}).get("group_keys", ()))
+        entry.known_groups.update(entry.group_keys)
         return entry
 
     def _being_written(self, uid: str, spec: Spec) -> np.ndarray:

@@ -49,7 +49,7 @@ class Waiters:
 
     def has_line(self, line: Hashable) -> bool:
         """Whether somebody waits in this line, behind whom a newcomer has to stand."""
-        return line in self._lines
+        return bool(self._lines.get(line))  # empty: the last was served just now, and has not gone on yet
 
     async def wait_for(
         self,
@@ -92,6 +92,7 @@ class Waiters:
             granted = future.result() if is_over else None
             if give_back is not None and granted is not None:
                 give_back(granted)
+                self.wake()
             raise
         finally:
             if timer is not None:

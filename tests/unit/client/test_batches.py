@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client
 
 
 def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Client, name: str) -> None:
-    batches = client.create_replay(name, ROWS[0], 8).batches(4, timeout_s=20.0)
+    batches: Any = client.create_replay(name, ROWS[0], 8).batches(4, timeout_s=20.0)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, batches)
         batches.close()
@@ -55,7 +56,7 @@ def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Clie
 
 
 def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandle) -> None:
-    batches = replay.batches(4)
+    batches: Any = replay.batches(4)
     next(batches)
     thread = batches._thread
     del batches

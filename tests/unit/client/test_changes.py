@@ -26,7 +26,7 @@ SAMPLED = TensorDict({"index": torch.tensor([3, 1]), "generation": torch.tensor(
         ([7], [7]),
         ((2, 2), [2, 2]),
         (4, [4]),
-        (np.int64(-1), [-1]),
+        (np.int64(6), [6]),
         ([], []),
         (torch.empty(0), []),
     ],
@@ -47,7 +47,13 @@ def test_row_numbers_when_they_are_none_then_error(given: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "priorities"),
-    [(0.5, [0.5]), (3, [3.0]), ([1, 2.5], [1.0, 2.5]), (torch.tensor([[0.0], [4.0]]), [0.0, 4.0]), (np.zeros(2), [0, 0])],
+    [
+        (0.5, [0.5]),
+        (3, [3.0]),
+        ([1, 2.5], [1.0, 2.5]),
+        (torch.tensor([[0.0], [4.0]]), [0.0, 4.0]),
+        (np.zeros(2), [0, 0]),
+    ],
 )
 def test_as_priorities_when_given_somehow_then_float64(given: Any, priorities: list[float]) -> None:
     found = as_priorities(given, 2)
@@ -56,7 +62,8 @@ def test_as_priorities_when_given_somehow_then_float64(given: Any, priorities: l
 
 
 @pytest.mark.parametrize(
-    "given", [[1.0], [1.0, 2.0, 3.0], [1.0, -0.1], [float("nan"), 1.0], float("inf"), -1, "much", None, [[1.0], [2.0, 3.0]]]
+    "given",
+    [[1.0], [1.0, 2.0, 3.0], [1.0, -0.1], [float("nan"), 1.0], float("inf"), -1, "much", None, [[1.0], [2.0, 3.0]]],
 )
 def test_as_priorities_when_one_is_none_then_error(given: Any) -> None:
     with pytest.raises(InvalidRequestError) as raised:
@@ -68,14 +75,14 @@ def test_priorities_message_when_of_a_sampled_batch_then_brings_its_generations(
     message = priorities_message(SAMPLED, torch.tensor([0.5, 2.0]), None)
     assert decode_rows(message.rows).tolist() == [3, 1]
     assert np.frombuffer(message.priorities, "<f4").tolist() == [0.5, 2.0]
-    assert np.frombuffer(message.generations, "<i8").tolist() == [2, 4]
+    assert np.frombuffer(message.generations, "<u4").tolist() == [2, 4]
 
 
 def test_priorities_message_when_rows_are_numbers_then_has_generations_only_where_they_are_given() -> None:
     assert priorities_message([1, 2], 1.0, None).generations == b""
-    assert np.frombuffer(priorities_message([1, 2], 1.0, [6, 6]).generations, "<i8").tolist() == [6]
-    assert np.frombuffer(priorities_message([1, 2], 1.0, [6, 8]).generations, "<i8").tolist() == [6, 8]
-    assert np.frombuffer(priorities_message([1, 2], 1.0, 6).generations, "<i8").tolist() == [6]
+    assert np.frombuffer(priorities_message([1, 2], 1.0, [6, 6]).generations, "<u4").tolist() == [6]
+    assert np.frombuffer(priorities_message([1, 2], 1.0, [6, 8]).generations, "<u4").tolist() == [6, 8]
+    assert np.frombuffer(priorities_message([1, 2], 1.0, 6).generations, "<u4").tolist() == [6]
 
 
 def test_priorities_message_when_generations_are_of_other_rows_then_error() -> None:

@@ -43,3 +43,12 @@ def test_description_when_as_dict_then_json_carries_it() -> None:
 def test_description_when_the_kind_is_of_a_later_server_then_unknown() -> None:
     message = control_pb2.StoreDescription(spec=MESSAGE.spec)
     assert from_message(message).kind == "unknown"
+
+
+def test_description_when_of_a_table_then_says_its_rules_and_who_holds_rows() -> None:
+    message = control_pb2.StoreDescription(spec=MESSAGE.spec, kind=control_pb2.STORE_KIND_REPLAY)
+    assert (from_message(message).as_dict()["settings"], from_message(message).is_closed) == ({}, False)
+    message.settings, message.num_leased, message.is_closed = '{"limiter":{"kind":"queue","max_size":4}}', 3, True
+    said = from_message(message).as_dict()
+    assert said["settings"] == {"limiter": {"kind": "queue", "max_size": 4}}
+    assert (said["num_leased"], said["is_closed"]) == (3, True)

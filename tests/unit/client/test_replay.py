@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.replay import check_count
 from tdserve.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
+from tests.integration.processes import wait_for
 
 
 def rows(num_rows: int, start: int = 0) -> TensorDict:
@@ -22,14 +23,6 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
     made: tdserve.ReplayHandle = client.create_replay(name, rows(1)[0], 5)
     made.extend(rows(3, 10))
     return made
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None])
-def test_check_count_when_it_is_none_then_error_names_the_argument(value: Any) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
-        check_count("capacity", value)
-    assert raised.value.argument == "capacity"
-    assert check_count("capacity", 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -75,3 +68,27 @@ def test_getitem_when_a_row_is_not_live_then_error(replay: tdserve.ReplayHandle,
 def test_getitem_when_of_two_dimensions_then_error(replay: tdserve.ReplayHandle) -> None:
     with pytest.raises(InvalidRequestError):
         _ = replay[0, 0]
+
+
+def test_sample_when_a_device_is_named_then_the_rows_are_there(replay: tdserve.ReplayHandle) -> None:
+    assert replay.sample(2, device="cpu").device == torch.device("cpu")
+    assert replay.sample(2).device is None
+    with replay.batches(2, device="cpu") as batches:
+        assert next(batches).device == torch.device("cpu")
+
+
+def test_batches_when_they_waited_too_long_then_dropped_and_a_fresh_one_comes(replay: tdserve.ReplayHandle) -> None:
+    with replay.batches(2, prefetch=1, drop=0.0, timeout_s=5.0) as batches, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, batches)
+        wait_for(lambda: replay.info()["samples"] >= 6, "the third batch")
+        assert not waiting.done(), "none is ever that fresh"
+        batches.close()
+        with pytest.raises(tdserve.ClosedError):
+            waiting.result(10.0)
+    with replay.batches(2, prefetch=1, drop=20.0) as batches:
+        assert len(next(batches)) == 2
+
+
+def test_update_priority_when_the_table_has_none_then_refused(replay: tdserve.ReplayHandle) -> None:
+    with pytest.raises(InvalidRequestError, match=replay.name):
+        replay.update_priority([0], 1.0)

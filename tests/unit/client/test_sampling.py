@@ -17,7 +17,6 @@ from tdserve.errors import StoreNotFoundError, TransferAbortedError
 from tdserve.spec.capture import capture
 from tests.unit.client.content import rows_content
 
-
 ANY = Query("any", capture(TensorDict({"a": torch.zeros(())}, [])).spec)
 
 

@@ -48,9 +48,7 @@ def test_extend_when_leaves_are_missing_then_they_are_written_later(table: tdser
 @pytest.mark.parametrize(
     "batch", [rows(2).exclude("a").set("z", torch.zeros(2)), TensorDict({}, [2]), rows(2).set("z", torch.zeros(2))]
 )
-def test_extend_when_leaves_are_unknown_or_none_then_refused(
-    table: tdserve.ReplayHandle, batch: TensorDict
-) -> None:
+def test_extend_when_leaves_are_unknown_or_none_then_refused(table: tdserve.ReplayHandle, batch: TensorDict) -> None:
     with pytest.raises(SpecMismatchError, match=table.name):
         table.extend(batch)
     assert table.info()["inserts"] == 5
@@ -119,9 +117,11 @@ def test_sample_when_the_question_is_none_then_refused(
 
 def test_sample_when_keys_are_required_then_by_a_name_or_a_path(table: tdserve.ReplayHandle) -> None:
     index = table.extend(rows(2, 5).exclude(("n", "b")))
-    for require in ("a", ("a", "g"), [("a",), ("g",)]):
+    every: tuple[Any, ...] = ("a", ("a", "g"), [("a",), ("g",)])
+    whole: tuple[Any, ...] = (None, [("n", "b")], [("n",)], ("a", ("n", "b")))
+    for require in every:
         assert set(table.sample(200, require=require)["a"].tolist()) == set(range(7))
-    for require in (None, [("n", "b")], [("n",)], ("a", ("n", "b"))):
+    for require in whole:
         assert set(table.sample(200, require=require)["a"].tolist()) == set(range(5))
     assert set(table.sample(200, require=())["index"].tolist()) >= set(index.tolist())
 

@@ -87,8 +87,9 @@ def test_batches_when_their_block_ends_then_the_last_one_is_acknowledged(queue: 
     with queue.batches(2) as batches:
         next(batches)
     assert len(queue) == 2
-    with pytest.raises(KeyError), queue.batches(2) as batches:
-        next(batches)
+    again = queue.batches(2)
+    next(again)
+    with pytest.raises(KeyError), again:
         raise KeyError
     assert (len(queue), num_leased(queue)) == (2, 0)
 

@@ -31,11 +31,12 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.cursor = 0
         self.inserts = 0
         self.state: dict[int, str] = {}
+        self.held: set[int] = set()
 
     def _expected_rows(self, num_rows: int) -> list[int]:
         rows, self.holes = self.holes[:num_rows], self.holes[num_rows:]
         while len(rows) < num_rows:
-            if self.cursor not in self.owner and self.cursor not in self.holes and self.cursor not in rows:
+            if self.cursor not in {*self.owner, *self.holes, *self.held, *rows}:
                 rows.append(self.cursor)
             self.cursor = (self.cursor + 1) % _CAPACITY
         return rows
@@ -44,13 +45,13 @@ class _AgainstALoop(RuleBasedStateMachine):
     def reserve(self, num_rows: int) -> Any:
         before = self.generations.copy()
         reservation = self.ring.reserve(num_rows)
-        if num_rows > _CAPACITY - len(self.owner):
+        if num_rows > _CAPACITY - len(self.owner) - len(self.held):
             assert reservation is None
             assert (before == self.generations).all()
             return None
         assert reservation is not None
         rows = reservation.rows.tolist()
-        assert not set(rows) & self.owner.keys(), "a row was given to two writers"
+        assert not set(rows) & (self.owner.keys() | self.held), "a row was given to two writers"
         assert rows == self._expected_rows(num_rows)
         assert reservation.evicted.tolist() == [row for row in rows if row in self.live]
         self.live -= set(rows)
@@ -108,13 +109,37 @@ class _AgainstALoop(RuleBasedStateMachine):
             self._gone(reservation)
             self.holes += reservation.rows.tolist()
 
+    @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
+    def free(self, numbers: list[int]) -> None:
+        rows = [row for row in numbers if row in self.live]
+        self.ring.free(np.array(rows, np.int64))
+        self.live -= set(rows)
+        self.holes += rows
+
+    @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
+    def hold(self, numbers: list[int]) -> None:
+        rows = [row for row in numbers if row in self.live]
+        self.ring.hold(np.array(rows, np.int64))
+        self.live -= set(rows)
+        self.held |= set(rows)
+
+    @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
+    def let_go(self, numbers: list[int]) -> None:
+        rows = np.array([row for row in numbers if row in self.held], np.int64)
+        before = self.generations[rows]
+        self.ring.let_go(rows)
+        assert (self.generations[rows] == before + 1).all()
+        self.held -= set(rows.tolist())
+        self.live |= set(rows.tolist())
+
     @precondition(lambda self: "quarantined" not in self.state.values())
     @rule()
     def restart(self) -> None:
-        self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.state())
+        held = np.array(sorted(self.held), np.int64)
+        self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.state(), held=held)
         self.holes = sorted([*self.holes, *self.owner])
         circle = [*range(self.cursor, _CAPACITY), *range(self.cursor)]
-        self.cursor = next((row for row in circle if row not in self.holes), self.cursor)
+        self.cursor = next((row for row in circle if row not in {*self.holes, *self.held}), self.cursor)
         self.owner.clear()
         self.state = dict.fromkeys(self.state, "closed")
 
@@ -123,10 +148,11 @@ class _AgainstALoop(RuleBasedStateMachine):
         live = sorted(self.live)
         assert self.ring.live_rows().tolist() == live
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == live
-        odd = {*self.owner, *self.holes}
+        odd = {*self.owner, *self.holes, *self.held}
         assert set(np.flatnonzero(self.generations % 2).tolist()) == odd
         assert len(self.ring) == len(live)
-        assert self.ring.num_reserved == len(self.owner)
+        assert self.ring.num_reserved == len(self.owner) + len(self.held)
+        assert self.ring.num_free == _CAPACITY - len(live) - self.ring.num_reserved
         assert self.ring.num_holes == len(self.holes)
         assert (self.ring.cursor, self.ring.inserts) == (self.cursor, self.inserts)
 
@@ -227,6 +253,38 @@ def test_commit_when_the_reservation_is_of_another_ring_then_refused() -> None:
     _reserve(ring, 1)
     with pytest.raises(WrongStateError):
         ring.commit(_reserve(other, 1))
+
+
+def test_free_when_rows_go_then_the_next_writer_gets_them_in_that_order() -> None:
+    ring, generations = _ring()
+    ring.commit(_reserve(ring, 4))
+    ring.free(np.array([2, 0]))
+    assert generations.tolist() == [3, 2, 3, 2]
+    assert (len(ring), ring.num_free, ring.num_holes) == (2, 2, 2)
+    reservation = _reserve(ring, 3)
+    assert reservation.rows.tolist() == [2, 0, 1]
+    assert reservation.evicted.tolist() == [1]
+
+
+def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
+    ring, generations = _ring()
+    ring.commit(_reserve(ring, 4))
+    ring.hold(np.array([0]))
+    assert (len(ring), ring.num_reserved, ring.num_holes) == (3, 1, 0)
+    assert ring.reserve(4) is None
+    assert _reserve(ring, 1).rows.tolist() == [1]
+    ring.let_go(np.array([0]))
+    assert generations.tolist() == [4, 3, 2, 2]
+    assert ring.live_rows().tolist() == [0, 2, 3]
+
+
+def test_restore_when_rows_are_held_then_they_are_no_holes_and_even_ones_live() -> None:
+    generations = np.array([3, 2, 3, 2], np.int64)
+    ring = Ring.restore(4, generations, {}, held=np.array([0, 1]))
+    assert (ring.live_rows().tolist(), ring.num_reserved, ring.num_holes) == ([1, 3], 1, 1)
+    assert _reserve(ring, 1).rows.tolist() == [2]
+    ring.let_go(np.array([0]))
+    assert ring.live_rows().tolist() == [0, 1, 3]
 
 
 def test_restore_when_writers_may_live_then_their_rows_are_held_and_the_rest_are_holes() -> None:

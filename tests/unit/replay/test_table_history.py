@@ -198,6 +198,10 @@ class _AgainstAModel(RuleBasedStateMachine):
     )
     def take(self, key: ViewKey, num_rows: int, num_batches: int, place: int) -> None:
         members, owner = self._members(key), self.owners[place]
+        if self.settings.max_times_sampled:
+            with pytest.raises(InvalidRequestError):
+                self.table.plan_sample(num_rows, num_batches, rng=self.rng, key=key, owner=owner)
+            return
         plan = self.table.plan_sample(num_rows, num_batches, rng=self.rng, key=key, owner=owner)
         if num_rows * num_batches > len(members):
             assert plan is None
@@ -268,8 +272,14 @@ class _AgainstAModel(RuleBasedStateMachine):
         owner = self.owners[place]
         if all(self.leases.get((consumer, number)) == owner for number in numbers):
             return
-        with pytest.raises(WrongStateError):
-            (self.table.acknowledge if acks else self.table.give_back)(owner, consumer, np.array(numbers))
+        if acks:
+            with pytest.raises(WrongStateError):
+                self.table.acknowledge(owner, consumer, np.array(numbers))
+            return
+        self.table.give_back(owner, consumer, np.array(numbers))
+        for number in set(numbers):
+            if self.leases.get((consumer, number)) == owner:
+                del self.leases[consumer, number]
 
     @rule(place=st.integers(0, 1))
     def session_ends(self, place: int) -> None:
@@ -303,10 +313,11 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @rule(numbers=_numbers, priority=st.integers(0, 9), age=st.sampled_from([0, 2]))
     def update_priority(self, numbers: list[int], priority: int, age: int) -> None:
-        if "priority" not in self.settings.columns:
+        numbers = [number for number in numbers if number not in self.rows or not self.rows[number].is_held]
+        if "priority" not in self.settings.columns or not numbers:
             return
         rows, values = np.array(numbers), np.full(len(numbers), float(priority))
-        skipped = self.table.update_priority(rows, values, self.generations[rows] - age)
+        skipped = self.table.update_priority(rows, values, (self.generations[rows] - age).astype(np.uint32))
         there = [n for n in numbers if n in self.rows and not self.rows[n].is_spent and not age]
         assert skipped == len(numbers) - len(there)
         for number in there:

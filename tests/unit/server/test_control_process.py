@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -18,6 +19,8 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
+from tdserve.replay.order import Fifo
+from tdserve.replay.settings import Settings
 from tdserve.server.control_process import ControlProcess
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -159,6 +162,26 @@ def test_mail_when_a_cancellation_then_that_request_is_given_up(process: Control
         await serving.end()
 
     run(scenario())
+
+
+def test_session_when_it_ends_and_holds_rows_then_they_are_there_for_others(process: ControlProcess, run: Loop) -> None:
+    async def scenario() -> dict[str, Any]:
+        kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(sampler=Fifo()).to_json()
+        asked = control_pb2.CreateStoreRequest(name="q", kind=kind, spec=SPEC, capacity=4, settings=settings)
+        await process.create_store(asked)
+        table = process._stores.get("q").replay_table()
+        reservation = table.plan_extend(2)
+        assert reservation is not None
+        table.arrive(reservation)
+        table.commit(reservation)
+        serving = Serving(process)
+        await serving.start()
+        assert table.plan_sample(2, rng=np.random.default_rng(0), owner=serving.number) is not None
+        assert table.info()["num_leased"] == 2
+        await serving.end()
+        return table.info()
+
+    assert run(scenario())["num_leased"] == 0
 
 
 def test_mail_when_garbage_then_the_session_ends(process: ControlProcess, run: Loop) -> None:

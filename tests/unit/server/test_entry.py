@@ -4,9 +4,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import WrongStateError
+from tdserve.errors import KeyNotFoundError, WrongStateError
+from tdserve.replay.slices import Slices
 from tdserve.server.entry import Entry
 from tdserve.spec import codec
+from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World
 
 TD = TensorDict({"a": torch.zeros(4, 2)}, [4])
@@ -39,3 +41,23 @@ def test_content_version_when_writes_are_applied_then_counts_them(entry: Entry) 
     assert entry.generations is not None
     entry.generations.values[-1] = 6
     assert entry.content_version == 3
+
+
+def test_numbers_when_of_a_key_then_of_all_leaves_at_or_below_it(world: World, run: Loop) -> None:
+    entry = create(world, run)
+    every = entry.numbers_of(())
+    assert sorted(every) == [0, 1, 2]
+    assert entry.numbers_of(("n",)) == entry.numbers_of(("n", "w"))
+    assert sorted([*entry.numbers_of(("a",)), *entry.numbers_of(("g",)), *entry.numbers_of(("n",))]) == [0, 1, 2]
+    for missing in (("no",), ("n", "no"), ("a", "b")):
+        with pytest.raises(KeyNotFoundError):
+            entry.numbers_of(missing)
+
+
+def test_rule_keys_when_the_sampler_or_groups_look_at_leaves_then_each_once(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    replay = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
+    replay.group_keys.extend([("a",), ("g",)])
+    assert replay.rule_keys == (("g",), ("a",))
+    assert entry.rule_keys == ()

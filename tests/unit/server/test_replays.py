@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from tdserve.errors import (
     SelectionError,
     SpecMismatchError,
 )
+from tdserve.replay.views import PLAIN
 from tdserve.row_numbers import decode_rows
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.replays import numbers_of
 from tdserve.server.samples import MAX_SAMPLE_ROWS
 from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import in_line, path
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
 
@@ -160,6 +163,63 @@ def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, ru
     done = read(world, run, entry, [2, 0])
     (column,) = control_pb2.ValueBlock.FromString(done.accepted.values).columns
     assert [b"value 3" in column.values[0], b"value 1" in column.values[1]] == [True, True]
+
+
+def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_older_rows_had_some(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    extend(world, run, entry, rows(10, 7), 1)
+    done = run(world.replays.extend(world.session(), 2, asked(entry, rows(20, 2).select("a"), keys=[path("a")])))
+    assert decode_rows(done.indices).tolist() == [0, 1]
+    columns = columns_of(rows_layout(entry.spec, 7), read(world, run, entry).inline)
+    assert columns["a"].tolist() == [20, 21, 12, 13, 14, 15, 16]
+    assert columns["c"].sum(dim=1).tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    world.reopen()
+    again = world.stores.get("r")
+    assert again.replay_table().views.has_partial_rows
+    assert len(again.replay_table().views.get(PLAIN)) == 5
+    extend(world, run, again, rows(30, 7), 3)
+    assert len(again.replay_table().views.get(PLAIN)) == 7
+
+
+def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free(
+    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend(world, run, entry, rows(10, 2), 1)
+
+    def full(*arguments: Any) -> None:
+        raise CapacityError(what="the catalog", asked=1, free=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.stores, "save_state", full)
+        with pytest.raises(CapacityError):
+            extend(world, run, entry, rows(20), 2)
+    table = entry.replay_table()
+    assert (table.live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
+    assert extend(world, run, entry, rows(30), 3) == [2, 3, 4]
+    assert read(world, run, entry, [2]).inline
+
+
+def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_goes_on(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+    held = table.plan_extend(7)
+    assert held is not None
+
+    async def scenario() -> control_pb2.Done:
+        first, second = (
+            asyncio.create_task(world.replays.extend(world.session(n), 1, asked(entry, rows(10, 4), timeout_s=20.0)))
+            for n in (1, 2)
+        )
+        await in_line(entry, 2)
+        table.abort(held)
+        entry.changed._look()  # granted, and not gone on yet
+        first.cancel()
+        return await asyncio.wait_for(second, 5.0)
+
+    assert len(decode_rows(run(scenario()).indices)) == 4
+    assert (len(table), table.ring.num_reserved) == (4, 0)
 
 
 LIVE = np.array([1, 2, 4, 5])

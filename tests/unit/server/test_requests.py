@@ -16,6 +16,7 @@ from tdserve.errors import (
     WrongStateError,
 )
 from tdserve.server.entry import Entry
+from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
 from tdserve.server.session import ClientSession
 from tdserve.v1 import control_pb2
@@ -35,6 +36,7 @@ def requests(world: World) -> Requests:
         changes=world.changes,
         tensordicts=world.tensordicts,
         publishing=world.publishing,
+        held=HeldContent(1 << 30),
     )
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -98,9 +97,9 @@ def test_write_when_the_content_is_too_short_then_error_and_the_store_goes_on(
 
 
 def test_write_when_of_another_kind_of_store_then_error(world: World, run: Loop) -> None:
-    replay = run(world.create_replay("r", TD[0], 5))
-    with pytest.raises(WrongStateError, match="replay"):
-        run(world.tensordicts.write(world.session(), 1, writing(replay, TD)))
+    weights = run(world.create("w", TD, kind=control_pb2.STORE_KIND_WEIGHTS))
+    with pytest.raises(WrongStateError, match="weights store"):
+        run(world.tensordicts.write(world.session(), 1, writing(weights, TD)))
 
 
 def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: Entry) -> None:
@@ -145,10 +144,3 @@ def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop,
     world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
     assert run(world.tensordicts.repair()) == 0
     assert world.db.scan("pending") == []
-
-
-def test_journal_when_written_and_read_then_equal(entry: Entry) -> None:
-    journal = Journal(b"\n" * 16, 2**40, control_pb2.Done(version=3), writing(entry, TD), "/a\nb")
-    found = Journal.from_bytes(journal.to_bytes())
-    assert vars(found) == vars(journal)
-    assert json.loads(journal.to_bytes().partition(b"\n")[0])["request"] == 2**40

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -83,3 +85,233 @@ def test_delete_when_somebody_waits_then_now_and_later_told(run: Loop) -> None:
         return [error.name for error in errors if isinstance(error, StoreNotFoundError)]
 
     assert run(scenario()) == ["x", "x"]
+
+
+class Stock:
+    """Things of which each may be granted to one; those that wait for them stand in one line."""
+
+    def __init__(self) -> None:
+        self.waiters = Waiters()
+        self.num_left = 0
+        self.num_looks = 0
+        self.served: list[str] = []
+
+    def look(self) -> int | None:
+        self.num_looks += 1
+        if not self.num_left:
+            return None
+        self.num_left -= 1
+        return self.num_left
+
+    def give_back(self, granted: int) -> None:
+        self.num_left += 1
+
+    def put(self, num: int) -> None:
+        self.num_left += num
+        self.waiters.wake()
+
+    def taker(self, name: str, line: Any = "line", deadline: Deadline = Deadline.never) -> asyncio.Task[None]:
+        async def take() -> None:
+            await self.waiters.wait_for(self.look, deadline, lambda: "a thing", line=line, give_back=self.give_back)
+            self.served.append(name)
+
+        return asyncio.create_task(take())
+
+
+async def turns(num: int = 5) -> None:
+    """Lets whatever is due run."""
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+def test_line_when_things_come_one_by_one_then_served_in_order(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        tasks = [stock.taker(name) for name in "abcd"]
+        await turns()
+        for num in (1, 2, 1):
+            stock.put(num)
+            await turns()
+        await asyncio.gather(*tasks)
+        return stock.served
+
+    assert run(scenario()) == ["a", "b", "c", "d"]
+
+
+def test_line_when_a_thousand_wait_then_a_change_costs_one_look_more_than_it_grants(run: Loop) -> None:
+    async def scenario() -> None:
+        stock = Stock()
+        tasks = [stock.taker(str(number)) for number in range(1000)]
+        await turns()
+        assert stock.num_looks == 1  # who comes behind others need not look
+        for _ in range(20):
+            before = stock.num_looks
+            stock.waiters.wake()
+            await turns()
+            assert stock.num_looks == before + 1
+        before = stock.num_looks
+        stock.put(3)
+        await turns()
+        assert stock.num_looks <= before + 5
+        assert stock.served == ["0", "1", "2"]
+        stock.put(997)
+        await asyncio.gather(*tasks)
+        assert stock.served == [str(number) for number in range(1000)]
+
+    run(scenario())
+
+
+def test_lines_when_there_are_several_then_one_that_must_wait_does_not_keep_the_others(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        waiters = stock.waiters
+        stuck = asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: "", line="stuck"))
+        tasks = [stock.taker("a", "1"), stock.taker("b", "2"), stock.taker("c", None), stock.taker("d", None)]
+        await turns()
+        stock.put(4)
+        await asyncio.gather(*tasks)
+        assert waiters.has_line("stuck")
+        stuck.cancel()
+        await turns()
+        assert not waiters._lines
+        return sorted(stock.served)
+
+    assert run(scenario()) == ["a", "b", "c", "d"]
+
+
+def test_line_when_what_one_is_granted_frees_what_another_waits_for_then_both_in_one_wake(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        waiters, state, order = Waiters(), {"rows": 0, "room": 0}, []
+
+        def swap(wanted: str, given: str) -> Callable[[], str | None]:
+            def look() -> str | None:
+                if not state[wanted]:
+                    return None
+                state[wanted] -= 1
+                state[given] += 1
+                order.append(wanted)
+                return wanted
+
+            return look
+
+        writer = asyncio.create_task(waiters.wait_for(swap("room", "more"), Deadline.never, str, line="write"))
+        state["more"] = 0
+        reader = asyncio.create_task(waiters.wait_for(swap("rows", "room"), Deadline.never, str, line="read"))
+        await turns()
+        state["rows"] = 1
+        waiters.wake()
+        await asyncio.gather(writer, reader)
+        return order
+
+    assert run(scenario()) == ["rows", "room"]
+
+
+def test_newcomer_when_others_wait_in_its_line_then_stands_behind_them(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        first = stock.taker("first")
+        await turns()
+        stock.num_left = 1  # and nobody was woken yet
+        second = stock.taker("second")
+        await turns()
+        assert stock.served == []
+        stock.put(1)
+        await asyncio.gather(first, second)
+        return stock.served
+
+    assert run(scenario()) == ["first", "second"]
+
+
+def test_newcomer_when_the_last_of_its_line_was_just_served_then_looks_itself(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        first = stock.taker("first")
+        await turns()
+        stock.num_left = 2
+        stock.waiters._look()  # the first is granted, and has not gone on yet
+        assert not stock.waiters.has_line("line")
+        second = stock.taker("second")
+        await asyncio.gather(first, second)
+        return sorted(stock.served)
+
+    assert run(scenario()) == ["first", "second"]
+
+
+def test_first_when_it_gives_up_then_the_next_looks_at_once(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        first, second = stock.taker("first"), stock.taker("second")
+        await turns()
+        stock.num_left = 1  # of a change that only the first was to look at
+        first.cancel()
+        await second
+        return stock.served
+
+    assert run(scenario()) == ["second"]
+
+
+def test_first_when_its_time_is_over_then_the_next_is_served_by_the_next_change(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        first = stock.taker("first", deadline=Deadline.after(0.005))
+        await turns()
+        second = stock.taker("second")
+        with pytest.raises(DeadlineExceededError):
+            await first
+        stock.put(1)
+        await second
+        return stock.served
+
+    assert run(scenario()) == ["second"]
+
+
+def test_granted_when_cancelled_in_that_moment_then_given_back_and_the_next_has_it(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock = Stock()
+        first, second = stock.taker("first"), stock.taker("second")
+        await turns()
+        stock.num_left = 1
+        stock.waiters._look()
+        assert stock.num_left == 0
+        first.cancel()  # its grant is in its future, and it has not gone on yet
+        await second
+        assert first.cancelled()
+        assert stock.num_left == 0
+        return stock.served
+
+    assert run(asyncio.wait_for(scenario(), 5.0)) == ["second"]
+
+
+def test_granted_when_nobody_is_cancelled_then_nothing_is_given_back(run: Loop) -> None:
+    async def scenario() -> int:
+        stock = Stock()
+        task = stock.taker("first")
+        await turns()
+        stock.put(1)
+        await task
+        return stock.num_left
+
+    assert run(scenario()) == 0
+
+
+def test_look_when_it_fails_then_only_its_own_caller_is_told(run: Loop) -> None:
+    async def scenario() -> list[str]:
+        stock, is_broken = Stock(), [False]
+
+        def broken() -> int | None:
+            if is_broken[0]:
+                raise ZeroDivisionError
+            return None
+
+        failing = asyncio.create_task(stock.waiters.wait_for(broken, Deadline.never, str, line="line"))
+        await turns()
+        second = stock.taker("second")
+        await turns()
+        is_broken[0] = True
+        stock.put(1)
+        with pytest.raises(ZeroDivisionError):
+            await failing
+        await second
+        return stock.served
+
+    assert run(scenario()) == ["second"]

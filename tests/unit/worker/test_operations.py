@@ -132,6 +132,86 @@ def test_receive_rows_when_sent_then_in_their_places_and_nowhere_else(peer: Peer
     assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
 
 
+def test_receive_rows_when_leaves_are_looked_at_then_their_bytes_are_reported(
+    peer: Peer, plain: StoredTensorDict
+) -> None:
+    content = control_pb2.Content(inline=np.array([71, 72], "<i8").tobytes())
+    order = worker_pb2.ReceiveRows(store=plain.ref, rows=rows(5, 0), content=content, columns=SMALL)
+    done = peer.done(receive_rows=order)
+    assert list(done.columns) == [np.array([71, 72], "<i8").tobytes()]
+    assert plain.leaves[("small",)].tolist() == [72, 1, 2, 3, 4, 71]
+
+
+def test_receive_rows_when_some_leaves_come_then_the_others_of_these_rows_are_zeros(
+    peer: Peer, store: StoredTensorDict
+) -> None:
+    others = store.leaves[("large",)][1:5].clone()
+    content = control_pb2.Content(inline=np.array([71, 72], "<i8").tobytes())
+    peer.done(receive_rows=worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content, keys=SMALL))
+    assert store.leaves[("small",)].tolist() == [72, 1, 2, 3, 4, 71]
+    assert not store.leaves[("large",)][[0, 5]].any()
+    assert torch.equal(store.leaves[("large",)][1:5], others)
+
+
+def test_receive_rows_when_the_content_is_that_of_other_leaves_then_refused(
+    peer: Peer, store: StoredTensorDict
+) -> None:
+    content = control_pb2.Content(inline=bytes(17))
+    order = worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content, keys=SMALL)
+    assert isinstance(peer.error(receive_rows=order), RemoteProtocolError)
+    assert store.leaves[("small",)].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_send_rows_when_the_table_adds_columns_then_they_follow_the_generations(
+    peer: Peer, plain: StoredTensorDict
+) -> None:
+    added = {
+        "priority": np.array([0.5, 2.0], "<f4"),
+        "times_sampled": np.array([3, 4], "<i8"),
+        "slice_end": np.array([False, True]),
+    }
+    order = worker_pb2.SendRows(
+        store=plain.ref, rows=rows(5, 0), generations=np.array([2, 2], "<i8").tobytes(), inline=True
+    )
+    for name, column in added.items():
+        order.columns.add(name=name, content=column.tobytes())
+    found = columns(rows_layout(plain.spec, 2, tuple(added)), peer.done(send_rows=order).inline)
+    assert numbers(found["small"]) == [5, 0]
+    assert numbers(found["generation"]) == [2, 2]
+    assert {name: found[name].numpy().tobytes() for name in added} == {
+        name: column.tobytes() for name, column in added.items()
+    }
+
+
+def test_send_rows_when_a_part_of_one_is_being_written_then_it_is_marked(peer: Peer, plain: StoredTensorDict) -> None:
+    plain.generations.values[4] = 5
+    order = worker_pb2.SendRows(
+        store=plain.ref, rows=rows(4, 5), generations=np.array([5, 2], "<i8").tobytes(), inline=True
+    )
+    found = columns(rows_layout(plain.spec, 2), peer.done(send_rows=order).inline)
+    assert numbers(found["generation"]) == [MISSING_GENERATION, 2]
+
+
+def test_read_columns_when_asked_then_the_bytes_of_these_rows(peer: Peer, store: StoredTensorDict) -> None:
+    order = worker_pb2.ReadColumns(
+        store=store.ref, rows=rows(4, 0, 4), keys=[*SMALL, content_pb2.Path(parts=("large",))]
+    )
+    small, large = peer.done(read_columns=order).columns
+    assert small == np.array([4, 0, 4], "<i8").tobytes()
+    assert large == store.leaves[("large",)][[4, 0, 4]].numpy().tobytes()
+
+
+def test_read_columns_when_of_no_rows_then_no_bytes(peer: Peer, plain: StoredTensorDict) -> None:
+    assert list(peer.done(read_columns=worker_pb2.ReadColumns(store=plain.ref, keys=SMALL)).columns) == [b""]
+
+
+def test_read_columns_when_a_leaf_is_no_tensor_then_its_values(peer: Peer, filled: StoredTensorDict) -> None:
+    order = worker_pb2.ReadColumns(store=filled.ref, rows=rows(4, 0), keys=[content_pb2.Path(parts=("n", "v"))])
+    (block,) = peer.done(read_columns=order).columns
+    (column,) = control_pb2.ValueBlock.FromString(block).columns
+    assert list(column.values) == [b"text"]
+
+
 def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: StoredTensorDict) -> None:
     selection = parse(slice(None, None, 2))
     order = worker_pb2.SendSelection(

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tdserve.errors import CapacityError, WrongStateError
+from tdserve.replay.columns import Columns
+from tdserve.replay.groups import GroupSelector
+from tdserve.replay.order import Fifo
+from tdserve.replay.settings import Settings
+from tdserve.replay.views import MAX_CONSUMERS, MAX_VIEWS, OWN, PLAIN, ViewKey, Views
+
+CAPACITY = 8
+
+
+def rows(*numbers: int) -> Any:
+    """Row numbers."""
+    return np.array(numbers, np.int64)
+
+
+@pytest.fixture
+def columns() -> Columns:
+    """Eight rows in order."""
+    made = Columns(CAPACITY)
+    made.sequence[:] = np.arange(CAPACITY) + 1
+    return made
+
+
+@pytest.fixture
+def views(columns: Columns) -> Views:
+    """Six rows of two leaves, oldest first."""
+    made = Views(Settings(sampler=Fifo()), columns, num_keys=2)
+    made.arrive(np.arange(6), None)
+    made.enter(np.arange(6))
+    return made
+
+
+def members(views: Views, key: ViewKey = PLAIN) -> list[int]:
+    """What a sample under these conditions may have, oldest first."""
+    selector = views.get(key)
+    drawn = selector.draw(len(selector), rng=np.random.default_rng(0)) if len(selector) else None
+    return [] if drawn is None else [int(row) for row in drawn.rows]
+
+
+def test_get_when_asked_twice_then_the_same_selector(views: Views) -> None:
+    key = ViewKey(consumer="a")
+    assert views.get(key) is views.get(ViewKey(consumer="a"))
+    assert views.get(ViewKey()) is views.get(PLAIN)
+    assert views.get(key) is not views.get(PLAIN)
+
+
+def test_get_when_there_are_too_many_then_the_one_unused_longest_goes_and_is_built_again(views: Views) -> None:
+    keys = [ViewKey((), group_size=number) for number in range(MAX_VIEWS)]
+    made = [views.get(key) for key in keys[: MAX_VIEWS - 1]]
+    views.get(keys[0])  # used again
+    views.get(keys[-1])
+    assert views.get(keys[0]) is made[0]
+    assert views.get(keys[2]) is made[2]
+    views.leave(rows(0))
+    assert views.get(keys[1]) is not made[1]
+    assert members(views, keys[1]) == [1, 2, 3, 4, 5]
+    assert members(views) == [1, 2, 3, 4, 5]
+
+
+def test_arrive_when_rows_lack_leaves_then_only_samples_that_need_none_of_them_get_them(views: Views) -> None:
+    assert not views.has_partial_rows
+    views.arrive(rows(6), (1,))
+    views.enter(rows(6))
+    views.arrive(rows(7), ())
+    views.enter(rows(7))
+    assert views.has_partial_rows
+    assert members(views) == [0, 1, 2, 3, 4, 5]
+    assert members(views, ViewKey((1,))) == [0, 1, 2, 3, 4, 5, 6]
+    assert members(views, ViewKey(())) == list(range(8))
+    assert members(views, ViewKey((0, 1))) == [0, 1, 2, 3, 4, 5]
+
+
+def test_arrive_when_a_row_is_overwritten_then_nothing_of_the_one_before_counts(views: Views) -> None:
+    key = ViewKey(consumer="a")
+    views.get(key)
+    views.lease(1, "a", rows(0, 1))
+    views.acknowledge(1, "a", rows(0))
+    views.arrive(rows(6), (0,))
+    views.leave(rows(0, 1))
+    views.arrive(rows(0, 1), (1,))
+    views.enter(rows(0, 1))
+    assert members(views, key) == [2, 3, 4, 5]
+    assert members(views, ViewKey((1,), "a")) == [0, 1, 2, 3, 4, 5]
+    assert views.leases.num_leased == 0
+
+
+def test_suspend_when_rows_are_written_to_then_gone_for_a_while_and_leases_stay(views: Views) -> None:
+    views.get(ViewKey((1,)))
+    views.lease(1, OWN, rows(0))
+    views.suspend(rows(0, 2))
+    assert members(views) == members(views, ViewKey((1,))) == [1, 3, 4, 5]
+    views.resume(rows(0, 2), (1,))
+    assert members(views) == [1, 2, 3, 4, 5]
+    views.give_back(1, OWN, rows(0))
+    assert members(views) == [0, 1, 2, 3, 4, 5]
+
+
+def test_give_back_when_a_row_is_suspended_then_there_when_it_is_resumed(views: Views) -> None:
+    views.lease(1, OWN, rows(0, 1))
+    views.suspend(rows(0))
+    views.give_back(1, OWN, rows(0, 1))
+    assert members(views) == [1, 2, 3, 4, 5]
+    views.resume(rows(0), ())
+    assert members(views) == [0, 1, 2, 3, 4, 5]
+
+
+def test_lease_when_of_a_consumer_then_others_still_have_the_rows(views: Views) -> None:
+    mine, others, required = ViewKey(consumer="a"), ViewKey(consumer="b"), ViewKey((0,), "a")
+    for key in (mine, others, required):
+        views.get(key)
+    views.lease(1, "a", rows(0, 1))
+    assert members(views, mine) == members(views, required) == [2, 3, 4, 5]
+    assert members(views, others) == members(views) == [0, 1, 2, 3, 4, 5]
+    assert members(views, ViewKey((1,), "a")) == [2, 3, 4, 5]  # a view made meanwhile
+
+
+def test_acknowledge_when_of_a_consumer_then_never_again_and_the_rows_stay(views: Views) -> None:
+    key = ViewKey(consumer="a")
+    views.get(key)
+    views.lease(1, "a", rows(0, 1))
+    assert views.acknowledge(1, "a", rows(0, 1)).tolist() == []
+    assert members(views, key) == [2, 3, 4, 5]
+    assert members(views, ViewKey(consumer="b")) == [0, 1, 2, 3, 4, 5]
+    views.suspend(rows(0))
+    views.resume(rows(0), (1,))
+    assert members(views, key) == [2, 3, 4, 5]
+
+
+def test_acknowledge_when_of_no_consumer_then_the_rows_are_to_leave(views: Views) -> None:
+    views.lease(1, OWN, rows(0, 1, 2))
+    assert views.acknowledge(1, OWN, rows(0, 2)).tolist() == [0, 2]
+    assert members(views) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("event", ["acknowledge", "give_back"])
+def test_lease_when_another_owner_ends_it_then_refused_and_nothing_changes(views: Views, event: str) -> None:
+    views.lease(1, OWN, rows(0, 1))
+    with pytest.raises(WrongStateError, match="1 of these 2 rows"):
+        getattr(views, event)(1, OWN, rows(1, 2))
+    with pytest.raises(WrongStateError):
+        getattr(views, event)(2, OWN, rows(1))
+    assert views.leases.num_leased == 2
+    assert members(views) == [2, 3, 4, 5]
+
+
+def test_release_when_an_owner_goes_then_all_it_held_is_back_at_its_place(views: Views) -> None:
+    key = ViewKey(consumer="a")
+    views.get(key)
+    views.lease(1, OWN, rows(0, 3))
+    views.lease(1, "a", rows(1))
+    views.lease(2, OWN, rows(2))
+    assert views.release(1)
+    assert not views.release(1)
+    assert members(views) == [0, 1, 3, 4, 5]
+    assert members(views, key) == [0, 1, 2, 3, 4, 5]
+
+
+def test_leave_when_rows_are_on_lease_then_nobody_holds_them_any_more(views: Views) -> None:
+    views.lease(1, OWN, rows(0, 1))
+    views.leave(rows(0, 5))
+    assert views.leases.num_leased == 1
+    assert views.release(1)
+    assert members(views) == [1, 2, 3, 4]
+
+
+def test_get_when_grouped_then_whole_groups(columns: Columns, views: Views) -> None:
+    columns.array("g", np.int64)[:] = np.arange(CAPACITY) // 2
+    selector = views.get(ViewKey(group="g", group_size=2))
+    assert isinstance(selector, GroupSelector)
+    assert (len(selector), selector.num_complete) == (6, 3)
+    views.lease(1, OWN, rows(0))
+    assert selector.num_complete == 2
+    views.release(1)
+    assert selector.num_complete == 3
+
+
+def test_consumers_when_there_are_too_many_then_refused_and_the_others_go_on(views: Views) -> None:
+    for number in range(MAX_CONSUMERS):
+        views.get(ViewKey(consumer=f"c{number}"))
+        views.lease(1, f"c{number}", rows(number % 6))
+        views.acknowledge(1, f"c{number}", rows(number % 6))
+    with pytest.raises(CapacityError, match="'one more'"):
+        views.get(ViewKey(consumer="one more"))
+    assert len(views.consumers) == MAX_CONSUMERS
+    for number in (0, 1, MAX_CONSUMERS - 1):
+        assert members(views, ViewKey(consumer=f"c{number}")) == [row for row in range(6) if row != number % 6]
+
+
+def test_views_when_made_again_then_consumers_and_leaves_are_as_they_were(columns: Columns, views: Views) -> None:
+    views.get(ViewKey(consumer="a"))
+    views.get(ViewKey(consumer="b"))
+    views.arrive(rows(6), (0,))
+    views.enter(rows(6))
+    views.lease(1, "b", rows(0))
+    views.acknowledge(1, "b", rows(0))
+    again = Views(Settings(sampler=Fifo()), columns, num_keys=2, consumers=views.consumers, has_partial_rows=True)
+    again.enter(np.arange(7))
+    assert members(again) == [0, 1, 2, 3, 4, 5]
+    assert members(again, ViewKey((0,), "b")) == [1, 2, 3, 4, 5, 6]
+    assert members(again, ViewKey((0,), "a")) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_views_when_a_consumer_was_forgotten_by_a_crash_then_its_place_is_clean_for_the_next(
+    columns: Columns, views: Views
+) -> None:
+    views.get(ViewKey(consumer="a"))
+    views.lease(1, "a", rows(0))
+    views.acknowledge(1, "a", rows(0))  # and killed before the record that names "a"
+    again = Views(Settings(sampler=Fifo()), columns, num_keys=2)
+    again.enter(np.arange(6))
+    assert members(again, ViewKey(consumer="b")) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (PLAIN, "too few are whole"),
+        (ViewKey(()), "too few can be drawn now"),
+        (ViewKey((1,), "a"), "too few have all required keys and consumer 'a' has not had"),
+        (ViewKey((), group="g", group_size=4), "too few are in whole groups of 4"),
+    ],
+)
+def test_describe_when_rows_are_waited_for_then_says_what_keeps_them_out(key: ViewKey, told: str) -> None:
+    assert key.describe() == told

@@ -1,0 +1,103 @@
+"""A replay in a world: rows go in and come out, all of them inline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from tdserve.content import rows_layout
+from tdserve.replay.sampled import added_columns
+from tdserve.replay.settings import Settings
+from tdserve.row_numbers import decode_rows, encode_rows
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.session import ClientSession
+from tdserve.v1 import content_pb2, control_pb2
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+
+def rows(start: int, num_rows: int = 3) -> TensorDict:
+    """Rows whose content says which they are: ``a`` counts, ``g`` is the same for two neighbours, ``w`` is wide."""
+    count = torch.arange(start, start + num_rows)
+    wide = (count // 2)[:, None].expand(-1, 3).clone()
+    return TensorDict({"a": count, "g": (count // 2).to(torch.int32), "n": {"w": wide}}, [num_rows])
+
+
+def path(*parts: str) -> content_pb2.Path:
+    """A key as messages have it."""
+    return content_pb2.Path(parts=parts)
+
+
+def numbers(*found: int) -> bytes:
+    """Row numbers as messages have them."""
+    return encode_rows(np.array(found, np.int64))
+
+
+def create(world: World, run: Loop, capacity: int = 8, **parts: Any) -> Entry:
+    """A replay named ``r`` of such rows."""
+    kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(**parts).to_json()
+    return run(world.create("r", rows(0)[0], kind=kind, capacity=capacity, settings=settings))
+
+
+def extending(entry: Entry, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
+    """A request to extend by these rows; ``keys`` if they lack some."""
+    assert entry.row_spec is not None
+    content = content_of(td, entry.row_spec.fingerprint)
+    common = {"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05}
+    return control_pb2.ExtendRequest(**{**common, **fields})
+
+
+def extend(world: World, run: Loop, entry: Entry, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
+    """Row numbers."""
+    done = run(world.replays.extend(world.session(), request, extending(entry, td, **fields)))
+    return [int(number) for number in decode_rows(done.indices)]
+
+
+def sampling(num_rows: int, **fields: Any) -> control_pb2.SampleRequest:
+    """A request for rows."""
+    return control_pb2.SampleRequest(**{"store": "r", "num_rows": num_rows, "timeout_s": 0.05, **fields})
+
+
+def content(entry: Entry, done: control_pb2.Done | None) -> dict[str, list[Any]]:
+    """What a sample or read has brought, by last key."""
+    assert done is not None
+    added = added_columns(entry.replay_table().settings)
+    layout = rows_layout(entry.spec, done.accepted.num_rows, added)
+    return {key: column.tolist() for key, column in columns_of(layout, done.inline).items()}
+
+
+def sample(
+    world: World, run: Loop, entry: Entry, num_rows: int, session: ClientSession | None = None, **fields: Any
+) -> dict[str, list[Any]]:
+    """The content of a sample, by last key."""
+    asked = sampling(num_rows, **fields)
+    return content(entry, run(world.samples.sample(session or world.session(), 1, asked)))
+
+
+def write(world: World, run: Loop, entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
+    """As ``set_at_`` does."""
+    run(world.tensordicts.write(world.session(), 1, writing(entry, td, index, *keys)))
+
+
+def writing(entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
+    """A write to rows that are there."""
+    return control_pb2.WriteRequest(
+        store=entry.name,
+        selection=parse(index).to_message(),
+        keys=[path(*key) for key in keys],
+        content=content_of(td, entry.spec.fingerprint),
+        timeout_s=5.0,
+    )
+
+
+async def in_line(entry: Entry, num_callers: int = 1) -> None:
+    """Lets the loop turn until so many callers wait for rows of this store."""
+    for _ in range(10_000):
+        if sum(map(len, entry.changed._lines.values())) >= num_callers:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("nobody waits")

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tdserve.errors import InvalidRequestError, RemoteProtocolError, SelectionError, TDServeError, WrongStateError
+from tdserve.replay.limiter import MinSize, Queue
+from tdserve.replay.order import Fifo
+from tdserve.replay.prioritized import Prioritized
+from tdserve.replay.settings import Settings
+from tdserve.server.entry import Entry
+from tdserve.server.memory import HeldContent
+from tdserve.server.requests import Requests
+from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import create, extend, numbers, rows, sample
+from tests.unit.server.world import Loop, World, outbox
+
+
+class _KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """Eight rows in order, of which six are there; priorities are one."""
+    made = create(world, run, sampler=Prioritized())
+    extend(world, run, made, rows(10, 6))
+    return made
+
+
+def change(world: World, run: Loop, request: int, session: int = 1, **kind: Any) -> control_pb2.Done:
+    """The answer to a change."""
+    asked = control_pb2.ChangeRequest(store="r", **kind)
+    return run(world.changes.change(world.session(session), request, asked))
+
+
+def priorities(rows: bytes, values: Any, generations: Any = None) -> control_pb2.Priorities:
+    """New priorities of rows."""
+    made = control_pb2.Priorities(rows=rows, priorities=np.array(values, "<f4").tobytes())
+    if generations is not None:
+        made.generations = np.array(generations, "<i8").astype("<u4").tobytes()
+    return made
+
+
+def leased(*rows: int, consumer: str = "") -> control_pb2.Leased:
+    """Rows of a lease."""
+    return control_pb2.Leased(rows=numbers(*rows), consumer=consumer)
+
+
+@pytest.fixture
+def requests(world: World) -> Requests:
+    """The router over the parts of the world."""
+    return Requests(
+        world.stores,
+        world.answers,
+        replays=world.replays,
+        samples=world.samples,
+        changes=world.changes,
+        tensordicts=world.tensordicts,
+        publishing=world.publishing,
+        held=HeldContent(1 << 30),
+    )
+
+
+def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    done = change(world, run, 1, priorities=priorities(numbers(0, 3, 5), [2.0, 3.0, 0.5]))
+    assert (done.num_rows, done.num_skipped) == (3, 0)
+    table = entry.replay_table()
+    assert table.columns.priority[:6].tolist() == [2.0, 1.0, 1.0, 3.0, 1.0, 0.5]
+    extend(world, run, entry, rows(20, 3), request=2)
+    done = change(world, run, 3, priorities=priorities(numbers(0, 1), 7.0, 2))
+    assert (done.num_rows, done.num_skipped) == (1, 1)
+    assert table.columns.priority[:2].tolist() == [3.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        priorities(numbers(0, 6), 1.0),
+        priorities(numbers(0, 8), 1.0),
+        priorities(numbers(0, -1), 1.0),
+        priorities(numbers(0, 1), [1.0, float("nan")]),
+        priorities(numbers(0, 1), [1.0, -1.0]),
+        priorities(numbers(0, 1, 2), [1.0, 2.0]),
+        priorities(numbers(0, 1, 2), 1.0, [2, 2]),
+        control_pb2.Priorities(rows=b"short", priorities=bytes(4)),
+        control_pb2.Priorities(rows=numbers(0)),
+    ],
+)
+def test_priorities_when_they_cannot_be_then_typed_error_and_unchanged(
+    world: World, run: Loop, entry: Entry, asked: control_pb2.Priorities
+) -> None:
+    with pytest.raises((SelectionError, InvalidRequestError, RemoteProtocolError)):
+        change(world, run, 1, priorities=asked)
+    assert entry.replay_table().columns.priority.tolist() == [1.0] * 6 + [0.0] * 2
+
+
+def test_delete_when_retried_then_answered_from_the_record(
+    world: World, run: Loop, entry: Entry, requests: Requests
+) -> None:
+    asked = control_pb2.ChangeRequest(store="r", delete=control_pb2.Rows(rows=numbers(1, 4)))
+    message = control_pb2.ClientMessage(request=7, change=asked)
+    first = world.session(1)
+    run(requests.serve(first, message))
+    again = world.session_of(first.hello, 2)
+    run(requests.serve(again, message))
+    assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2)
+    assert entry.replay_table().live_rows().tolist() == [0, 2, 3, 5]
+    run(requests.serve(world.session(3), message))  # the same number of another client
+    assert len(entry.replay_table()) == 4
+
+
+def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(world: World, run: Loop) -> None:
+    made = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), is_queue=True)
+    extend(world, run, made, rows(10, 4))
+    session = world.session(5)
+    sample(world, run, made, 3, session, is_lease=True)
+    asked = control_pb2.ChangeRequest(store="r", acknowledge=leased(0, 2))
+    done = run(world.changes.change(session, 9, asked))
+    assert done.num_rows == 2
+    world.reopen()
+    assert world.answers.seen(session.client_id, 9) == done.SerializeToString()
+    assert sample(world, run, world.stores.get("r"), 2, is_lease=True)["a"] == [11, 13]
+
+
+def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_not_come_back(
+    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments: Any) -> None:
+        raise _KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.stores, "save_state", killed)
+        with pytest.raises(_KilledError):
+            change(world, run, 4, delete=control_pb2.Rows(rows=numbers(1)))
+    assert world.answers.seen(world.session().client_id, 4) is None
+    world.reopen()
+    table = world.stores.get("r").replay_table()
+    assert table.live_rows().tolist() == [0, 2, 3, 4, 5]
+    assert table.ring.num_holes == 1
+
+
+def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(world: World, run: Loop, entry: Entry) -> None:
+    sample(world, run, entry, 6, world.session(1), is_lease=True)
+    assert change(world, run, 2, give_back=leased(3, 1)).num_rows == 2
+    assert sorted(sample(world, run, entry, 2, world.session(2), is_lease=True)["index"]) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "asked", [leased(0, 5), leased(-1), leased(-3), leased(8), leased(2**50), leased(0, consumer="a")]
+)
+def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unchanged(
+    world: World, run: Loop, entry: Entry, asked: control_pb2.Leased
+) -> None:
+    sample(world, run, entry, 6, world.session(1), is_lease=True)
+    run(world.changes.change(world.session(1), 2, control_pb2.ChangeRequest(store="r", give_back=leased(5))))
+    with pytest.raises((WrongStateError, SelectionError)):
+        change(world, run, 3, 1, acknowledge=asked)
+    assert entry.replay_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert entry.replay_table().info()["num_leased"] == 5
+
+
+def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_restart(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    assert change(world, run, 2, clear=True).num_rows == 6
+    for _ in range(2):
+        counts = world.stores.get("r").replay_table().counts
+        assert (counts.num_rows, counts.inserts, counts.samples) == (0, 0, 0)
+        world.reopen()
+    assert extend(world, run, world.stores.get("r"), rows(30, 2), request=3) == [0, 1]
+
+
+def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, run: Loop, entry: Entry) -> None:
+    change(world, run, 2, limiter=Settings(limiter=MinSize(7)).to_json())
+    for _ in range(2):
+        assert world.stores.get("r").replay_table().settings == Settings(sampler=Prioritized(), limiter=MinSize(7))
+        world.reopen()
+    with pytest.raises(InvalidRequestError):
+        change(world, run, 3, limiter=Settings(limiter=MinSize(9)).to_json())
+    assert world.stores.get("r").replay_table().settings.limiter == MinSize(7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ({}, RemoteProtocolError),
+        ({"delete": control_pb2.Rows(rows=numbers(0, 7))}, SelectionError),
+        ({"delete": control_pb2.Rows(rows=numbers(0, -1))}, SelectionError),
+        ({"delete": control_pb2.Rows(rows=np.array([-1, 0, 2**50], "<i8").tobytes())}, TDServeError),
+        ({"delete": control_pb2.Rows(rows=b"1")}, RemoteProtocolError),
+        ({"limiter": "{"}, InvalidRequestError),
+    ],
+)
+def test_change_when_it_cannot_be_then_typed_error_and_nothing_is_on_record(
+    world: World, run: Loop, entry: Entry, kind: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        change(world, run, 2, **kind)
+    assert entry.replay_table().live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert not entry.write_lock.locked()
+
+
+def test_change_when_of_another_kind_of_store_then_refused(world: World, run: Loop) -> None:
+    run(world.create("r", rows(0)))
+    with pytest.raises(WrongStateError, match="tensordict store"):
+        change(world, run, 1, clear=True)
