@@ -141,5 +141,5 @@ def test_parse_bytes_when_with_or_without_a_unit_then_that_many(text: str, nbyte
 
 @pytest.mark.parametrize("text", ["", "many", "M", "12X", "1.5"])
 def test_parse_bytes_when_it_is_none_then_error(text: str) -> None:
-    with pytest.raises(ValueError, match="invalid literal|could not convert"):
+    with pytest.raises(ValueError, match=r"invalid literal|could not convert"):
         parse_bytes(text)
