@@ -11,7 +11,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.session import Session
 from tdserve.content import GENERATION_KEY, INDEX_KEY
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError
+from tdserve.errors import InvalidRequestError, SelectionError
 from tdserve.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
@@ -36,6 +36,7 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
 
     Raises:
         InvalidRequestError: They are none.
+        SelectionError: One is negative.
     """
     if hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple)):
         if INDEX_KEY not in set(rows.keys()):
@@ -44,7 +45,10 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
     array = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise InvalidRequestError(argument="rows", reason=f"{array.dtype} are no row numbers")
-    return np.ascontiguousarray(array.reshape(-1).astype(np.int64))
+    numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
+    if len(numbers) and int(numbers.min()) < 0:  # what is negative means something else on the wire
+        raise SelectionError(selection=str(int(numbers.min())), reason="row numbers begin at 0")
+    return numbers
 
 
 def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2.Priorities:
@@ -61,7 +65,7 @@ def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2
     if generation is None and hasattr(rows, "keys") and GENERATION_KEY in set(rows.keys()):
         generation = rows.get(GENERATION_KEY)
     numbers = row_numbers(rows)
-    priorities = as_priorities(priority, len(numbers)).astype("<f4")
+    priorities = np.minimum(as_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
     message = control_pb2.Priorities(rows=encode_few_bytes(numbers), priorities=priorities.tobytes())
     if generation is not None:
         generations = row_numbers(generation).astype("<u4")  # the lower half tells as well, and the message stays short

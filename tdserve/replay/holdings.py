@@ -100,6 +100,8 @@ class Holdings:
         self._needs = frozenset(settings.columns)
         self._evictor = settings.remover.evictor(self.columns, ring.capacity)
         live = ring.live_rows()
+        if "priority" in self._needs and len(live):  # updates are not on record but in the column
+            self._highest = max(self._highest, float(self.columns.priority[live].max()))
         if settings.sampler.kind == "slices":
             self.columns.trajectories = Trajectories(self.columns, ring.capacity)
             self.columns.trajectories.restore(np.union1d(live, held))

@@ -48,8 +48,7 @@ def checked_ids(td: Any) -> NDArray[np.int64]:
     }
     is_whole = _checksum(leaves) == td["next", "check"].numpy()
     assert is_whole.all(), f"{int((~is_whole).sum())} of {len(td)} rows are torn"
-    found: NDArray[np.int64] = leaves["writer"] * MAX_NUMBERS + leaves["number"]
-    return found
+    return np.asarray(leaves["writer"] * MAX_NUMBERS + leaves["number"])
 
 
 def _checksum(leaves: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
@@ -59,4 +58,4 @@ def _checksum(leaves: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     table = np.concatenate(content, axis=1)
     table = np.pad(table, ((0, 0), (0, -table.shape[1] % 8))).view(np.uint64)
     weights = 2 * np.random.default_rng(7).integers(1, 1 << 62, table.shape[1], np.uint64) + np.uint64(1)
-    return (table * weights).sum(axis=1, dtype=np.uint64).view(np.int64)
+    return np.asarray((table * weights).sum(axis=1, dtype=np.uint64).view(np.int64))

@@ -18,7 +18,7 @@ FreshServer = Callable[..., tdserve.Server]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``pytest --full-size``: the tests of exactness move all the rows that they are made for."""
+    """``pytest tests/integration --full-size``: the tests of exactness move all the rows that they are made for."""
     parser.addoption("--full-size", action="store_true", help="four times as many rows in test_exactness.py")
 
 

@@ -13,7 +13,7 @@ from tests.integration.processes import wait_for
 
 
 class Crashing:
-    """A server on one root and one port that can be killed and started again."""
+    """A server on one root and one port that can be killed and started again; a context manager."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -34,6 +34,12 @@ class Crashing:
         """Both."""
         self.kill()
         self.start()
+
+    def __enter__(self) -> Crashing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
 
 
 class Writer(Thread):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 import tdserve
 from tests.integration.checked_rows import checked_ids, checked_rows
@@ -17,9 +19,7 @@ TIMEOUT_S = 90.0
 """Of every call: a data worker may be killed, and twenty processes share two cores."""
 
 
-def extend(
-    address: str, say: Say, *, name: str, writer: int, num_extends: int, num_rows: int, num_floats: int
-) -> None:
+def extend(address: str, say: Say, *, name: str, writer: int, num_extends: int, num_rows: int, num_floats: int) -> None:
     """Writes checked rows and says how many were acknowledged."""
     with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
@@ -105,6 +105,16 @@ def epoch(address: str, say: Say, *, name: str, num_rows: int, num_samples: int)
         say("over")
 
 
+def overwrite(address: str, say: Say, *, name: str, first: int, num_rows: int, size: int) -> None:
+    """Writes one leaf of the same rows again and again, a greater number each time, and says which are stored."""
+    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+        table = client.replay(name)
+        for number in itertools.count(1):
+            value = torch.full((num_rows, size), float(number))
+            table.set_at_("reward", value, torch.arange(first, first + num_rows))
+            say("stored", number)
+
+
 ROLES: dict[str, Callable[..., None]] = {
     "extend": extend,
     "sample": sample,
@@ -113,4 +123,5 @@ ROLES: dict[str, Callable[..., None]] = {
     "drain": drain,
     "hold": hold,
     "epoch": epoch,
+    "overwrite": overwrite,
 }

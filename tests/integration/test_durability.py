@@ -6,10 +6,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -53,9 +51,8 @@ def numbers_in(td: Any) -> list[int]:
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
     """One for all tests of this file: each uses stores of its own."""
-    made = Crashing(tmp_path_factory.mktemp("crashing"))
-    yield made
-    made.server.shutdown()
+    with Crashing(tmp_path_factory.mktemp("crashing")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """Many writers and samplers at once: no row is torn, lost or duplicated, draws are as likely as they should be, and a
-limiter's bounds hold at every moment. ``pytest --full-size`` runs all 16 x 1,000 extends."""
+limiter's bounds hold at every moment. ``pytest tests/integration --full-size`` runs all 16 x 1,000 extends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NUM_WRITERS, NUM_SAMPLERS, NUM_ROWS, NUM_SAMPLED = 16, 4, 32, 256
 FULL_EXTENDS = 1000
-INLINE_FLOATS, CHANNEL_FLOATS = 16, 400
+INLINE_FLOATS, CHANNEL_FLOATS = 16, 260
 """Of a row: extends of 32 rows ride in messages, or go over the data transport."""
 
 
 @pytest.fixture
 def scale(pytestconfig: pytest.Config) -> float:
     """By how much the numbers of extends are multiplied."""
-    return 1.0 if pytestconfig.getoption("--full-size") else 0.25
+    return 1.0 if pytestconfig.getoption("--full-size", default=False) else 0.25
 
 
 class Load:
@@ -63,7 +63,9 @@ class Load:
             return all(fleet.said)
 
         self.fleet.wait(is_over, timeout_s=300.0)
-        assert [self.fleet.numbers(writer, "stored") for writer in range(NUM_WRITERS)] == [[self.num_each]] * NUM_WRITERS
+        assert [self.fleet.numbers(writer, "stored") for writer in range(NUM_WRITERS)] == [
+            [self.num_each]
+        ] * NUM_WRITERS
         info = self.replay.info()
         assert info["inserts"] == self.total, "each acknowledged row once"
         assert info["reserved_rows"] == 0
@@ -106,14 +108,16 @@ def test_rows_when_sixteen_write_and_four_sample_then_none_is_torn_lost_or_dupli
     places, ids = content_of(replay)
     assert np.array_equal(np.sort(ids), all_ids(load.num_each)), "lost, or there twice"
     seen = load.seen()
-    assert np.array_equal(ids[np.searchsorted(places, seen[:, 0])], seen[:, 2]), "samples show other rows than the table"
+    assert np.array_equal(ids[np.searchsorted(places, seen[:, 0])], seen[:, 2]), (
+        "samples show other rows than the table"
+    )
 
 
 def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_duplicated(
     fresh_server: FreshServer, tmp_path: Path, scale: float
 ) -> None:
     server = fresh_server(num_workers=2)
-    num_extends = int(scale * FULL_EXTENDS / 2)
+    num_extends = int(scale * FULL_EXTENDS)
     total = NUM_WRITERS * num_extends * NUM_ROWS
     with server.client(timeout_s=60.0) as client:
         wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both workers")
@@ -156,12 +160,10 @@ def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
     task = ("count", {"name": name, "num_rows": 500, "num_samples": 100, "num_cells": NUM_CELLS})
     with Fleet(client.address, task, task, task, task) as fleet:
         fleet.wait_all("counted")
-        return np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0)
+        return np.asarray(np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0))
 
 
-def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(
-    client: tdserve.Client, name: str
-) -> None:
+def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(client: tdserve.Client, name: str) -> None:
     client.create_replay(name, example(4), NUM_CELLS).extend(checked_rows(0, 0, NUM_CELLS, 4))
     counts = drawn(client, name)
     assert counts.sum() == 4 * 100 * 500

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
+from tdserve.config import PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection, check_health
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.ids import new_client_id
@@ -163,7 +164,12 @@ def test_session_when_the_first_message_is_not_hello_then_refused(server: tdserv
 
 def hello(**changes: Any) -> control_pb2.ClientMessage:
     """A Hello."""
-    given: dict[str, Any] = {"protocol_version": 1, "client_id": b"c" * 16, "transport": "gloo", **changes}
+    given: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "client_id": b"c" * 16,
+        "transport": "gloo",
+        **changes,
+    }
     return control_pb2.ClientMessage(hello=control_pb2.Hello(**given))
 
 
@@ -199,7 +205,7 @@ def deep_selection() -> content_pb2.Selection:
 
 ATTACKS: dict[str, dict[str, Any]] = {
     "nothing asked": {},
-    "a second Hello": {"hello": control_pb2.Hello(protocol_version=1)},
+    "a second Hello": {"hello": control_pb2.Hello(protocol_version=PROTOCOL_VERSION)},
     "no messages announced": {"extend": extend(content=with_sizes())},
     "one byte announced": {"extend": extend(content=with_sizes(1))},
     "too much announced": {"extend": extend(content=with_sizes(2**62))},

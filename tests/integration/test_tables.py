@@ -169,9 +169,10 @@ def test_delete_when_of_sampled_rows_then_gone_everywhere(client: tdserve.Client
     assert replay.delete(batch) == len(gone)
     assert set(numbers(replay[:])) == set(range(8)) - gone
     assert not gone & set(numbers(replay.sample(100)))
-    for call in (lambda: replay[batch["index"]], lambda: replay.delete(batch)):
-        with pytest.raises(tdserve.SelectionError):
-            call()
+    with pytest.raises(tdserve.SelectionError):
+        replay[batch["index"]]
+    with pytest.raises(tdserve.SelectionError):
+        replay.delete(batch)
     index = replay.extend(rows(*range(8, 8 + len(gone))))
     assert sorted(index.tolist()) == sorted(set(batch["index"].tolist())), "their places are the next ones"
 
@@ -181,7 +182,7 @@ def test_clear_when_done_then_the_limiter_begins_anew(client: tdserve.Client, na
     replay = create(client, name, 16, num_rows=8, limiter=limiter)
     replay.sample(4)
     assert replay.clear() == 8
-    with pytest.raises(tdserve.DeadlineExceededError, match="size 0 of 16.*inserts 0, samples 0"):
+    with pytest.raises(tdserve.DeadlineExceededError, match=r"size 0 of 16.*inserts 0, samples 0"):
         replay.sample(1, timeout_s=0)
     replay.extend(rows(*range(10, 18)))
     assert set(numbers(replay.sample(4))) <= set(range(10, 18))
@@ -193,7 +194,11 @@ def test_clear_when_done_then_the_limiter_begins_anew(client: tdserve.Client, na
 @pytest.mark.parametrize(
     ("limiter", "call", "texts"),
     [
-        (tdserve.MinSize(10), "sample", ["size 4 of 16", "inserts 4", "samples 0", "MinSize(min_size=10)", "size of 10"]),
+        (
+            tdserve.MinSize(10),
+            "sample",
+            ["size 4 of 16", "inserts 4", "samples 0", "MinSize(min_size=10)", "size of 10"],
+        ),
         (tdserve.Queue(5), "sample", ["size 4 of 16", "Queue(max_size=5)", "size of 5"]),
         (tdserve.Queue(5), "extend", ["size 4 of 16", "reserved 0", "Queue(max_size=5)", "of at most 0"]),
         (
@@ -213,11 +218,10 @@ def test_limiter_when_a_call_waited_in_vain_then_the_error_says_for_what(
 ) -> None:
     replay = create(client, name, 16, num_rows=4, limiter=limiter)
     for timeout_s in (0, 0.1):
+        num_rows = 5 if call == "extend" or isinstance(limiter, tdserve.Queue) else 10
+        given: Any = rows(*range(num_rows)) if call == "extend" else num_rows
         with pytest.raises(tdserve.DeadlineExceededError) as raised:
-            if call == "sample":
-                replay.sample(5 if isinstance(limiter, tdserve.Queue) else 10, timeout_s=timeout_s)
-            else:
-                replay.extend(rows(*range(5)), timeout_s=timeout_s)
+            getattr(replay, call)(given, timeout_s=timeout_s)
         message = str(raised.value)
         assert repr(name) in message
         assert [text for text in texts if text not in message] == [], message
@@ -284,6 +288,12 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
     "extend negative": (lambda t: t.extend(rows(7), priority=-0.5), tdserve.InvalidRequestError),
     "extend too many": (lambda t: t.extend(rows(*range(9))), tdserve.CapacityError),
     "delete out of range": (lambda t: t.delete([0, 8]), tdserve.SelectionError),
+    "delete below range, like the bytes of a run": (lambda t: t.delete([-1, 0, 2]), tdserve.SelectionError),
+    "priority below range, like the bytes of few": (
+        lambda t: t.update_priority([-2, 1, 5], 9.0),
+        tdserve.SelectionError,
+    ),
+    "ack below range, like the bytes of a run": (lambda t: t.ack([-1, 0, 2], consumer="c"), tdserve.TDServeError),
     "delete a deleted row": (lambda t: t.delete([0, 4]), tdserve.SelectionError),
     "delete no rows": (lambda t: t.delete(["a"]), tdserve.InvalidRequestError),
     "set_at_ a deleted row": (lambda t: t.set_at_("number", 7, [0, 4]), tdserve.SelectionError),
@@ -342,9 +352,10 @@ def test_sample_when_more_than_there_can_be_without_replacement_then_error(
 
 def test_update_priority_when_the_table_has_none_then_refused(client: tdserve.Client, name: str) -> None:
     replay = create(client, name, 8, num_rows=8)
-    for call in (lambda: replay.update_priority([0], 1.0), lambda: replay.extend(rows(8), priority=1.0)):
-        with pytest.raises(tdserve.InvalidRequestError, match="priorit"):
-            call()
+    with pytest.raises(tdserve.InvalidRequestError, match="priorit"):
+        replay.update_priority([0], 1.0)
+    with pytest.raises(tdserve.InvalidRequestError, match="priorit"):
+        replay.extend(rows(8), priority=1.0)
     assert replay.info()["inserts"] == 8
 
 

@@ -1,0 +1,307 @@
+"""Queues and stacks: what is taken and acknowledged is consumed once, whatever becomes of those who take."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+import tdserve
+from tests.integration.conftest import FreshServer
+from tests.integration.crashing import Crashing
+from tests.integration.fleet import Fleet
+from tests.integration.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+SMALL, LARGE = 3, 20_000
+"""Elements of a row: takes of a few rows ride in messages, or go over the data transport."""
+
+
+def rows(*numbers: int, size: int = SMALL) -> TensorDict:
+    """Rows that tell which they are."""
+    number = torch.tensor(numbers, dtype=torch.int64)
+    return TensorDict({"number": number, "body": number[:, None].expand(-1, size).contiguous()}, [len(numbers)])
+
+
+def numbers(td: Any) -> list[int]:
+    """The number of each row; fails when a row is not whole."""
+    assert (td["body"] == td["number"][:, None]).all()
+    found: list[int] = td["number"].tolist()
+    return found
+
+
+@pytest.fixture
+def queue(client: tdserve.Client, name: str) -> Any:
+    """A queue of at most twelve, eight of them there."""
+    made = client.create_queue(name, rows(0)[0], 12)
+    made.extend(rows(*range(8)))
+    return made
+
+
+@pytest.fixture
+def other(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """Another client."""
+    with server.client(timeout_s=20.0) as connected:
+        yield connected
+
+
+def take_all(queue: Any, num_rows: int = 1) -> list[int]:
+    """What is left, in order."""
+    found = []
+    while len(queue):
+        with queue.take(min(num_rows, len(queue)), timeout_s=20.0) as batch:
+            found += numbers(batch)
+    return found
+
+
+# ---------------------------------------------------------------- exactly once
+
+
+def test_queue_when_consumers_and_a_data_worker_are_killed_then_every_row_is_consumed_once(
+    fresh_server: FreshServer,
+) -> None:
+    num_rows, num_held = 3000, 7
+    with fresh_server(num_workers=2).client(timeout_s=60.0) as client:
+        wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both workers")
+        queue = client.create_queue("work", rows(0)[0], 64)
+        queue.extend(rows(*range(3 * num_held)))
+        holding = [("hold", {"name": "work", "num_rows": num_held})] * 3
+        draining = [("drain", {"name": "work", "num_rows": 3})] * 3
+        with Fleet(client.address, *holding) as lost:
+            lost.wait_all("holds")
+            held = [number for child in range(3) for number in lost.numbers(child, "holds")]
+            assert sorted(held) == [*range(3 * num_held)]
+            with Fleet(client.address, *draining) as fleet:
+                for start in range(3 * num_held, num_rows, 27):
+                    queue.extend(rows(*range(start, min(start + 27, num_rows))))
+                    if start == 3 * num_held + 27 * 10:
+                        lost.kill(0)
+                        lost.kill(1)
+                    if start == 3 * num_held + 27 * 40:
+                        os.kill(client.stats()["workers"][0]["pid"], signal.SIGKILL)
+                lost.kill(2)
+                queue.close()
+                fleet.wait_all("over")
+                consumed = [number for child in range(3) for number in fleet.numbers(child, "consumed")]
+                assert all(fleet.numbers(child, "consumed") for child in range(3)), "all three had some"
+        assert Counter(consumed) == dict.fromkeys(range(num_rows), 1)
+        info = queue.info()
+        assert (info["num_rows"], info["num_leased"], info["inserts"]) == (0, 0, num_rows)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_take_when_several_clients_share_a_queue_then_each_row_goes_to_one(
+    client: tdserve.Client, other: tdserve.Client, name: str, size: int
+) -> None:
+    queue = client.create_queue(name, rows(0, size=size)[0], 12)
+
+    def consume(handle: Any) -> list[int]:
+        found: list[int] = []
+        for batch in handle.batches(2, timeout_s=20.0):
+            found += numbers(batch)
+        return found
+
+    handles = [each.queue(name) for each in (client, other)]
+    taking = [each.later(partial(consume, handle)) for each, handle in zip((client, other), handles, strict=True)]
+    taking += [each.later(partial(consume, handle)) for each, handle in zip((client, other), handles, strict=True)]
+    for start in range(0, 120, 4):
+        queue.extend(rows(*range(start, start + 4), size=size))
+    queue.close()
+    found = [each.result(30.0) for each in taking]
+    assert sorted(number for each in found for number in each) == [*range(120)]
+    assert all(each == sorted(each) for each in found), "each sees them in order"
+
+
+def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(
+    client: tdserve.Client, other: tdserve.Client, queue: Any
+) -> None:
+    taken = queue.take(3, ack=False)
+    with pytest.raises(tdserve.WrongStateError):
+        other.queue(queue.name).ack(taken)
+    with pytest.raises(tdserve.WrongStateError):
+        queue.ack([0, 1, 3])
+    assert queue.info()["num_leased"] == 3
+    queue.ack(taken[:1])
+    queue.ack(taken[1:])
+    with pytest.raises(tdserve.WrongStateError):
+        queue.ack(taken)
+    assert take_all(queue) == [3, 4, 5, 6, 7]
+
+
+# ---------------------------------------------------------------- who fails gives back
+
+
+def test_take_when_the_block_raises_then_the_rows_are_in_front_again_in_order(
+    client: tdserve.Client, other: tdserve.Client, queue: Any
+) -> None:
+    elsewhere = other.queue(queue.name)
+
+    def work() -> None:
+        with queue.take(3) as first:
+            assert numbers(first) == [0, 1, 2]
+            with elsewhere.take(2) as second:
+                assert numbers(second) == [3, 4]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert take_all(elsewhere, 2) == [0, 1, 2, 5, 6, 7]
+
+
+def test_take_when_a_consumer_is_killed_then_the_waiting_get_its_rows(client: tdserve.Client, queue: Any) -> None:
+    with Fleet(client.address, ("hold", {"name": queue.name, "num_rows": 6})) as fleet:
+        fleet.wait_all("holds")
+        assert fleet.numbers(0, "holds") == [0, 1, 2, 3, 4, 5]
+        waiting = client.later(lambda: queue.take(8, ack=False, timeout_s=30.0))
+        fleet.kill(0)
+        taken = waiting.result(30.0)
+    assert numbers(taken) == [*range(8)]
+
+
+def test_take_when_a_client_leaves_then_its_rows_are_there_again(server: tdserve.Server, queue: Any) -> None:
+    with server.client() as leaving:
+        leaving.queue(queue.name).take(5, ack=False)
+        assert queue.info()["num_leased"] == 5
+    wait_for(lambda: queue.info()["num_leased"] == 0, "the return of the rows")
+    assert take_all(queue, 4) == [*range(8)]
+
+
+def test_queue_when_control_is_killed_then_only_what_was_acknowledged_is_gone(tmp_path: Path) -> None:
+    with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
+        queue = client.create_queue("work", rows(0)[0], 12)
+        stack = client.create_queue("stack", rows(0)[0], 12, sampler=tdserve.Lifo())
+        for each in (queue, stack):
+            each.extend(rows(*range(8)))
+        queue.ack(queue.take(2, ack=False))
+        stack.ack(stack.take(2, ack=False))
+        held = queue.take(3, ack=False)
+        crashing.restart()
+        with pytest.raises(tdserve.WrongStateError):
+            queue.ack(held)
+        assert queue.info()["num_leased"] == 0
+        queue.extend(rows(8, 9))
+        queue.close()
+        crashing.restart()
+        with pytest.raises(tdserve.WrongStateError, match="closed"):
+            queue.extend(rows(10))
+        assert [numbers(batch) for batch in queue.batches(3)] == [[2, 3, 4], [5, 6, 7], [8, 9]]
+        assert take_all(stack, 6) == [5, 4, 3, 2, 1, 0]
+        crashing.restart()
+        with pytest.raises(tdserve.EndOfStreamError):
+            queue.take(1)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_close_when_rows_are_left_then_they_are_drained_and_then_over(
+    client: tdserve.Client, other: tdserve.Client, queue: Any
+) -> None:
+    queue.close()
+    assert [numbers(batch) for batch in other.queue(queue.name).batches(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    for each in (queue, other.queue(queue.name)):
+        with pytest.raises(tdserve.EndOfStreamError, match=queue.name):
+            each.take(2, timeout_s=20.0)
+        assert list(each.batches(3)) == []
+        with pytest.raises(tdserve.WrongStateError, match="closed"):
+            each.extend(rows(9))
+
+
+def test_close_when_takers_wait_then_they_are_told(client: tdserve.Client, other: tdserve.Client, queue: Any) -> None:
+    many = client.later(lambda: queue.take(12, ack=False, timeout_s=30.0))
+    writing = client.later(lambda: queue.extend(rows(*range(8, 14)), timeout_s=30.0))
+    other.queue(queue.name).close()
+    with pytest.raises(tdserve.WrongStateError, match="closed"):
+        writing.result(20.0)
+    taken = many.result(20.0)
+    assert numbers(taken) == [*range(8)]
+    ending = client.later(lambda: queue.take(1, timeout_s=30.0))
+    queue.ack(taken)
+    with pytest.raises(tdserve.EndOfStreamError):
+        ending.result(20.0)
+
+
+def test_close_when_another_still_holds_rows_then_takers_wait_for_what_becomes_of_them(
+    client: tdserve.Client, other: tdserve.Client, queue: Any
+) -> None:
+    held = queue.take(6)
+    queue.close()
+    elsewhere = other.queue(queue.name)
+    with elsewhere.take(4) as batch:
+        assert numbers(batch) == [6, 7]
+    with pytest.raises(tdserve.DeadlineExceededError):
+        elsewhere.take(4, timeout_s=0)
+    waiting = other.later(lambda: elsewhere.take(4, ack=False, timeout_s=30.0))
+    held.give_back()
+    taken = waiting.result(20.0)
+    assert numbers(taken) == [0, 1, 2, 3]
+    elsewhere.ack(taken)
+    assert [numbers(batch) for batch in elsewhere.batches(4, timeout_s=20.0)] == [[4, 5]]
+
+
+# ---------------------------------------------------------------- order and bounds
+
+
+def test_extend_when_the_queue_is_full_then_waits_until_rows_are_acknowledged(
+    client: tdserve.Client, queue: Any
+) -> None:
+    queue.extend(rows(8, 9, 10, 11))
+    taken = queue.take(6, ack=False)
+    with pytest.raises(tdserve.DeadlineExceededError, match="size 12 of 12"):
+        queue.extend(rows(12), timeout_s=0)
+    waiting = client.later(lambda: queue.extend(rows(*range(12, 18)), timeout_s=30.0))
+    assert not waiting.done()
+    queue.ack(taken)
+    waiting.result(20.0)
+    assert take_all(queue, 5) == [*range(6, 18)]
+    with pytest.raises(tdserve.InvalidRequestError, match=r"(max_size|capacity of) 12"):
+        queue.take(13)
+
+
+def test_take_when_it_waits_then_gets_as_many_as_it_asked_for(client: tdserve.Client, queue: Any) -> None:
+    waiting = client.later(lambda: queue.take(10, ack=False, timeout_s=30.0))
+    queue.extend(rows(8))
+    queue.extend(rows(9, 10))
+    assert numbers(waiting.result(20.0)) == [*range(10)]
+
+
+def test_stack_when_taken_then_the_newest_first_and_what_comes_back_is_on_top(
+    client: tdserve.Client, name: str
+) -> None:
+    stack = client.create_queue(name, rows(0)[0], 12, sampler=tdserve.Lifo())
+    stack.extend(rows(0, 1, 2, 3))
+    stack.extend(rows(4, 5))
+    taken = stack.take(3)
+    with pytest.raises(KeyError), taken:
+        raise KeyError
+    assert numbers(taken.rows) == [5, 4, 3]
+    with stack.take(2) as batch:
+        assert numbers(batch) == [5, 4]
+    stack.extend(rows(6))
+    assert take_all(stack, 2) == [6, 3, 2, 1, 0]
+
+
+def test_take_when_rows_have_values_then_they_come_along(client: tdserve.Client, name: str) -> None:
+    queue = client.create_queue(name, TensorDict({"number": torch.tensor(0), "text": ""}, []), 8)
+    for start in (0, 4, 8):
+        texts = NonTensorStack(*[f"text {number}" for number in range(start, start + 4)])
+        queue.extend(TensorDict({"number": torch.arange(start, start + 4), "text": texts}, [4]))
+        with queue.take(4) as batch:
+            assert [batch[row]["text"] for row in range(4)] == [f"text {number}" for number in range(start, start + 4)]
+
+
+def test_queue_when_it_is_asked_for_by_another_kind_then_refused(client: tdserve.Client, queue: Any) -> None:
+    with pytest.raises(tdserve.WrongStateError, match="no replay"):
+        client.replay(queue.name)
+    assert len(client.create_queue(queue.name, rows(0)[0], 12, exists_ok=True)) == 8
+    with pytest.raises(tdserve.StoreExistsError):
+        client.create_queue(queue.name, rows(0)[0], 12, sampler=tdserve.Lifo(), exists_ok=True)
