@@ -71,14 +71,14 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
     return spec.with_batch(len(spec.batch_size), batch_size, (None,) * len(batch_size))
 
 
-def write_layout(spec: Spec) -> Layout:
-    """Content of a write: the leaves."""
-    return Layout.of(spec)
+def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
+    """Content of a write: the leaves. Packed: of a version of weights, as its file has them."""
+    return Layout.of(spec, is_packed=is_packed)
 
 
-def read_layout(spec: Spec) -> Layout:
-    """Content of a read: the leaves, then the status."""
-    return Layout.of(spec, (STATUS,))
+def read_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
+    """Content of a read: the leaves, then the status. Packed: of a version of weights, as its file has them."""
+    return Layout.of(spec, (STATUS,), is_packed=is_packed)
 
 
 def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:

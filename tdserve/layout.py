@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.tree import Path, Spec
+from tdserve.spec.tree import Path, Spec, TensorLeaf
 
 ALIGNMENT_BYTES = 64
 """Every leaf starts at a multiple of this: one cache line, and enough for every dtype (complex128 needs 16)."""
@@ -81,19 +81,21 @@ class Layout:
             (their path is ``(name,)``).
         num_leaves: How many of the slots are leaves of the spec.
         nbytes: Length of the flat buffer, a multiple of 64.
+        is_packed: Whether small leaves lie without gaps, the largest elements first, as in a version's file.
     """
 
     slots: tuple[Slot, ...]
     num_leaves: int
     nbytes: int
+    is_packed: bool = False
 
     @classmethod
-    def of(cls, spec: Spec, trailing: tuple[Trailing, ...] = ()) -> Layout:
+    def of(cls, spec: Spec, trailing: tuple[Trailing, ...] = (), *, is_packed: bool = False) -> Layout:
         """The layout of a spec; kept with the spec, since the same few structures move again and again."""
-        key = ("layout", trailing)
+        key = ("layout", trailing, is_packed)
         layout = spec.memo.get(key)
         if layout is None:
-            layout = spec.memo[key] = _layout_of(spec, trailing)
+            layout = spec.memo[key] = _layout_of(spec, trailing, is_packed)
         return layout
 
     @cached_property
@@ -131,18 +133,25 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _layout_of(spec: Spec, trailing: tuple[Trailing, ...]) -> Layout:
+def _layout_of(spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool) -> Layout:
     slots: list[Slot] = []
     offset = 0
     # Small leaves stand together, so that they share messages.
-    leaves = sorted(spec.tensors, key=lambda item: item[1].nbytes >= LARGE_LEAF_BYTES)
+    leaves = sorted(spec.tensors, key=lambda item: _rank(item[1], is_packed))
     columns: list[tuple[Path, str, Sequence[int]]] = [(path, leaf.dtype, leaf.shape) for path, leaf in leaves]
     columns += [((column.name,), column.dtype, column.shape) for column in trailing]
-    for path, dtype, shape in columns:
+    for number, (path, dtype, shape) in enumerate(columns):
         nbytes = ITEMSIZE[dtype] * prod(shape)
+        if not is_packed or nbytes >= LARGE_LEAF_BYTES or number >= len(leaves):
+            offset = align(offset)
         slots.append(Slot(path, dtype, tuple(shape), offset, nbytes))
-        offset = align(offset + nbytes)
-    return Layout(tuple(slots), len(spec.tensors), offset)
+        offset += nbytes
+    return Layout(tuple(slots), len(spec.tensors), align(offset), is_packed)
+
+
+def _rank(leaf: TensorLeaf, is_packed: bool) -> tuple[bool, int]:
+    """Order of the leaves; those of equal rank keep the canonical one."""
+    return leaf.nbytes >= LARGE_LEAF_BYTES, -ITEMSIZE[leaf.dtype] if is_packed else 0
 
 
 def _close_run(messages: list[Message], run: list[Part], slots: tuple[Slot, ...]) -> None:

@@ -124,7 +124,12 @@ class Joining:
                     self._is_sending = False
 
     def _may_send(self) -> bool:
-        if not self._waiting or len(self._under_way) >= self._max_under_way:
+        if not self._waiting:
+            return False
+        is_too_large = 2 * self._waiting[0].nbytes > MAX_JOINED_BYTES  # to share with its like: it need not wait for it
+        if is_too_large and self._max_under_way > 1:
+            return len(self._under_way) < MAX_ALONE_UNDER_WAY
+        if len(self._under_way) >= self._max_under_way:
             return False
         # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
         enough = min(sum(self._under_way.values()), MAX_JOINED_BYTES) if self._max_rows > 1 else 0

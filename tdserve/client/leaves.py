@@ -28,10 +28,11 @@ class Leaves:
 
 def leaves_of(captured: Captured, layout: Layout) -> Leaves:
     """The leaves of a capture as its layout (of a read or a write, the order is the same) has them."""
-    leaves: Leaves | None = captured.memo.get("leaves")
+    kept = "packed leaves" if layout.is_packed else "leaves"
+    leaves: Leaves | None = captured.memo.get(kept)
     if leaves is None:
         tensors = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
         is_plain = all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
         contents = [as_bytes(tensor).numpy() for tensor in tensors] if is_plain else None
-        leaves = captured.memo["leaves"] = Leaves(tensors, contents)
+        leaves = captured.memo[kept] = Leaves(tensors, contents)
     return leaves

@@ -37,13 +37,16 @@ class Outgoing:
         fingerprint: Of the store's structure, as this client knows it.
         inline_bytes: Content up to this size rides in the request.
         store: Name, for errors.
+        is_packed: Whether it is a version of weights, laid out as its file.
 
     Raises:
         CapacityError: The non-tensor values are larger than a message may be. Nothing was sent.
     """
 
-    def __init__(self, captured: Captured, *, fingerprint: bytes, inline_bytes: int, store: str) -> None:
-        layout = write_layout(captured.spec)
+    def __init__(
+        self, captured: Captured, *, fingerprint: bytes, inline_bytes: int, store: str, is_packed: bool = False
+    ) -> None:
+        layout = write_layout(captured.spec, is_packed=is_packed)
         values = encode_values(captured.spec, captured.values, store=store)
         self._take(layout, _leaf_end(captured, layout), values, fingerprint, inline_bytes)
 

@@ -96,15 +96,18 @@ def finish_read(
     layout: Layout,
     deadline: Deadline,
     destination: Destination | None = None,
+    mismatch: TDServeError | None = None,
 ) -> Content:
     """Receives what an answer announces (or holds), and checks that it is whole.
 
     A destination that does not fit is found out before a byte is written to it, after the content was taken off the
     channel.
+
+    Args:
+        mismatch: Why there is no destination, raised then.
     """
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     inline = answer.done.inline if answer.HasField("done") else None
-    mismatch: TDServeError | None = None
     places = None
     if destination is not None:
         try:

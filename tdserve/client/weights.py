@@ -15,7 +15,7 @@ from tdserve.client.table import check_count
 from tdserve.client.writing import write
 from tdserve.content import read_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import RemoteProtocolError
+from tdserve.errors import RemoteProtocolError, TDServeError
 from tdserve.ids import check_store_name
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -50,7 +50,8 @@ def publish(
         check_count("keep", keep)
 
     def make_outgoing(session: Session) -> Outgoing:
-        return Outgoing(captured, fingerprint=spec.fingerprint, inline_bytes=session.inline_bytes, store=name)
+        inline_bytes = session.inline_bytes
+        return Outgoing(captured, fingerprint=spec.fingerprint, inline_bytes=inline_bytes, store=name, is_packed=True)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         request = control_pb2.PublishRequest(
@@ -76,7 +77,6 @@ def latest(
 ) -> Weights | None:
     """The newest version; see ``Client.latest``."""
     check_store_name(name)
-    destination = None if out is None else Destination(out, store=name)
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Weights | None:
         spec = known.get(name)
@@ -87,8 +87,11 @@ def latest(
             fingerprint=spec.fingerprint if spec is not None else b"",
         )
         pending = session.send(request, latest=asked)
+        destination, mismatch = _destination(out, name)  # looked at while the server works
         answer = pending.wait(answer_timeout_s(deadline), f"a version of {name!r}")
         if answer.HasField("done") and answer.done.nothing_newer:
+            if mismatch is not None:
+                raise mismatch
             return None
         accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
         if accepted.HasField("spec"):
@@ -102,11 +105,22 @@ def latest(
             pending,
             answer=answer,
             spec=spec,
-            layout=read_layout(spec),
+            layout=read_layout(spec, is_packed=True),
             deadline=deadline,
             destination=destination,
+            mismatch=mismatch,
         )
         data = content.build(device) if out is None else out
         return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
 
     return client.call(attempt, deadline)
+
+
+def _destination(out: Any, name: str) -> tuple[Destination | None, TDServeError | None]:
+    """Where a version goes, or why it cannot go there: its content, which may be on its way, is taken first."""
+    if out is None:
+        return None, None
+    try:
+        return Destination(out, store=name), None
+    except TDServeError as error:
+        return None, error

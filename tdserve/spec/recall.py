@@ -46,7 +46,7 @@ class Recall:
         if kept is not None and kept.is_of(looks):
             return kept.result, looks
         self._kept.pop(looks.number, None)
-        return None, looks
+        return None, looks if all(map(_is_plain, looks.leaves)) else None
 
     def keep(self, looks: Looks, result: Any) -> None:
         """Keeps a result, which must not hold any of the tensors themselves: they would never go."""
@@ -99,6 +99,11 @@ class _Kept:
         )
 
 
+def _is_plain(leaf: torch.Tensor) -> bool:
+    """Whether its memory is what travels: of a negative or conjugate view a capture has a copy."""
+    return leaf.layout is torch.strided and not leaf.is_complex() and not leaf.is_neg()
+
+
 def _places(leaves: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
     """Where tensors lie, and how: assigning to ``.data``, ``resize_`` and ``t_`` change it."""
     return [(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()) for leaf in leaves]
@@ -125,16 +130,13 @@ def _num_entries(td: TensorDict) -> int:
 
 
 def _walk(td: TensorDict, signature: _Signature, leaves: list[torch.Tensor]) -> bool:
-    """False for what holds anything but plain tensordicts and real, strided tensors."""
+    """False for what holds anything but plain tensordicts and tensors."""
     entries = td._tensordict
     names = td._td_dim_names
     signature.append((tuple(entries), td.batch_size, None if names is None else tuple(names), td.device))
     for item in entries.values():
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            # Of a negative or conjugate view a capture has a copy.
-            if item.is_neg() or item.is_complex() or item.layout is not torch.strided:
-                return False
             leaves.append(item)
         elif kind is not TensorDict or not _walk(item, signature, leaves):
             return False

@@ -151,7 +151,8 @@ class LeafEnd:
             if offset > at:
                 pieces.append(_PADDING[: offset - at])
             if slot < len(self._bytes):
-                pieces.append(self._bytes[slot][start:stop])
+                content = self._bytes[slot]
+                pieces.append(content if stop - start == len(content) else content[start:stop])
             elif self._trailing is not None:
                 pieces.append(self._trailing.column(slot))
             at = offset + stop - start
@@ -160,7 +161,10 @@ class LeafEnd:
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         content = staging.numpy()
         for slot, start, stop, offset in message.parts:
-            self._bytes[slot][start:stop] = content[offset : offset + stop - start]
+            target = self._bytes[slot]
+            if stop - start != len(target):
+                target = target[start:stop]
+            target[:] = content[offset : offset + stop - start]
 
 
 class JoinedEnd:

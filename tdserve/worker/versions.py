@@ -22,7 +22,7 @@ def receive_version(session: WorkerSession, order: worker_pb2.Order) -> worker_p
     wanted = order.receive_version
     spec = session.surroundings.stores.spec(wanted.version.fingerprint)
     file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
-    layout = write_layout(spec)
+    layout = write_layout(spec, is_packed=True)
     worked = take(session, order, wanted.content, layout, LeafEnd([file.leaves[slot.path] for slot in layout.slots]))
     if wanted.content.values:
         file.write_values(wanted.content.values)
@@ -34,7 +34,7 @@ def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     """Sends a version's leaves from where they lie; control keeps the file from being recycled meanwhile."""
     wanted = order.send_version
     spec = session.surroundings.stores.spec(wanted.version.fingerprint)
-    layout = read_layout(spec)
+    layout = read_layout(spec, is_packed=True)
     with VersionFile.open(wanted.version.path, spec) as file:
         leaves = [file.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
         values = file.read_values() or b"" if spec.values else b""

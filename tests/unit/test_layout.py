@@ -9,6 +9,7 @@ from tdserve.layout import ALIGNMENT_BYTES, LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES,
 from tdserve.spec import codec
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.tree import Entry, Node, Spec, TensorLeaf
+from tdserve.store.version_format import version_layout
 from tdserve.v1 import spec_pb2
 
 dtypes = st.sampled_from(sorted(ITEMSIZE))
@@ -38,9 +39,11 @@ def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[
     assert layout.nbytes == align(end)
 
 
-@given(specs, trailings)
-def test_messages_when_cut_then_cover_every_byte_once(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
-    layout = Layout.of(spec, trailing)
+@given(specs, trailings, st.booleans())
+def test_messages_when_cut_then_cover_every_byte_once(
+    spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
+) -> None:
+    layout = Layout.of(spec, trailing, is_packed=is_packed)
     parts = [part for message in layout.messages for part in message.parts]
     for number, slot in enumerate(layout.slots):
         spans = [(part.start, part.stop) for part in parts if part.slot == number]
@@ -50,11 +53,11 @@ def test_messages_when_cut_then_cover_every_byte_once(spec: Spec, trailing: tupl
     assert all(part.stop > part.start for part in parts)
 
 
-@given(specs, trailings)
+@given(specs, trailings, st.booleans())
 def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
-    spec: Spec, trailing: tuple[Trailing, ...]
+    spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing)
+    layout = Layout.of(spec, trailing, is_packed=is_packed)
     for message in layout.messages:
         for part in message.parts:
             assert message.offset + part.offset == layout.slots[part.slot].offset + part.start
@@ -62,11 +65,11 @@ def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
     assert layout.message_nbytes == tuple(message.nbytes for message in layout.messages)
 
 
-@given(specs, trailings)
+@given(specs, trailings, st.booleans())
 def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
-    spec: Spec, trailing: tuple[Trailing, ...]
+    spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing)
+    layout = Layout.of(spec, trailing, is_packed=is_packed)
     for message in layout.messages:
         of_leaves = [part for part in message.parts if part.slot < layout.num_leaves]
         assert sum(part.stop - part.start for part in of_leaves) <= MAX_MESSAGE_BYTES
@@ -74,11 +77,11 @@ def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
             assert len(message.parts) == 1
 
 
-@given(specs, trailings)
+@given(specs, trailings, st.booleans())
 def test_trailing_when_there_is_any_then_all_of_it_is_in_the_last_message(
-    spec: Spec, trailing: tuple[Trailing, ...]
+    spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:
-    layout = Layout.of(spec, trailing)
+    layout = Layout.of(spec, trailing, is_packed=is_packed)
     with_trailing = [
         message for message in layout.messages if any(part.slot >= layout.num_leaves for part in message.parts)
     ]
@@ -86,11 +89,36 @@ def test_trailing_when_there_is_any_then_all_of_it_is_in_the_last_message(
     assert [slot.path for slot in layout.slots[layout.num_leaves :]] == [(column.name,) for column in trailing]
 
 
-@given(specs, trailings)
-def test_layout_when_the_spec_crossed_the_wire_then_equal(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
+@given(specs, trailings, st.booleans())
+def test_layout_when_the_spec_crossed_the_wire_then_equal(
+    spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
+) -> None:
     theirs = codec.decode(spec_pb2.Spec.FromString(codec.encode(spec).SerializeToString()))
-    assert Layout.of(theirs, trailing) == Layout.of(spec, trailing)
-    assert Layout.of(theirs, trailing).messages == Layout.of(spec, trailing).messages
+    assert Layout.of(theirs, trailing, is_packed=is_packed) == Layout.of(spec, trailing, is_packed=is_packed)
+    assert (
+        Layout.of(theirs, trailing, is_packed=is_packed).messages
+        == Layout.of(spec, trailing, is_packed=is_packed).messages
+    )
+
+
+@given(specs, trailings)
+def test_packed_when_leaves_are_small_then_without_gaps_and_still_aligned_for_their_elements(
+    spec: Spec, trailing: tuple[Trailing, ...]
+) -> None:
+    layout = Layout.of(spec, trailing, is_packed=True)
+    leaves = layout.slots[: layout.num_leaves]
+    small = [slot for slot in leaves if slot.nbytes < LARGE_LEAF_BYTES]
+    assert list(leaves[: len(small)]) == small
+    assert [slot.offset for slot in small] == [sum(slot.nbytes for slot in small[:at]) for at in range(len(small))]
+    assert all(slot.offset % ITEMSIZE[slot.dtype] == 0 for slot in small)
+    assert all(slot.offset % ALIGNMENT_BYTES == 0 for slot in layout.slots[len(small) :])
+    assert {slot.path: (slot.dtype, slot.shape) for slot in leaves} == dict(spec.tensors)
+
+
+def test_packed_when_all_leaves_are_small_then_in_the_order_of_a_versions_file() -> None:
+    spec = spec_of(*(TensorLeaf(dtype, (3,)) for dtype in ("uint8", "float64", "bfloat16", "float32", "int64", "bool")))
+    layout = Layout.of(spec, is_packed=True)
+    assert [(slot.path, slot.offset, slot.nbytes) for slot in layout.slots] == version_layout(spec)
 
 
 def test_layout_when_asked_again_then_the_same_object() -> None:
@@ -98,6 +126,7 @@ def test_layout_when_asked_again_then_the_same_object() -> None:
     column = Trailing("t", "int64", (3,))
     assert Layout.of(spec) is Layout.of(spec)
     assert Layout.of(spec) is not Layout.of(spec, (column,))
+    assert Layout.of(spec) is not Layout.of(spec, is_packed=True)
 
 
 def test_large_leaf_when_cut_then_pieces_end_between_rows() -> None:

@@ -27,7 +27,7 @@ SPEC = capture(weights(0)).spec
 
 def asked(number: int, **fields: object) -> control_pb2.PublishRequest:
     """A request that needs no structure on the server."""
-    content = content_of(weights(number))
+    content = content_of(weights(number), is_packed=True)
     return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content, **fields)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def test_publish_when_repeated_then_versions_grow_and_the_newest_is_read(world: 
     assert [publish(world, run, number, metadata=b"m%d" % number) for number in (1, 2, 3)] == [1, 2, 3]
     done = latest(world, run)
     assert (done.accepted.version, done.accepted.metadata) == (3, b"m3")
-    assert columns_of(read_layout(SPEC), done.inline)["w"].tolist() == [[3.0, 3.0]] * 3
+    assert columns_of(read_layout(SPEC, is_packed=True), done.inline)["w"].tolist() == [[3.0, 3.0]] * 3
     assert codec.decode(done.accepted.spec) == SPEC
     assert not latest(world, run, fingerprint=SPEC.fingerprint).accepted.HasField("spec")
 

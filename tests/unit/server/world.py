@@ -182,11 +182,11 @@ def outbox(session: ClientSession) -> Outbox:
     return box
 
 
-def content_of(td: Any, fingerprint: bytes | None = None) -> control_pb2.Content:
+def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = False) -> control_pb2.Content:
     """A tensordict as inline content; the fingerprint is that of the store, by default that of ``td``."""
     captured = capture(td)
     known = captured.spec.fingerprint if fingerprint is None else fingerprint
-    return Outgoing(captured, fingerprint=known, inline_bytes=INLINE_BYTES, store="").message
+    return Outgoing(captured, fingerprint=known, inline_bytes=INLINE_BYTES, store="", is_packed=is_packed).message
 
 
 def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
+from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Part, Trailing
 from tdserve.spec.tree import Node, Spec, TensorLeaf
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, as_bytes, row_table
+from tdserve.transport.ends import FlatEnd, IndexedEnd, JoinedEnd, LeafEnd, RowEnd, as_bytes, row_table
 
 SMALL = TensorLeaf("float32", (3, 2))
 LARGE = TensorLeaf("uint8", (3, LARGE_LEAF_BYTES))
@@ -155,3 +155,31 @@ def test_row_end_when_there_is_no_row_then_nothing_to_do() -> None:
     spec = Spec(Node((0,), None, None, None, (("a", TensorLeaf("float32", (0, 2))),)))
     RowEnd(Layout.of(spec), [row_table(torch.zeros(10, 2))], np.empty(0, np.int64))
     assert Layout.of(spec).messages == ()
+
+
+def test_joined_when_pieces_fill_a_message_then_one_after_the_other() -> None:
+    spec = Spec(Node((5,), None, None, None, (("a", TensorLeaf("uint8", (5, 3))), ("b", TensorLeaf("uint8", (5,))))))
+    layout = Layout.of(spec)
+    whole = {"a": np.arange(15, dtype=np.uint8), "b": np.arange(100, 105, dtype=np.uint8)}
+    pieces = [(whole["a"][:6], whole["a"][6:]), (whole["b"][:2], whole["b"][2:])]
+    end = JoinedEnd(pieces)
+    (message,) = layout.messages
+    assert end.direct(message) is None
+    staging = torch.zeros(message.nbytes, dtype=torch.uint8)
+    end.fill(message, staging)
+    for part, name in zip(message.parts, ("a", "b"), strict=True):
+        assert staging[part.offset : part.offset + part.stop].tolist() == whole[name].tolist()
+
+
+def test_joined_when_a_message_lies_inside_one_piece_then_sent_from_its_place() -> None:
+    pieces = [(np.arange(10, dtype=np.uint8), np.arange(10, 30, dtype=np.uint8))]
+    inside = Message(0, 5, (Part(0, 12, 17, 0),))
+    across = Message(0, 5, (Part(0, 8, 13, 0),))
+    end = JoinedEnd(pieces)
+    direct = end.direct(inside)
+    assert direct is not None
+    assert direct.data_ptr() == pieces[0][1].ctypes.data + 2
+    assert end.direct(across) is None
+    staging = torch.zeros(5, dtype=torch.uint8)
+    end.fill(across, staging)
+    assert staging.tolist() == [8, 9, 10, 11, 12]
