@@ -8,7 +8,9 @@ only memory that a tensor itself has left (by ``.data = ...``, as ``module.half(
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import attrgetter, eq
 from typing import Any
 
 import torch
@@ -20,7 +22,15 @@ MIN_LEAVES = 64
 
 MAX_KEPT = 8
 
-_Signature = list[tuple[Any, ...]]
+_PLACES: tuple[Callable[[torch.Tensor], Any], ...] = (
+    torch.Tensor.data_ptr,
+    attrgetter("dtype"),
+    attrgetter("shape"),
+    torch.Tensor.stride,
+)
+"""Where a tensor lies, and how: assigning to ``.data``, ``resize_`` and ``t_`` change it."""
+
+_END = (None,)
 
 
 class Recall:
@@ -66,13 +76,15 @@ class Looks:
 
     Attributes:
         purpose: What for.
-        signature: Keys, batch size, names and device of every node.
+        kind: Class of the whole.
+        root: The tensordict itself.
         leaves: Its tensors, in order.
     """
 
-    def __init__(self, purpose: object, signature: _Signature, leaves: list[torch.Tensor]) -> None:
+    def __init__(self, purpose: object, kind: type, root: TensorDict, leaves: list[torch.Tensor]) -> None:
         self.purpose = purpose
-        self.signature = signature
+        self.kind = kind
+        self.root = root
         self.leaves = leaves
 
     @property
@@ -85,28 +97,24 @@ class _Kept:
     def __init__(self, looks: Looks, result: Any, forget: Any) -> None:
         self.result = result
         self._purpose = looks.purpose
-        self._signature = looks.signature
+        self._kind = looks.kind
+        self._nodes = list(_nodes(looks.root))
         self._leaves = [weakref.ref(leaf, forget) for leaf in looks.leaves]
-        self._places = _places(looks.leaves)
+        self._places = [[*map(place, looks.leaves)] for place in _PLACES]
 
     def is_of(self, looks: Looks) -> bool:
+        """Whether nothing has changed. One thing after the other is looked at and let go: thousands of tuples that
+        live at once wake the garbage collector, which takes longer than the look itself (measured)."""
         return (
             self._purpose == looks.purpose
+            and self._kind is looks.kind
             and len(self._leaves) == len(looks.leaves)
             and all(kept() is leaf for kept, leaf in zip(self._leaves, looks.leaves, strict=True))
-            and self._signature == looks.signature
-            and self._places == _places(looks.leaves)
+            and all(map(eq, chain(self._nodes, _END), chain(_nodes(looks.root), _END)))
+            and all(
+                all(map(eq, kept, map(place, looks.leaves))) for kept, place in zip(self._places, _PLACES, strict=True)
+            )
         )
-
-
-def _is_plain(leaf: torch.Tensor) -> bool:
-    """Whether its memory is what travels: of a negative or conjugate view a capture has a copy."""
-    return leaf.layout is torch.strided and not leaf.is_complex() and not leaf.is_neg()
-
-
-def _places(leaves: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
-    """Where tensors lie, and how: assigning to ``.data``, ``resize_`` and ``t_`` change it."""
-    return [(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()) for leaf in leaves]
 
 
 def _look(td: Any, purpose: object) -> Looks | None:
@@ -114,30 +122,38 @@ def _look(td: Any, purpose: object) -> Looks | None:
     # torch refuses to swap tensors that somebody holds a weak reference to.
     if type(root) is not TensorDict or torch.__future__.get_swap_module_params_on_conversion():
         return None
-    if _num_entries(root) < MIN_LEAVES:
-        return None
-    signature: _Signature = [(type(td),)]
     leaves: list[torch.Tensor] = []
-    if not _walk(root, signature, leaves) or len(leaves) < MIN_LEAVES:
+    if _num_entries(root) < MIN_LEAVES or not _collect(root, leaves) or len(leaves) < MIN_LEAVES:
         return None
-    return Looks(purpose, signature, leaves)
+    return Looks(purpose, type(td), root, leaves)
 
 
 def _num_entries(td: TensorDict) -> int:
-    """Leaves of a tensordict, counted without a look at them: looking costs a microsecond each."""
+    """Leaves of a tensordict, counted without a look at them."""
     items = td._tensordict.values()
     return len(items) + sum(_num_entries(item) - 1 for item in items if type(item) is TensorDict)
 
 
-def _walk(td: TensorDict, signature: _Signature, leaves: list[torch.Tensor]) -> bool:
+def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
     """False for what holds anything but plain tensordicts and tensors."""
-    entries = td._tensordict
-    names = td._td_dim_names
-    signature.append((tuple(entries), td.batch_size, None if names is None else tuple(names), td.device))
-    for item in entries.values():
+    for item in td._tensordict.values():
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             leaves.append(item)
-        elif kind is not TensorDict or not _walk(item, signature, leaves):
+        elif kind is not TensorDict or not _collect(item, leaves):
             return False
     return True
+
+
+def _nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
+    """Keys, batch size, names and device of every node."""
+    names = td._td_dim_names
+    yield tuple(td._tensordict), td.batch_size, None if names is None else tuple(names), td.device
+    for item in td._tensordict.values():
+        if type(item) is TensorDict:
+            yield from _nodes(item)
+
+
+def _is_plain(leaf: torch.Tensor) -> bool:
+    """Whether its memory is what travels: of a negative or conjugate view a capture has a copy."""
+    return leaf.layout is torch.strided and not leaf.is_complex() and not leaf.is_neg()
