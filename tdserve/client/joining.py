@@ -20,7 +20,7 @@ from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
 from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, ClosedError, RequestError, TDServeError
+from tdserve.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
 from tdserve.row_numbers import decode_rows
 from tdserve.spec.capture import Captured
 from tdserve.v1 import control_pb2
@@ -162,6 +162,10 @@ class Joining:
             for part in parts:
                 part.future.set_exception(error)
             return
+        except BaseException as fault:  # such as Ctrl-C: others may wait for these parts
+            for part in parts:
+                part.future.set_exception(TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+            raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
         done.add_done_callback(lambda _: self._settle(done, parts))
