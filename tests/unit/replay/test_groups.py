@@ -12,6 +12,7 @@ from tdserve.replay.columns import Columns
 from tdserve.replay.groups import GroupSelector
 from tdserve.replay.live_rows import Rows
 from tdserve.replay.selector import Selector
+from tests import chi_square
 
 _CAPACITY = 20
 _SIZE = 3
@@ -25,18 +26,6 @@ def _selector(ids: Rows, size: int) -> GroupSelector:
     columns = Columns(len(ids))
     columns.sequence[:] = np.arange(len(ids))
     return GroupSelector(columns, ids, size)
-
-
-def _limit(num_cells: int) -> float:
-    """Chi-square that a fair source exceeds once in about 100,000 times (Wilson and Hilferty)."""
-    freedom = num_cells - 1
-    part = 2 / (9 * freedom)
-    return float(freedom * (1 - part + 4.265 * part**0.5) ** 3)
-
-
-def _chi_square(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> float:
-    expected = counts.sum() / counts.size
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 class _AgainstDicts(RuleBasedStateMachine):
@@ -102,7 +91,7 @@ def test_draw_when_groups_come_and_go_then_every_choice_is_equally_likely(num_gr
         counts[groups[:, 0] // 4, np.arange(num_groups)] += 1
     assert not counts[:10].any()
     for place in range(num_groups):
-        assert _chi_square(counts[10:, place]) < _limit(10)
+        assert chi_square.statistic(counts[10:, place]) < chi_square.limit(10)
 
 
 def test_draw_when_fewer_groups_are_complete_than_asked_then_waits() -> None:

@@ -17,6 +17,7 @@ from tdserve.replay.live_rows import Rows
 from tdserve.replay.selector import Drawn, Selector
 from tdserve.replay.slices import Slices, SliceSelector
 from tdserve.replay.trajectories import Trajectories
+from tests import chi_square
 
 _LENGTHS = (1, 2, 3, 5, 8)
 
@@ -27,18 +28,6 @@ def _rows(rows: Iterable[int]) -> Rows:
 
 def _rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def _limit(num_cells: int) -> float:
-    """Chi-square that a fair source exceeds once in about 100,000 times (Wilson and Hilferty)."""
-    freedom = num_cells - 1
-    part = 2 / (9 * freedom)
-    return float(freedom * (1 - part + 4.265 * part**0.5) ** 3)
-
-
-def _chi_square(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> float:
-    expected = counts.sum() / counts.size
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 class Model:
@@ -239,7 +228,7 @@ def test_draw_when_writers_take_turns_and_rows_come_and_go_then_every_start_is_e
     place = {rows: num for num, rows in enumerate(valid)}
     counts = np.bincount([place[rows] for rows in found], minlength=len(valid))
     assert len(valid) > 20
-    assert _chi_square(counts) < _limit(len(valid))
+    assert chi_square.statistic(counts) < chi_square.limit(len(valid))
 
 
 def test_draw_when_the_ring_writes_over_a_trajectory_then_no_slice_crosses_the_writing_position() -> None:
