@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import Any
 
 from tdserve.client.mailbox import Mailbox
@@ -27,6 +27,9 @@ ANSWER_GRACE_S = 1.0
 
 SIGNAL_POLL_S = 0.5
 """Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
+
+MAX_POLL_S = 3600.0
+"""Longer than this no lock of Python can wait everywhere."""
 
 Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
@@ -59,13 +62,14 @@ class Pending:
             TDServeError: What the server answered, or how the session ended.
         """
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        poll_s = SIGNAL_POLL_S if current_thread() is main_thread() else MAX_POLL_S  # no other thread gets signals
         while True:
             remaining_s = max(end_s - time.monotonic(), 0.0)
             try:
-                answer = self._answers.get(timeout=min(remaining_s, SIGNAL_POLL_S))
+                answer = self._answers.get(timeout=min(remaining_s, poll_s))
                 break
             except Empty:
-                if remaining_s <= SIGNAL_POLL_S:
+                if remaining_s <= poll_s:
                     self._on_silence()
                     raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")

@@ -5,7 +5,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdserve.layout import ALIGNMENT_BYTES, LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing, align
+from tdserve.layout import (
+    ALIGNMENT_BYTES,
+    LARGE_LEAF_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_PACKED_BYTES,
+    Layout,
+    Trailing,
+    align,
+)
 from tdserve.spec import codec
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.tree import Entry, Node, Spec, TensorLeaf
@@ -72,7 +80,8 @@ def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
     layout = Layout.of(spec, trailing, is_packed=is_packed)
     for message in layout.messages:
         of_leaves = [part for part in message.parts if part.slot < layout.num_leaves]
-        assert sum(part.stop - part.start for part in of_leaves) <= MAX_MESSAGE_BYTES
+        most = MAX_PACKED_BYTES if is_packed and len(of_leaves) > 1 else MAX_MESSAGE_BYTES
+        assert sum(part.stop - part.start for part in of_leaves) <= most
         if any(layout.slots[part.slot].nbytes >= LARGE_LEAF_BYTES for part in of_leaves):
             assert len(message.parts) == 1
 
@@ -119,6 +128,12 @@ def test_packed_when_all_leaves_are_small_then_in_the_order_of_a_versions_file()
     spec = spec_of(*(TensorLeaf(dtype, (3,)) for dtype in ("uint8", "float64", "bfloat16", "float32", "int64", "bool")))
     layout = Layout.of(spec, is_packed=True)
     assert [(slot.path, slot.offset, slot.nbytes) for slot in layout.slots] == version_layout(spec)
+
+
+def test_packed_when_small_leaves_are_many_then_in_messages_of_up_to_8_mib() -> None:
+    spec = spec_of(*[TensorLeaf("float32", (8_388,))] * 1_000)
+    assert max(Layout.of(spec, is_packed=True).message_nbytes) > MAX_MESSAGE_BYTES
+    assert max(Layout.of(spec).message_nbytes) <= MAX_MESSAGE_BYTES
 
 
 def test_layout_when_asked_again_then_the_same_object() -> None:
