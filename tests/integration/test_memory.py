@@ -1,0 +1,79 @@
+"""An idle learner costs no memory: whoever writes on waits, is told for what, and goes on when somebody reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+import tdserve
+from tests.integration.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+LIMIT_BYTES = 4 << 20
+VALUE_BYTES = 1 << 20
+
+
+def rows(num_rows: int, num_characters: int) -> TensorDict:
+    """Rows with a text each, which travels inside the request."""
+    td = TensorDict({"x": torch.zeros(num_rows)}, [num_rows])
+    return td.set("text", NonTensorStack(*["y" * num_characters] * num_rows))
+
+
+def resident_kib(pid: int) -> int:
+    """Private memory of a process that is in use."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def test_writers_when_nobody_reads_then_the_server_holds_no_more_than_its_limit(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server, server.client() as client:
+        queue = client.create_queue("queue", rows(1, 1)[0], 8)
+        queue.extend(rows(8, 1))
+        before = resident_kib(server.pid)
+        futures = [queue.extend(rows(1, VALUE_BYTES), return_early=True, timeout_s=3.0) for _ in range(40)]
+        errors = [future.exception(30.0) for future in futures]
+        assert {type(error) for error in errors} <= {tdserve.DeadlineExceededError, tdserve.ServerBusyError}
+        refused = [error for error in errors if isinstance(error, tdserve.ServerBusyError)]
+        assert refused
+        assert refused[0].fields["limit"] == LIMIT_BYTES
+        # What waits is held once as it came and once taken apart; forty of them would be 40 MiB and more.
+        assert resident_kib(server.pid) - before < 6 * LIMIT_BYTES // 1024
+        assert len(queue) == 8
+
+
+def test_writers_when_the_server_has_no_memory_for_now_then_they_go_on_when_somebody_reads(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server, server.client() as client:
+        queue = client.create_queue("queue", rows(1, 1)[0], 2)
+        futures = [queue.extend(rows(1, VALUE_BYTES), return_early=True, timeout_s=30.0) for _ in range(20)]
+        taken: list[Any] = []
+        while len(taken) < 20:
+            with queue.take(1, timeout_s=20.0) as found:
+                taken.extend(found["text"])
+        assert [len(future.result(30.0)) for future in futures] == [1] * 20
+        assert [len(text) for text in taken] == [VALUE_BYTES] * 20
+        wait_for(lambda: len(queue) == 0 or None, "an empty queue")
+
+
+def test_writer_when_nobody_reads_then_append_waits_and_says_for_what(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server, server.client() as client:
+        like = TensorDict({"x": torch.zeros(1_000)}, [])
+        replay = client.create_replay("replay", like, 100, limiter=tdserve.Queue(10))
+        writer = replay.writer(batch=5, max_bytes=200_000, timeout_s=0.5)
+
+        def append_until_refused() -> None:
+            for _ in range(1_000):
+                writer.append(like)
+
+        with pytest.raises(tdserve.DeadlineExceededError, match="'replay'") as caught:
+            append_until_refused()
+        assert "200000 bytes" in str(caught.value)
+        num_appended = writer.num_appended
+        assert num_appended <= 10 + 200_000 // 4_000
+        replay.set_limiter(tdserve.MinSize(1))
+        writer.close(timeout_s=20.0)
+        assert writer.num_acknowledged == num_appended == len(replay)
