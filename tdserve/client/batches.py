@@ -22,6 +22,7 @@ from tdserve.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceededError,
+    InvalidRequestError,
     PeerLostError,
     TDServeError,
     TransportError,
@@ -46,6 +47,7 @@ class _Order:
     query: Query
     num_rows: int
     num_batches: int
+    num_under_way: int
     device: Any
     timeout_s: float
     ready: Queue[Any]
@@ -96,14 +98,18 @@ class Batches:
         drop_after_s: float | None = None,
         timeout_s: float,
     ) -> None:
-        self._drop_after_s = math.inf if drop_after_s is None else drop_after_s
+        self._drop_after_s = _checked_drop_s(drop_after_s)
+        self._timeout_s = timeout_s
         self._closed = Event()
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
+        # Of two requests the second may be granted what the first was not, and its rows would come in front.
+        num_under_way = 1 if query.is_ordered else REQUESTS_UNDER_WAY
         self._order = order = _Order(
             client=client,
             query=query,
             num_rows=num_rows,
-            num_batches=max(1, prefetch // REQUESTS_UNDER_WAY) if query.is_exact else 1,
+            num_batches=max(1, prefetch // num_under_way) if query.is_exact else 1,
+            num_under_way=num_under_way,
             device=device,
             timeout_s=timeout_s,
             ready=self._ready,
@@ -120,6 +126,7 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
+        began_s = time.monotonic()
         while True:
             if self._closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._name!r}")
@@ -133,8 +140,12 @@ class Batches:
                 raise item
             self._order.room.release()
             came_s, batch = item
-            if time.monotonic() - came_s <= self._drop_after_s:
+            now_s = time.monotonic()
+            if now_s - came_s <= self._drop_after_s:
                 return batch
+            if now_s - began_s > self._timeout_s:
+                what = f"a batch of {self._name!r} that waited for less than {self._drop_after_s} s"
+                raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
 
     def __enter__(self) -> Batches:
         return self
@@ -146,6 +157,14 @@ class Batches:
         """Ends the iterator and its thread. Idempotent, from any thread."""
         self._order.end()
         self._thread.join(JOIN_TIMEOUT_S)
+
+
+def _checked_drop_s(drop_after_s: float | None) -> float:
+    if drop_after_s is None:
+        return math.inf
+    if isinstance(drop_after_s, bool) or not isinstance(drop_after_s, (int, float)) or not drop_after_s > 0:
+        raise InvalidRequestError(argument="drop", reason=f"{drop_after_s!r} is not a number of seconds above 0")
+    return float(drop_after_s)
 
 
 _RUNNING: dict[Thread, _Order] = {}
@@ -210,7 +229,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
     session = client.session(Deadline.after(order.timeout_s))
     try:
         while not order.closed.is_set():
-            while len(under_way) < REQUESTS_UNDER_WAY and order.reserve(wait=not under_way):
+            while len(under_way) < order.num_under_way and order.reserve(wait=not under_way):
                 under_way.append(_ask(order, session))
             if order.closed.is_set():  # looked at after asking: end() either saw those requests, or was seen here
                 return

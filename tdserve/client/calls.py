@@ -148,6 +148,12 @@ class SessionClient(CatalogClient):
         return self.later(work) if return_early else work()
 
     @property
+    def has_session(self) -> bool:
+        """Whether a session is open."""
+        session = self._session
+        return session is not None and not session.is_lost
+
+    @property
     def has_channel(self) -> bool:
         """Whether there is a session whose channel is open: to send content waits for no answer then."""
         session = self._session

@@ -38,7 +38,7 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
         InvalidRequestError: They are none.
         SelectionError: One is negative.
     """
-    if hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple)):
+    if is_batch(rows):
         if INDEX_KEY not in set(rows.keys()):
             raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} is no sampled one")
         rows = rows.get(INDEX_KEY)
@@ -62,19 +62,40 @@ def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2
     Raises:
         InvalidRequestError: A number of them is another than that of the rows, or one is no priority.
     """
-    if generation is None and hasattr(rows, "keys") and GENERATION_KEY in set(rows.keys()):
-        generation = rows.get(GENERATION_KEY)
     numbers = row_numbers(rows)
     priorities = np.minimum(as_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
-    message = control_pb2.Priorities(rows=encode_few_bytes(numbers), priorities=priorities.tobytes())
-    if generation is not None:
-        generations = row_numbers(generation).astype("<u4")  # the lower half tells as well, and the message stays short
-        if len(generations) not in (1, len(numbers)):
-            reason = f"{len(generations)} generations for {len(numbers)} rows"
-            raise InvalidRequestError(argument="generation", reason=reason)
-        is_one = len(generations) > 0 and bool((generations == generations[0]).all())
-        message.generations = (generations[:1] if is_one else generations).tobytes()
-    return message
+    return control_pb2.Priorities(
+        rows=encode_few_bytes(numbers),
+        priorities=priorities.tobytes(),
+        generations=generations_of(rows, generation, len(numbers)),
+    )
+
+
+def generations_of(rows: Any, generation: Any, num_rows: int) -> bytes:
+    """The lower halves of the rows' generations, which tell as well and keep messages short; none where none are given.
+
+    Args:
+        rows: A batch brings them itself.
+        generation: Of each row, where ``rows`` is no batch.
+
+    Raises:
+        InvalidRequestError: There are more or fewer than rows.
+    """
+    if generation is None and is_batch(rows) and GENERATION_KEY in set(rows.keys()):
+        generation = rows.get(GENERATION_KEY)
+    if generation is None:
+        return b""
+    generations = row_numbers(generation).astype("<u4")
+    if len(generations) not in (1, num_rows):
+        reason = f"{len(generations)} generations for {num_rows} rows"
+        raise InvalidRequestError(argument="generation", reason=reason)
+    is_one = len(generations) > 0 and bool((generations == generations[0]).all())
+    return (generations[:1] if is_one else generations).tobytes()
+
+
+def is_batch(rows: Any) -> bool:
+    """Whether rows are given as a sampled batch."""
+    return hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple))
 
 
 def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
@@ -83,7 +104,7 @@ def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
     Raises:
         InvalidRequestError: There are more or fewer, or one is negative or not finite. Nothing was sent.
     """
-    given = priority.detach().cpu() if hasattr(priority, "detach") else priority
+    given = priority.detach().cpu().double() if hasattr(priority, "detach") else priority  # NumPy has no bfloat16
     try:
         array = np.asarray(given, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as fault:

@@ -12,10 +12,10 @@ from tdserve.client.table import check_count
 from tdserve.client.tensordicts import TensorDictClient
 from tdserve.client.weights import Weights
 from tdserve.config import TransportName
-from tdserve.errors import WrongStateError
+from tdserve.errors import InvalidRequestError, WrongStateError
 from tdserve.ids import check_store_name
 from tdserve.replay.limiter import MinSize, Queue
-from tdserve.replay.order import Fifo
+from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.settings import Settings
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -118,6 +118,8 @@ class Client(TensorDictClient):
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
         check_count("max_size", max_size)
+        if sampler is not None and not isinstance(sampler, (Fifo, Lifo)):
+            raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True)
         return QueueHandle(self, self._create_table(name, like, max_size, settings, exists_ok or existsok))
 
@@ -264,7 +266,7 @@ def connect(
     """
     client = Client(address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle)
     try:
-        client.session(client.deadline(None))
+        client.call(lambda *_: None, client.deadline(None))  # again, should the server be in the middle of a restart
     except BaseException:
         client.close()
         raise

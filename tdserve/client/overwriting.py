@@ -14,7 +14,15 @@ from tdserve.spec.tree import Path, Spec
 
 
 def overwrite(
-    client: SessionClient, name: str, stored: Spec, index: Any, value: Any, *, at: Path, deadline: Deadline
+    client: SessionClient,
+    name: str,
+    stored: Spec,
+    index: Any,
+    value: Any,
+    *,
+    at: Path,
+    generations: bytes = b"",
+    deadline: Deadline,
 ) -> None:
     """Replaces what an index selects, whole or not at all.
 
@@ -22,6 +30,7 @@ def overwrite(
         stored: Structure of the store, rows included.
         index: As in ``tensordict[index]``.
         value: What goes there; broadcast as an assignment would.
+        generations: Of a replay's rows, as ``write_selection`` takes them.
         at: Key of a leaf or nested part; ``()``: the leaves that ``value`` has.
 
     Raises:
@@ -39,5 +48,6 @@ def overwrite(
         captured,
         keys=keys or ((at,) if at else ()),
         fingerprint=stored.fingerprint,
+        generations=generations,
         deadline=deadline,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.table import TableHandle, check_count
+from tdserve.client.table import TableHandle, check_num_rows
 from tdserve.client.taking import Taken, TakenBatches, acknowledge, taken
 
 
@@ -28,7 +28,7 @@ class QueueHandle(TableHandle):
             EndOfStreamError: The queue was closed, and everything was taken and acknowledged.
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
-        check_count("num_rows", num_rows)
+        check_num_rows(num_rows, None)
         query = self._query(is_lease=True)
         rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s)).build()
         return Taken(self._client, query, rows, None) if ack else rows
@@ -52,6 +52,6 @@ class QueueHandle(TableHandle):
             device: Where batches go.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
-        check_count("num_rows", num_rows)
+        check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         return TakenBatches(self._client, self._query(is_lease=True), num_rows, device=device, timeout_s=seconds)

@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.client.batches import Batches
 from tdserve.client.changes import change, priorities_message
 from tdserve.client.sampling import Query, sampled
-from tdserve.client.table import TableHandle, check_count
+from tdserve.client.table import TableHandle, check_count, check_num_rows
 from tdserve.client.taking import Taken, TakenBatches, acknowledge, taken
 
 
@@ -46,9 +46,10 @@ class ReplayHandle(TableHandle):
 
         Raises:
             DeadlineExceededError: There were not enough rows in time; says what lacks.
-            InvalidRequestError: There can never be so many at once.
+            InvalidRequestError: There can never be so many at once; or, without replacement, there are fewer now: set
+                ``min_size`` where a learner may start before its actors.
         """
-        check_count("num_rows", num_rows)
+        check_num_rows(num_rows, device)
         query = self._query(
             require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=bool(consumer)
         )
@@ -152,7 +153,7 @@ class ReplayHandle(TableHandle):
                 the next one is asked for, and nothing is prefetched.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
-        check_count("num_rows", num_rows)
+        check_num_rows(num_rows, device)
         check_count("prefetch", prefetch)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         query: Query = self._query(

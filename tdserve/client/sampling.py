@@ -35,6 +35,7 @@ class Query:
         stored: Its structure, the capacity in front.
         added: Columns that come with the rows.
         is_exact: Whether just as many rows come as were asked for.
+        is_ordered: Whether the order of the rows means something.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Query:
     group_size: int = 0
     is_lease: bool = False
     is_exact: bool = True
+    is_ordered: bool = False
 
     def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """The request for batches of ``num_rows``."""

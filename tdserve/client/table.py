@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
-from tdserve.client.changes import as_priorities, change, row_numbers
+from tdserve.client.changes import as_priorities, change, generations_of, row_numbers
 from tdserve.client.description import StoreDescription
 from tdserve.client.joining import Joining, Part
 from tdserve.client.overwriting import overwrite
@@ -21,6 +21,7 @@ from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
 from tdserve.replay.limiter import MinSize
+from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
 from tdserve.replay.settings import Settings
 from tdserve.replay.slices import Slices
@@ -102,6 +103,8 @@ class TableHandle:
             DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
                 come, and whether the rows were stored is unknown.
         """
+        if isinstance(writer, bool) or not isinstance(writer, int) or not 0 <= writer < 1 << 64:
+            raise InvalidRequestError(argument="writer", reason=f"{writer!r} is not an integer from 0 to 2**64 - 1")
         captured, keys = self._captured(batch)
         num_rows = captured.spec.batch_size[0]
         deadline = self._client.deadline(timeout_s)
@@ -116,6 +119,7 @@ class TableHandle:
             request.ends = _flags(ends, num_rows)
 
         part = Part(captured, request, deadline, f"an extend of {self.name!r} by {num_rows} rows", Future())
+        part.future.set_running_or_notify_cancel()  # it is on its way: it cannot be cancelled
         if return_early or self._joining.is_waiting:  # what waits there came first
             self._joining.submit(part)
             return part.future if return_early else part.future.result()
@@ -131,14 +135,15 @@ class TableHandle:
         Args:
             key: Of the leaf, which may not have been written before.
             value: Tensor ``[n, *leaf]``, broadcast as ``leaf[index] = value`` would; values of a non-tensor leaf.
-            index: Row numbers, as ``extend`` returned them; a sampled batch stands for its rows.
+            index: Row numbers, as ``extend`` returned them. A sampled batch stands for its rows, and nothing is written
+                when one of them was overwritten since; bare numbers mean whatever rows they are now.
 
         Raises:
-            SelectionError: A row is not live. Nothing was written.
+            SelectionError: A row is not live, or another than in the batch. Nothing was written.
             KeyNotFoundError, SpecMismatchError: The key or the value does not fit. Nothing was written.
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
-        path = (key,) if isinstance(key, str) else tuple(key)
+        path = _path("key", key)
         rows = row_numbers(index)
         overwrite(
             self._client,
@@ -147,6 +152,7 @@ class TableHandle:
             rows,
             value,
             at=path,
+            generations=generations_of(index, None, len(rows)),
             deadline=self._client.deadline(timeout_s),
         )
 
@@ -272,6 +278,7 @@ class TableHandle:
             group_by=group,
             group_size=group_size,
             is_lease=is_lease,
+            is_ordered=isinstance(self.settings.sampler, (Fifo, Lifo)),
             is_exact=not is_lease and getattr(self.settings.sampler, "strict_length", True),
         )
 
@@ -296,6 +303,21 @@ class TableHandle:
         return captured, keys
 
 
+MAX_SAMPLE_ROWS = 1 << 24
+"""Of one request; the server refuses more."""
+
+
+def check_num_rows(num_rows: Any, device: Any) -> None:
+    """What can be said of a sample before anything is drawn for it. Raises InvalidRequestError."""
+    if check_count("num_rows", num_rows) > MAX_SAMPLE_ROWS:
+        raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} are more than {MAX_SAMPLE_ROWS} at once")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError) as fault:  # AssertionError: a build without CUDA
+            raise InvalidRequestError(argument="device", reason=f"{device!r}: {str(fault)[:200]}") from fault
+
+
 def check_count(argument: str, value: Any) -> int:
     """Returns ``value`` if it is an integer of at least 1. Raises InvalidRequestError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -305,7 +327,11 @@ def check_count(argument: str, value: Any) -> int:
 
 def _listed(require: Any) -> list[Any]:
     """One key, or several: a tuple of str is taken for several keys, as ``require=("reward",)`` means them."""
-    return [require] if isinstance(require, str) else list(require)
+    if isinstance(require, str):
+        return [require]
+    if not isinstance(require, (list, tuple, set, frozenset)):
+        raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
+    return list(require)
 
 
 def _path(argument: str, key: Any) -> Path:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from tdserve.client.calls import SessionClient
-from tdserve.client.changes import change, row_numbers
+from tdserve.client.changes import change, generations_of, row_numbers
 from tdserve.client.sampling import Query, Sampled, ask, take
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
@@ -67,7 +67,9 @@ def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) 
 
 
 def _leased(query: Query, rows: Any) -> control_pb2.Leased:
-    return control_pb2.Leased(rows=encode_few_bytes(row_numbers(rows)), consumer=query.consumer)
+    numbers = row_numbers(rows)
+    generations = generations_of(rows, None, len(numbers))
+    return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)
 
 
 class Taken:
@@ -143,6 +145,9 @@ class TakenBatches:
             except EndOfStreamError:
                 raise StopIteration from None
             self._held = rows.build()
+            if self._closed.is_set():  # meanwhile, by another thread, which has found nothing to give back
+                self.close()
+                raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
             return self._held if self._device is None else self._held.to(self._device)
 
     def __enter__(self) -> TakenBatches:
@@ -169,6 +174,7 @@ class TakenBatches:
             give_back(self._client, self._query, held, GIVE_BACK_TIMEOUT_S)
 
     def _acknowledge(self) -> None:
-        held, self._held = self._held, None
+        held = self._held
         if held is not None:
             acknowledge(self._client, self._query, held, self._client.deadline(None))
+            self._held = None

@@ -81,6 +81,7 @@ class ReplayWriter:
         self._timeout_s: float | None = handle._client.timeout_s if timeout_s is None else timeout_s
         Deadline.after(self._timeout_s)
         self._has_values = bool(table.spec.values)
+        self._has_priority = "priority" in handle.settings.columns
         self._reader = RowReader(table.spec, store=table.name)
         self._sender = RowSender(
             table,
@@ -132,6 +133,9 @@ class ReplayWriter:
             WriterFailedError: Rows could not be stored, see there; from now on every call raises it.
             ClosedError: The writer was closed.
         """
+        if priority is not None and not self._has_priority:
+            reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"
+            raise InvalidRequestError(argument="priority", reason=reason)
         leaves, values = self._reader.read(td)
         weight = NO_PRIORITY if priority is None else _checked_priority(priority)
         if self._has_values:

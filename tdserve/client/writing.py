@@ -95,6 +95,9 @@ def write_early(
         client.answered(request)
         works.clear()
 
+    if not client.has_session:  # to open one may take as long as the server is away
+        retry()
+        return future
     try:
         session = client.session(deadline)
         outgoing = make_outgoing(session)
@@ -135,11 +138,13 @@ def write_selection(
     keys: Sequence[Path] = (),
     fingerprint: bytes,
     create: Callable[[Session], None] | None = None,
+    generations: bytes = b"",
     deadline: Deadline,
 ) -> int:
     """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made.
 
     Args:
+        generations: Of a replay's rows: nothing is written when one was overwritten since.
         create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with
             the
             session: called for every session that is tried.
@@ -160,6 +165,7 @@ def write_selection(
                 content=outgoing.message,
                 timeout_s=deadline.remaining_s,
                 creates=create is not None,
+                generations=generations,
             )
         }
 

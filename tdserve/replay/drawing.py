@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.content import ADDED_DTYPES
 from tdserve.errors import InvalidRequestError
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import Rows
@@ -117,7 +118,8 @@ class Drawing:
             columns["times_sampled"] = self._columns.times_sampled[rows]
         if self._has_priority and "priority" not in columns:
             columns["priority"] = self._columns.priority[rows].astype(np.float32)
-        return drawn
+        # In the order in which they travel: the reader knows it from the settings alone.
+        return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
 
 
 def _occurrence(rows: Rows) -> NDArray[np.int64]:

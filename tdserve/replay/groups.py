@@ -123,11 +123,11 @@ class GroupSelector:
         num_groups, rest = divmod(num_rows, self._size)
         if rest:
             raise InvalidRequestError(
-                argument="n", reason=f"{num_rows} rows are no whole number of groups of {self._size}"
+                argument="num_rows", reason=f"{num_rows} rows are no whole number of groups of {self._size}"
             )
         if num_rows > len(self._group_ids):
             reason = f"{num_rows} rows of different groups never fit into a capacity of {len(self._group_ids)}"
-            raise InvalidRequestError(argument="n", reason=reason)
+            raise InvalidRequestError(argument="num_rows", reason=reason)
         if num_groups > len(self._complete):
             return None
         return Drawn(self._oldest(self._choose(num_groups, rng)), {})

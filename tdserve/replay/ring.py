@@ -2,7 +2,7 @@
 
 A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
 silent, or a *hole*: given up half written, invisible, first in line for the next writer. Only the reservations kept
-here tell these three apart.
+here tell these three apart. The lower 44 bits count commits, and name a row: partial writes move only the bits above.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ import numpy as np
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.replay.live_rows import Rows
 from tdserve.row_numbers import encode_rows
+
+_PART_SHIFT = 44
+_PART_MASK = (1 << 18) - 1
+"""Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
 
 _NONE: Rows = np.empty(0, np.int64)
 
@@ -244,8 +248,11 @@ class Ring:
         self._num_reserved += len(rows)
 
     def let_go(self, rows: Rows) -> None:
-        """Ends :meth:`hold`: the rows are live again, under their next generation."""
-        self._generations[rows] += 1
+        """Ends :meth:`hold`: the rows are live again. Their generations differ from before, but not in the lower half,
+        which counts commits: they are still the same rows."""
+        held = self._generations[rows]
+        parts = ((held >> _PART_SHIFT) + 1) & _PART_MASK
+        self._generations[rows] = ((held - 1) & ((1 << _PART_SHIFT) - 1)) | (parts << _PART_SHIFT)
         self._num_live += len(rows)
         self._num_reserved -= len(rows)
 

@@ -87,7 +87,7 @@ class Slices:
         parts = self.slice_len or self.num_slices or 1
         if num_rows % parts:
             what = f"slices of {parts} rows" if self.slice_len else f"rows in each of {parts} slices"
-            raise InvalidRequestError(argument="n", reason=f"{num_rows} rows are no whole number of {what}")
+            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} rows are no whole number of {what}")
         length = self.slice_len or num_rows // parts
         self._check_length("n", length, capacity)
         return length

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import EndOfStreamError, InvalidRequestError, WrongStateError
+from tdserve.errors import EndOfStreamError, InvalidRequestError, SelectionError, WrongStateError
 from tdserve.replay.groups import GroupSelector
 from tdserve.replay.holdings import Holdings
 from tdserve.replay.limiter import Limiter
 from tdserve.replay.live_rows import Rows
 from tdserve.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
 from tdserve.replay.ring import Reservation
-from tdserve.replay.views import PLAIN, ViewKey
+from tdserve.replay.views import OWN, PLAIN, ViewKey
 
 _INDEPENDENT = ("uniform", "prioritized")
 """Samplers whose draws do not depend on one another: several batches are drawn as one."""
@@ -217,7 +217,7 @@ class Table(Holdings):
             self.check_live(rows)
             is_same = np.ones(len(rows), np.bool_)
         else:
-            is_same = (self._generations[rows].astype(np.uint32) == generations) & self._live.contains(rows)
+            is_same = self._is_same(rows, generations) & self._live.contains(rows)
         self._set_priorities(rows[is_same], priorities[is_same])
         return int(np.count_nonzero(~is_same))
 
@@ -264,20 +264,29 @@ class Table(Holdings):
         self.settings = settings
         self._changed_settings = settings.to_json()
 
-    def acknowledge(self, owner: int, consumer: str, rows: Rows) -> int:
+    def acknowledge(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> int:
         """An owner is done with rows of its lease; returns how many.
 
+        Args:
+            generations: Lower halves, as the lease had them: a row that has another now is not the one that was meant.
+
         Raises:
-            WrongStateError: It does not hold all of them. Nothing was changed.
+            WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
         """
-        rows = np.unique(rows)
         self.check_numbers(rows)
+        is_same = self._is_same(rows, generations)
+        if consumer == OWN and not is_same.all():
+            state = f"{np.count_nonzero(~is_same)} of these {len(rows)} rows are others by now"
+            raise WrongStateError(state=state, event="acknowledging rows")
+        rows = np.unique(rows[is_same])
+        if not len(rows):
+            raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
         leaving = self.views.acknowledge(owner, consumer, rows)
         if len(leaving):
             self.remove(leaving)
         return len(rows)
 
-    def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
+    def give_back(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> None:
         """An owner will not use rows of its lease: they are there for others again. What it does not hold (any more),
         such as rows that were overwritten, is ignored.
 
@@ -285,8 +294,22 @@ class Table(Holdings):
             SelectionError: A number is none of a row. Nothing was changed.
         """
         self.check_numbers(rows)
-        rows = np.unique(rows)
+        rows = np.unique(rows[self._is_same(rows, generations)])
         self.views.give_back(owner, consumer, rows[self.views.leases.held_by(owner, rows, consumer)])
+
+    def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
+        """Raises SelectionError unless all of these rows are live, and still those of these generations."""
+        self.check_live(rows)
+        is_same = self._is_same(rows, generations)
+        if not is_same.all():
+            bad = int(rows[int(np.argmin(is_same))])
+            reason = f"this row of table {self.name!r} was overwritten since it was read"
+            raise SelectionError(selection=str(bad), reason=reason)
+
+    def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
+        if generations is None:
+            return np.ones(len(rows), np.bool_)
+        return np.asarray(self._generations[rows].astype(np.uint32) == generations)
 
     def _check_lease(self, key: ViewKey, num_rows: int) -> None:
         if num_rows > self.ring.capacity:
@@ -314,7 +337,8 @@ class Table(Holdings):
         counts = self.counts
         if not self.settings.limiter.can_sample(counts, num_rows):
             return self.settings.limiter.why_sample(counts, self.name, num_rows)
-        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {key.describe()},"
+        reason = key.describe(has_partial_rows=self.views.has_partial_rows)
+        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
 
     def why_extend(self, num_rows: int) -> str:
         """What a writer waits for now, for the error of one that waited too long."""

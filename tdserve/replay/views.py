@@ -43,12 +43,16 @@ class ViewKey(NamedTuple):
     group: str = ""
     group_size: int = 0
 
-    def describe(self) -> str:
-        """What keeps rows out, for the error of a sample that waited for them."""
+    def describe(self, *, has_partial_rows: bool = True) -> str:
+        """What keeps rows out, for the error of a sample that waited for them.
+
+        Args:
+            has_partial_rows: Whether rows of the table may lack leaves.
+        """
         told = []
         if self.group:
             told.append(f"are in whole groups of {self.group_size}")
-        if self.require != ():
+        if self.require or (self.require is None and has_partial_rows):
             told.append("have all required keys" if self.require else "are whole")
         if self.consumer != OWN:
             told.append(f"consumer {self.consumer!r} has not had")
@@ -163,9 +167,14 @@ class Views:
     def acknowledge(self, owner: int, consumer: str, rows: Rows) -> Rows:
         """The owner is done with rows of its lease, each named once; returns those that leave the table for good.
 
+        Rows of a named consumer that were overwritten since are ignored, as long as it holds any.
+
         Raises:
             WrongStateError: It does not hold all of them. Nothing was changed.
         """
+        if consumer != OWN:
+            held = rows[self.leases.held_by(owner, rows, consumer)]
+            rows = held if len(held) else rows
         rows = self.leases.take(owner, rows, consumer)
         if consumer == OWN:
             return rows

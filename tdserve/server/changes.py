@@ -66,11 +66,12 @@ class Changes:
         elif kind == "close":
             table.close()
         elif kind == "acknowledge":
-            rows = decode_rows(asked.acknowledge.rows, max_rows=entry.record.capacity)
-            return control_pb2.Done(num_rows=table.acknowledge(session.number, asked.acknowledge.consumer, rows))
+            rows, generations = _leased(entry, asked.acknowledge)
+            consumer = asked.acknowledge.consumer
+            return control_pb2.Done(num_rows=table.acknowledge(session.number, consumer, rows, generations))
         elif kind == "give_back":
-            rows = decode_rows(asked.give_back.rows, max_rows=entry.record.capacity)
-            table.give_back(session.number, asked.give_back.consumer, rows)
+            rows, generations = _leased(entry, asked.give_back)
+            table.give_back(session.number, asked.give_back.consumer, rows, generations)
             return control_pb2.Done(num_rows=len(rows))
         else:
             raise RemoteProtocolError(expected="a change", received=str(kind))
@@ -80,9 +81,23 @@ class Changes:
 def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
     priorities = _numbers("priority", asked.priorities, "<f4", len(rows)).astype(np.float64)
-    generations = _numbers("generation", asked.generations, "<u4", len(rows)) if asked.generations else None
+    generations = generations_of(asked.generations, len(rows))
     num_skipped = entry.replay_table().update_priority(rows, priorities, generations)
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
+
+
+def _leased(entry: Entry, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+    rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
+    return rows, generations_of(asked.generations, len(rows))
+
+
+def generations_of(content: bytes, num_rows: int) -> NDArray[Any] | None:
+    """Lower halves of generations as messages carry them; None when there are none.
+
+    Raises:
+        InvalidRequestError: There are neither as many as rows nor one.
+    """
+    return _numbers("generation", content, "<u4", num_rows) if content else None
 
 
 def _numbers(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:

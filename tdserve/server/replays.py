@@ -123,13 +123,15 @@ class Replays:
         if content.HasField("inline"):
             receiving.receive_rows.content.inline = content.inline
         receive = session.worker.order(receiving)
-        if content.values:
+        values = content.values + _nothing_for(entry, asked)
+        if values:
             storing = worker_pb2.Order()
             storing.put_values.store.CopyFrom(entry.ref(self._values_worker.known_specs))
-            storing.put_values.values = content.values
+            storing.put_values.values = values  # blocks one after the other are one block
             storing.put_values.elements = encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:])))
             spec = entry.spec.select([tuple(key.parts) for key in asked.keys]) if asked.keys else entry.spec
-            storing.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
+            paths = [*(path for path, _ in spec.values), *_lacking(entry, asked)]
+            storing.put_values.keys.extend(content_pb2.Path(parts=path) for path in paths)
             store = self._values_worker.order(storing)
             await asyncio.wait(
                 {receive, store}
@@ -156,6 +158,22 @@ class Replays:
         table.commit(reservation, arrival)
         entry.changed.wake()
         return done
+
+
+def _lacking(entry: Entry, asked: control_pb2.ExtendRequest) -> list[Path]:
+    """Value leaves that the rows do not have."""
+    if not asked.keys:
+        return []
+    given = {path for path, _ in entry.spec.select([tuple(key.parts) for key in asked.keys]).values}
+    return [path for path, _ in entry.spec.values if path not in given]
+
+
+def _nothing_for(entry: Entry, asked: control_pb2.ExtendRequest) -> bytes:
+    """None for each of them: what another row had in this place is nobody's business."""
+    block = control_pb2.ValueBlock()
+    for _ in _lacking(entry, asked):
+        block.columns.add(values=[content_pb2.Value(none=True).SerializeToString()])
+    return block.SerializeToString()
 
 
 def numbers_of(selection: Selection, live: np.ndarray, store: str) -> np.ndarray:

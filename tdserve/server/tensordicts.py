@@ -24,6 +24,7 @@ from tdserve.errors import (
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
+from tdserve.server.changes import generations_of
 from tdserve.server.entry import Entry
 from tdserve.server.held import Held
 from tdserve.server.journal import JOURNAL, Journal
@@ -241,7 +242,12 @@ def _check_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
     if ruling:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    entry.replay_table().check_live(from_message(asked.selection).rows(entry.spec.batch_size))
+    rows = from_message(asked.selection).rows(entry.spec.batch_size)
+    generations = generations_of(asked.generations, len(rows))
+    if generations is None:
+        entry.replay_table().check_live(rows)
+    else:
+        entry.replay_table().check_same(rows, generations)
 
 
 def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:

@@ -152,20 +152,22 @@ class ReadRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
-    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "creates")
+    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "creates", "generations")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     CREATES_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     store: str
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     content: Content
     timeout_s: float
     creates: bool
-    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., creates: bool = ...) -> None: ...
+    generations: bytes
+    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., creates: bool = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
     __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer")
@@ -254,12 +256,14 @@ class Priorities(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., priorities: _Optional[bytes] = ...) -> None: ...
 
 class Leased(_message.Message):
-    __slots__ = ("rows", "consumer")
+    __slots__ = ("rows", "consumer", "generations")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     rows: bytes
     consumer: str
-    def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ...) -> None: ...
+    generations: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("store", "spec", "content", "keep", "timeout_s", "metadata")

@@ -78,7 +78,7 @@ def test_sample_when_a_device_is_named_then_the_rows_are_there(replay: tdserve.R
 
 
 def test_batches_when_they_waited_too_long_then_dropped_and_a_fresh_one_comes(replay: tdserve.ReplayHandle) -> None:
-    with replay.batches(2, prefetch=1, drop=0.0, timeout_s=5.0) as batches, ThreadPoolExecutor(1) as thread:
+    with replay.batches(2, prefetch=1, drop=1e-9, timeout_s=5.0) as batches, ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, batches)
         wait_for(lambda: replay.info()["samples"] >= 6, "the third batch")
         assert not waiting.done(), "none is ever that fresh"
@@ -87,6 +87,24 @@ def test_batches_when_they_waited_too_long_then_dropped_and_a_fresh_one_comes(re
             waiting.result(10.0)
     with replay.batches(2, prefetch=1, drop=20.0) as batches:
         assert len(next(batches)) == 2
+
+
+def test_batches_when_none_is_ever_fresh_enough_then_the_wait_ends_all_the_same(replay: tdserve.ReplayHandle) -> None:
+    with replay.batches(2, drop=1e-9, timeout_s=0.2) as batches, pytest.raises(tdserve.DeadlineExceededError):
+        next(batches)
+
+
+@pytest.mark.parametrize("drop", [0, 0.0, -1, True, "soon", float("nan")])
+def test_batches_when_drop_is_no_number_of_seconds_then_refused(replay: tdserve.ReplayHandle, drop: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="drop"):
+        replay.batches(2, drop=drop)
+
+
+def test_sample_when_the_device_is_none_then_refused_before_anything_is_drawn(replay: tdserve.ReplayHandle) -> None:
+    before = replay.info()["samples"]
+    with pytest.raises(InvalidRequestError, match="device"):
+        replay.sample(2, device="nonsense")
+    assert replay.info()["samples"] == before
 
 
 def test_update_priority_when_the_table_has_none_then_refused(replay: tdserve.ReplayHandle) -> None:

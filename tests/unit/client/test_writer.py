@@ -22,6 +22,8 @@ from tdserve.errors import (
     TransportError,
     WriterFailedError,
 )
+from tdserve.replay.prioritized import Prioritized
+from tdserve.replay.settings import Settings
 from tests.unit.client.tables import WAIT_S, RecordingTable, row
 
 
@@ -135,6 +137,7 @@ class TimedTable(RecordingTable):
 
 def test_append_when_priorities_are_given_then_they_reach_the_table() -> None:
     table = TimedTable()
+    table.settings = Settings(sampler=Prioritized())
     with ReplayWriter(table) as subject:
         for priority in (1, 0.5, torch.tensor(0.25), torch.tensor([0.0])):
             subject.append(row(0), priority=priority)
@@ -143,6 +146,15 @@ def test_append_when_priorities_are_given_then_they_reach_the_table() -> None:
         [1.0, 0.5, 0.25, 0.0],
         None,
     ]
+
+
+def test_append_when_the_table_has_no_priorities_then_refused_and_the_writer_goes_on() -> None:
+    table = TimedTable()
+    with ReplayWriter(table) as subject:
+        with pytest.raises(InvalidRequestError, match="priority"):
+            subject.append(row(0), priority=1.0)
+        subject.append(row(1))
+    assert subject.num_acknowledged == 1
 
 
 def test_append_when_there_is_no_room_then_waits_as_long_as_the_client_says() -> None:

@@ -12,6 +12,7 @@ from tdserve.replay.drawing import Drawing
 from tdserve.replay.order import Fifo
 from tdserve.replay.prioritized import Prioritized
 from tdserve.replay.remover import LowestPriority
+from tdserve.replay.sampled import added_columns
 from tdserve.replay.sampler import Uniform
 from tdserve.replay.selector import Selector
 from tdserve.replay.settings import Settings
@@ -161,3 +162,15 @@ def test_undo_when_rows_came_several_times_then_as_before() -> None:
     made.drawing.undo(found.drawn.rows, found.spent[:1])  # the other is not live any more
     assert made.times[:2].tolist() == [0, 0]
     assert len(made.plain) == 1
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Fifo(), WithoutReplacement()])
+def test_draw_when_the_table_adds_columns_then_in_the_order_in_which_they_travel(sampler: Any) -> None:
+    settings = Settings(sampler=sampler, remover=LowestPriority(), max_times_sampled=5)
+    columns = Columns(4)
+    views = Views(settings, columns, num_keys=1)
+    columns.priority[:] = 1.0
+    views.enter(np.arange(4))
+    found = Drawing(settings, columns, views).draw(views.get(PLAIN), 2, num_batches=1, rng=np.random.default_rng(0))
+    assert found is not None
+    assert tuple(found.drawn.columns) == added_columns(settings)
