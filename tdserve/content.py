@@ -33,6 +33,10 @@ ADDED_DTYPES = {
 RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
 """Keys that the service adds to a sampled batch; a replay's rows may not have them at the root."""
 
+MAX_SAMPLE_ROWS = 1 << 24
+"""Of one request: row numbers and generations of more would take the control process, which serves everybody, 256
+MiB."""
+
 MISSING_GENERATION = -1
 """In a sample's generation column: this row was overwritten while it was copied; its content is undefined."""
 

@@ -3,10 +3,12 @@ length."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import RemoteProtocolError
+from tdserve.errors import InvalidRequestError, RemoteProtocolError
 
 _RUN = -1
 """First number of the form for runs; no row has it."""
@@ -66,3 +68,16 @@ def spread(rows: NDArray[np.int64], num_each: int) -> NDArray[np.int64]:
     if num_each == 1:
         return rows
     return (rows[:, None] * num_each + np.arange(num_each)).reshape(-1)
+
+
+def column_of(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
+    """One number per row, of which a single one may stand for all; a view of the content.
+
+    Raises:
+        InvalidRequestError: There are more or fewer.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    if len(content) not in (itemsize, num_rows * itemsize):
+        reason = f"{len(content)} bytes are neither one number nor {num_rows} of {itemsize} bytes"
+        raise InvalidRequestError(argument=argument, reason=reason)
+    return np.broadcast_to(np.frombuffer(content, dtype), num_rows)

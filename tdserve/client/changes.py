@@ -12,6 +12,7 @@ from tdserve.client.session import Session
 from tdserve.content import GENERATION_KEY, INDEX_KEY
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, SelectionError
+from tdserve.replay.plans import check_priorities
 from tdserve.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
@@ -111,8 +112,5 @@ def as_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
         raise InvalidRequestError(argument="priority", reason=f"{priority!r} is no number") from fault
     if len(array) != num_rows and np.ndim(given) > 0:
         raise InvalidRequestError(argument="priority", reason=f"{len(array)} priorities for {num_rows} rows")
-    is_bad = ~(np.isfinite(array) & (array >= 0))
-    if is_bad.any():
-        reason = f"{array[int(np.argmax(is_bad))]} is not a finite number of at least 0"
-        raise InvalidRequestError(argument="priority", reason=reason)
+    check_priorities(array)
     return array

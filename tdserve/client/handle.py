@@ -96,14 +96,14 @@ class StoreHandle:
                 ``TensorDict.get``; ``store[key]`` gives the value itself.
             default: Returned when the store has no such key; without one KeyNotFoundError is raised, a KeyError.
         """
-        path = _path(key)
+        path = checked_path(key)
         if default is not _NO_DEFAULT and path not in _paths(self.spec):
             return default
         return self.get_at(path, ..., timeout_s=timeout_s)
 
     def get_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Rows of one leaf or nested part."""
-        path = _path(key)
+        path = checked_path(key)
         self.spec.find(path, store=self.name)
         selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
         found = self._read(selection, keys=(path,), timeout_s=timeout_s)
@@ -121,7 +121,7 @@ class StoreHandle:
 
     def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would."""
-        path = _path(key)
+        path = checked_path(key)
         self.spec.find(path, store=self.name)
         self._write(index, value, at=path, timeout_s=timeout_s)
         return self
@@ -172,10 +172,11 @@ def as_path(index: Any) -> Path | None:
     return None
 
 
-def _path(key: Any) -> Path:
+def checked_path(key: Any, *, argument: str = "key") -> Path:
+    """A key as a path. Raises InvalidRequestError for what is no key."""
     path = as_path(key)
     if path is None:
-        raise InvalidRequestError(argument="key", reason=f"{key!r} is neither a str nor a tuple of str")
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
     return path
 
 

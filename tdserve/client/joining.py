@@ -159,12 +159,10 @@ class Joining:
         try:
             done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=parts[0].what)
         except TDServeError as error:
-            for part in parts:
-                part.future.set_exception(error)
+            _fail(parts, error)
             return
         except BaseException as fault:  # such as Ctrl-C: others may wait for these parts
-            for part in parts:
-                part.future.set_exception(TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+            _fail(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
@@ -195,8 +193,7 @@ class Joining:
                 self._num_waiting_bytes += sum(part.nbytes for part in parts)
                 self._waiting.extendleft(part._replace(is_alone=True) for part in reversed(parts))
         elif error is not None:
-            for part in parts:
-                part.future.set_exception(error)
+            _fail(parts, error)
         else:
             indices = _indices(done.result())
             begin = 0
@@ -214,6 +211,11 @@ class Joining:
                 self._client.later(self._advance)
             except ClosedError:
                 self._advance()  # each part fails by itself
+
+
+def _fail(parts: Sequence[Part], error: BaseException) -> None:
+    for part in parts:
+        part.future.set_exception(error)
 
 
 def _indices(done: control_pb2.Done) -> torch.Tensor:

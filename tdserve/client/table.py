@@ -11,13 +11,14 @@ import torch
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.changes import as_priorities, change, generations_of, row_numbers
 from tdserve.client.description import StoreDescription
+from tdserve.client.handle import checked_path
 from tdserve.client.joining import Joining, Part
 from tdserve.client.overwriting import overwrite
 from tdserve.client.reading import finish_read
 from tdserve.client.sampling import Query
 from tdserve.client.session import Session
 from tdserve.client.writer import ReplayWriter
-from tdserve.content import rows_layout
+from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
 from tdserve.replay.limiter import MinSize
@@ -143,7 +144,7 @@ class TableHandle:
             KeyNotFoundError, SpecMismatchError: The key or the value does not fit. Nothing was written.
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
-        path = _path("key", key)
+        path = checked_path(key)
         rows = row_numbers(index)
         overwrite(
             self._client,
@@ -259,8 +260,8 @@ class TableHandle:
             KeyNotFoundError: Rows have no such leaf.
             InvalidRequestError: An argument is none.
         """
-        required = None if require is None else tuple(_path("require", key) for key in _listed(require))
-        group = None if group_by is None else _path("group_by", group_by)
+        required = None if require is None else tuple(checked_path(key, argument="require") for key in _listed(require))
+        group = None if group_by is None else checked_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
             self.spec.find(path, store=self.name)
         if not isinstance(consumer, str):
@@ -303,10 +304,6 @@ class TableHandle:
         return captured, keys
 
 
-MAX_SAMPLE_ROWS = 1 << 24
-"""Of one request; the server refuses more."""
-
-
 def check_num_rows(num_rows: Any, device: Any) -> None:
     """What can be said of a sample before anything is drawn for it. Raises InvalidRequestError."""
     if check_count("num_rows", num_rows) > MAX_SAMPLE_ROWS:
@@ -332,14 +329,6 @@ def _listed(require: Any) -> list[Any]:
     if not isinstance(require, (list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
     return list(require)
-
-
-def _path(argument: str, key: Any) -> Path:
-    if isinstance(key, str):
-        return (key,)
-    if isinstance(key, tuple) and key and all(isinstance(part, str) for part in key):
-        return key
-    raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
 
 
 def _flags(ends: Any, num_rows: int) -> bytes:

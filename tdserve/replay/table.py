@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -259,7 +257,7 @@ class Table(Holdings):
         Raises:
             InvalidRequestError: It could never let anything through. Nothing was changed.
         """
-        settings = replace(self.settings, limiter=limiter)
+        settings = self.settings.with_limiter(limiter)
         settings.check(self.ring.capacity)
         self.settings = settings
         self._changed_settings = settings.to_json()

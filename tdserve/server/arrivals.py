@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tdserve.errors import InvalidRequestError
 from tdserve.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
+from tdserve.row_numbers import column_of
 from tdserve.server.entry import Entry
 from tdserve.server.rule_keys import as_bools, as_ids, group_column
 from tdserve.spec.tree import Path
@@ -58,13 +57,13 @@ def arriving(entry: Entry, client_id: bytes, asked: control_pb2.ExtendRequest) -
         return Coming(PLAIN_ARRIVAL, num_rows)
     ends = None
     if asked.ends:
-        ends = _column("ends", asked.ends, "?", num_rows)
+        ends = column_of("ends", asked.ends, "?", num_rows)
     priorities = None
     if asked.priorities:
         if "priority" not in table.settings.columns:
             reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
-        priorities = _column("priority", asked.priorities, "<f8", num_rows)
+        priorities = column_of("priority", asked.priorities, "<f8", num_rows)
         check_priorities(np.frombuffer(asked.priorities, "<f8"))  # one of all rows may stand for very many
     keys = sorted(number for key in asked.keys for number in entry.numbers_of(tuple(key.parts)))
     missing = [path for path in entry.rule_keys if keys and not set(entry.numbers_of(path)) <= set(keys)]
@@ -73,10 +72,3 @@ def arriving(entry: Entry, client_id: bytes, asked: control_pb2.ExtendRequest) -
         raise InvalidRequestError(argument="batch", reason=reason)
     writer = (client_id, asked.writer)
     return Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys or None), num_rows)
-
-
-def _column(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
-    itemsize = np.dtype(dtype).itemsize
-    if len(content) not in (itemsize, num_rows * itemsize):
-        raise InvalidRequestError(argument=argument, reason=f"{len(content)} bytes are not one or {num_rows} numbers")
-    return np.broadcast_to(np.frombuffer(content, dtype), num_rows)

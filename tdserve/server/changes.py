@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import InvalidRequestError, RemoteProtocolError
+from tdserve.errors import RemoteProtocolError
 from tdserve.replay.settings import Settings
-from tdserve.row_numbers import decode_rows
+from tdserve.row_numbers import column_of, decode_rows
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
@@ -80,7 +80,7 @@ class Changes:
 
 def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
-    priorities = _numbers("priority", asked.priorities, "<f4", len(rows)).astype(np.float64)
+    priorities = column_of("priority", asked.priorities, "<f4", len(rows)).astype(np.float64)
     generations = generations_of(asked.generations, len(rows))
     num_skipped = entry.replay_table().update_priority(rows, priorities, generations)
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
@@ -97,17 +97,4 @@ def generations_of(content: bytes, num_rows: int) -> NDArray[Any] | None:
     Raises:
         InvalidRequestError: There are neither as many as rows nor one.
     """
-    return _numbers("generation", content, "<u4", num_rows) if content else None
-
-
-def _numbers(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
-    """One number per row, of which a single one may stand for all.
-
-    Raises:
-        InvalidRequestError: There are more or fewer.
-    """
-    itemsize = np.dtype(dtype).itemsize
-    if len(content) not in (itemsize, num_rows * itemsize):
-        reason = f"{len(content)} bytes are neither one number nor {num_rows} of {itemsize} bytes"
-        raise InvalidRequestError(argument=argument, reason=reason)
-    return np.broadcast_to(np.frombuffer(content, dtype), num_rows)
+    return column_of("generation", content, "<u4", num_rows) if content else None

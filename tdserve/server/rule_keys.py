@@ -30,7 +30,7 @@ class RuleKeys:
         column = group_column(path)
         if path in entry.known_groups:
             return column
-        if entry.numbers_of(path) and path not in dict((*entry.spec.tensors, *entry.spec.values)):
+        if path not in dict((*entry.spec.tensors, *entry.spec.values)):
             raise KeyNotFoundError(store=entry.name, key=".".join(path))
         async with entry.write_lock:  # one after the other, and no row is half written meanwhile
             if path not in entry.known_groups:
@@ -84,7 +84,7 @@ def _digest(content: bytes) -> bytes:
 
 def group_column(path: Path) -> str:
     """Name of the column that holds what rows are grouped by."""
-    return "group-" + hashlib.blake2b(repr(path).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return "group-" + _digest(repr(path).encode("utf-8", "surrogatepass")).hex()
 
 
 def as_bools(content: bytes, num_rows: int) -> NDArray[np.bool_]:

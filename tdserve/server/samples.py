@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from tdserve.content import rows_layout
+from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, SpecMismatchError
 from tdserve.replay.plans import RowsPlan
@@ -18,9 +18,6 @@ from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.v1 import control_pb2, worker_pb2
-
-MAX_SAMPLE_ROWS = 1 << 24
-"""Of one request: row numbers and generations of more would take this process, which serves everybody, 256 MiB."""
 
 
 class Samples:

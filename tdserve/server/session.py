@@ -103,11 +103,9 @@ class ClientSession:
         give_back: Callable[[_State], None] | None = None,
     ) -> _State:
         """Waits for a state, as ``Waiters.wait_for`` does, unless it is there already."""
-        waiters.check_present()
-        if not waiters.has_line(line):
-            state = look()
-            if state is not None:
-                return state
+        state = waiters.at_once(look, line)
+        if state is not None:
+            return state
         await eager.in_task()
         with self.waiting():
             return await waiters.wait_for(look, deadline, what, line=line, give_back=give_back)

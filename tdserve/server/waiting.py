@@ -51,6 +51,11 @@ class Waiters:
         """Whether somebody waits in this line, behind whom a newcomer has to stand."""
         return bool(self._lines.get(line))  # empty: the last was served just now, and has not gone on yet
 
+    def at_once(self, look: Callable[[], _State | None], line: Hashable) -> _State | None:
+        """The state, if it is there and nobody stands in line for it; arguments and errors as of ``wait_for``."""
+        self.check_present()
+        return None if self.has_line(line) else look()
+
     async def wait_for(
         self,
         look: Callable[[], _State | None],
@@ -71,11 +76,9 @@ class Waiters:
             DeadlineExceededError: There was none in time; ``what`` says what was waited for, and why.
             StoreNotFoundError: The store was deleted.
         """
-        self.check_present()
-        if not self.has_line(line):
-            state = look()
-            if state is not None:
-                return state
+        state = self.at_once(look, line)
+        if state is not None:
+            return state
         if deadline.expired:
             raise _too_late(deadline, what)
         loop = asyncio.get_running_loop()

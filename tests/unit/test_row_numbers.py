@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdserve.errors import RemoteProtocolError
-from tdserve.row_numbers import decode_rows, encode_few_bytes, encode_rows, spread
+from tdserve.errors import InvalidRequestError, RemoteProtocolError
+from tdserve.row_numbers import column_of, decode_rows, encode_few_bytes, encode_rows, spread
 
 numbers = st.lists(st.integers(0, 2**40), max_size=20)
 runs = st.tuples(st.integers(0, 2**40), st.integers(0, 50)).map(lambda run: list(range(run[0], run[0] + run[1])))
@@ -56,3 +56,14 @@ def test_rows_when_the_bytes_are_none_then_error() -> None:
 def test_spread_when_a_row_has_several_elements_then_all_of_theirs(rows: list[int], num_each: int) -> None:
     expected = [row * num_each + each for row in rows for each in range(num_each)]
     assert spread(np.array(rows, np.int64), num_each).tolist() == expected
+
+
+def test_column_when_one_number_stands_for_all_or_each_row_has_its_own_then_one_per_row() -> None:
+    assert column_of("priority", np.array([2.5], "<f8").tobytes(), "<f8", 3).tolist() == [2.5] * 3
+    assert column_of("priority", np.arange(3, dtype="<f8").tobytes(), "<f8", 3).tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("nbytes", [0, 7, 16, 25, 32])
+def test_column_when_there_are_more_or_fewer_then_error(nbytes: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"invalid priority: {nbytes} bytes"):
+        column_of("priority", bytes(nbytes), "<f8", 3)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.server.memory import HeldContent
+from tdserve.server.requests import Requests
 from tdserve.server.workers import DataWorker
 from tests.unit.server.world import Loop, World
 
@@ -40,3 +42,18 @@ def world(tmp_path: Path, worker: DataWorker) -> Iterator[World]:
     made = World(tmp_path / "root", worker)
     yield made
     made.close()
+
+
+@pytest.fixture
+def requests(world: World) -> Requests:
+    """The router over the parts of the world."""
+    return Requests(
+        world.stores,
+        world.answers,
+        replays=world.replays,
+        samples=world.samples,
+        changes=world.changes,
+        tensordicts=world.tensordicts,
+        publishing=world.publishing,
+        held=HeldContent(1 << 30),
+    )

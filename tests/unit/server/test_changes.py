@@ -11,7 +11,6 @@ from tdserve.replay.order import Fifo
 from tdserve.replay.prioritized import Prioritized
 from tdserve.replay.settings import Settings
 from tdserve.server.entry import Entry
-from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, numbers, rows, sample
@@ -47,21 +46,6 @@ def priorities(rows: bytes, values: Any, generations: Any = None) -> control_pb2
 def leased(*rows: int, consumer: str = "") -> control_pb2.Leased:
     """Rows of a lease."""
     return control_pb2.Leased(rows=numbers(*rows), consumer=consumer)
-
-
-@pytest.fixture
-def requests(world: World) -> Requests:
-    """The router over the parts of the world."""
-    return Requests(
-        world.stores,
-        world.answers,
-        replays=world.replays,
-        samples=world.samples,
-        changes=world.changes,
-        tensordicts=world.tensordicts,
-        publishing=world.publishing,
-        held=HeldContent(1 << 30),
-    )
 
 
 def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.content import rows_layout
+from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.errors import (
     CapacityError,
     DeadlineExceededError,
@@ -22,7 +22,6 @@ from tdserve.row_numbers import decode_rows
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.replays import numbers_of
-from tdserve.server.samples import MAX_SAMPLE_ROWS
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import in_line, path
 from tests.unit.server.world import Loop, World, columns_of, content_of

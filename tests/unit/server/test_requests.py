@@ -16,28 +16,12 @@ from tdserve.errors import (
     WrongStateError,
 )
 from tdserve.server.entry import Entry
-from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
 from tdserve.server.session import ClientSession
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, outbox, outside
 
 ROWS = TensorDict({"a": torch.arange(3.0)}, [3])
-
-
-@pytest.fixture
-def requests(world: World) -> Requests:
-    """The router over the parts of the world."""
-    return Requests(
-        world.stores,
-        world.answers,
-        replays=world.replays,
-        samples=world.samples,
-        changes=world.changes,
-        tensordicts=world.tensordicts,
-        publishing=world.publishing,
-        held=HeldContent(1 << 30),
-    )
 
 
 @pytest.fixture
