@@ -27,12 +27,13 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     ),
     2: ("catalog", "session", "transfer", "replay", "weights"),
     3: ("store", "transport", "control"),
-    4: ("server", "worker", "client"),
-    5: ("", "__main__", "launcher", "cli", "examples", "bench", "integrations"),
+    4: ("data",),
+    5: ("server", "worker", "client"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", "integrations"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
-SEPARATE_ROOMS = (3, 4)
+SEPARATE_ROOMS = (3, 5)
 """On these floors a folder imports nothing from its neighbours; on the others a floor is one room."""
 
 OWNERS: Mapping[str, tuple[str, ...]] = {

@@ -18,12 +18,12 @@ import torch
 
 from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.framing import WorkerSocket
+from tdserve.data.opened import OpenStores
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
-from tdserve.worker.opened import OpenStores
 from tdserve.worker.operations import is_quick, perform
-from tdserve.worker.reads import SmallReads
 from tdserve.worker.session import Surroundings, WorkerSession
+from tdserve.worker.small_reads import SmallReads
 
 VALUES_WORKER = 0
 """The one worker that control asks to write non-tensor values: an LMDB environment has one writing process."""

@@ -21,6 +21,9 @@ from tdserve.content import (
     status_column,
     write_layout,
 )
+from tdserve.data.opened import OpenStore
+from tdserve.data.reads import plan_read
+from tdserve.data.values import put_values, read_values
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.row_numbers import decode_rows, spread
@@ -32,11 +35,8 @@ from tdserve.store.staging import Staging
 from tdserve.transport.ends import FlatEnd, LeafEnd, RowEnd
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.worker.opened import OpenStore
-from tdserve.worker.reads import plan_read
 from tdserve.worker.session import WorkerSession
 from tdserve.worker.transfers import answer, check_inline, take
-from tdserve.worker.values import put_values, read_values
 from tdserve.worker.versions import receive_version, send_version
 
 MAX_QUICK_BYTES = 256 * 1024

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from tdserve.control.status import encode_failure
+from tdserve.data.opened import OpenStores
 from tdserve.errors import (
     DeadlineExceededError,
     LocalProtocolError,
@@ -24,8 +25,7 @@ from tdserve.transport.mail import MAX_SENT
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.mailbox import Mailbox
-from tdserve.worker.opened import OpenStores
-from tdserve.worker.reads import SmallReads
+from tdserve.worker.small_reads import SmallReads
 
 _log = logging.getLogger("tdserve.worker")
 

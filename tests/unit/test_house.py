@@ -173,7 +173,7 @@ EXAMPLES = [
     (house.floor_faults, {"tdserve.ids": "import tdserve.catalog", "tdserve.catalog": ""}, "floor 0 imports"),
     (house.floor_faults, {"tdserve.store.a": "from ..control import b", "tdserve.control.b": ""}, "room store imports"),
     (house.floor_faults, {"tdserve.server.a": "from tdserve.client import b", "tdserve.client.b": ""}, "room server"),
-    (house.floor_faults, {"tdserve.layout": "import tdserve", "tdserve": ""}, "of floor 5"),
+    (house.floor_faults, {"tdserve.layout": "import tdserve", "tdserve": ""}, "of floor 6"),
     (house.floor_faults, {"tdserve.novelty": ""}, "has no floor"),
     (house.circles, {"t.a": "import t.b", "t.b": "from t import c", "t.c": "from .a import x"}, "t.a -> t.b -> t.c"),
     (house.lazy_import_faults, {"t.a": "def f():\n  import t.b", "t.b": ""}, "imports t.b inside a function"),

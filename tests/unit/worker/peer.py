@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tdserve.control.status import decode_failure
+from tdserve.data.opened import OpenStores
 from tdserve.errors import TDServeError
 from tdserve.row_numbers import encode_rows
 from tdserve.spec import codec
@@ -24,10 +25,9 @@ from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
 from tdserve.transport.mail import Mail
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.opened import OpenStores
 from tdserve.worker.operations import is_quick, perform
-from tdserve.worker.reads import SmallReads
 from tdserve.worker.session import Surroundings, WorkerSession
+from tdserve.worker.small_reads import SmallReads
 
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from tdserve.data.opened import OpenStore
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.row_numbers import decode_rows, spread
 from tdserve.spec.tree import Path
 from tdserve.store.objects import ALL_ROWS
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.worker.opened import OpenStore
 
 Elements = npt.NDArray[np.int64]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.data.opened import OpenStores
 from tdserve.errors import CorruptDataError, LocalProtocolError
 from tdserve.layout import Layout
-from tdserve.worker.opened import OpenStores
 from tests.unit.worker.peer import UID, StoredTensorDict
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.data.values import put_values, read_values
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.row_numbers import encode_rows
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.worker.opened import OpenStore, OpenStores
-from tdserve.worker.values import put_values, read_values
 from tests.unit.worker.peer import StoredTensorDict
 
 PATH = ("v",)
