@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from google.protobuf.message import DecodeError
 
 from tdserve.client.leaves import Leaves
 from tdserve.client.session import Session
@@ -16,13 +14,11 @@ from tdserve.content import ReadStatus
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Path, Spec
+from tdserve.spec.tree import Path
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import recv_messages, unpack
-from tdserve.v1 import control_pb2
-from tdserve.values import decode_bytes
 
 
 class Received:
@@ -162,37 +158,6 @@ def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
             base = typed[slot.dtype] = buffer.view(to_torch(slot.dtype))
         found.append(torch.as_strided(base, slot.shape, _strides(slot.shape), slot.offset // base.itemsize))
     return found
-
-
-def decode_values(spec: Spec, content: bytes) -> tuple[Spec, dict[Path, Any]]:
-    """The values of a read, and the spec as they are: a leaf may have got values of single rows since it was stored.
-
-    Raises:
-        RemoteProtocolError: The block does not fit the spec.
-    """
-    if not spec.values:
-        return spec, {}
-    try:
-        block = control_pb2.ValueBlock.FromString(content)
-    except DecodeError:
-        raise RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none") from None
-    if len(block.columns) != len(spec.values):
-        raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(block.columns)}")
-    values: dict[Path, Any] = {}
-    is_per_row: dict[Path, bool] = {}
-    for (path, leaf), column in zip(spec.values, block.columns, strict=True):
-        per_row = column.per_row and bool(leaf.batch_size)
-        decoded = [decode_bytes(value) for value in column.values]
-        values[path] = _nest(decoded, leaf.batch_size) if per_row else decoded[0]
-        is_per_row[path] = per_row
-    return spec.with_per_row(is_per_row), values
-
-
-def _nest(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
-    for dim in range(len(batch_size) - 1, 0, -1):
-        size = batch_size[dim]
-        elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
-    return elements
 
 
 def _empty(layout: Layout, number: int) -> torch.Tensor:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.client.leaves import leaves_of
 from tdserve.client.session import Session
+from tdserve.client.value_blocks import encode_values
 from tdserve.content import write_layout
-from tdserve.errors import CapacityError
 from tdserve.layout import Layout
 from tdserve.spec.capture import Captured
-from tdserve.spec.tree import Path, Spec, ValueLeaf
+from tdserve.spec.tree import Path
 from tdserve.transport.channel import Work
 from tdserve.transport.ends import JoinedEnd, LeafEnd, Source
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import pack, send_messages, start_send
 from tdserve.v1 import control_pb2
-from tdserve.values import encode_bytes
-
-MAX_VALUES_BYTES = 192 * 1024 * 1024
-"""Non-tensor values ride in one message, which must stay below gRPC's and the workers' limit of 256 MiB."""
 
 MAX_POSTED_BYTES = 32 * 1024 * 1024
 """Up to this size all messages are posted at once; above, a window keeps the staging memory small."""
@@ -104,32 +99,3 @@ def _leaf_end(captured: Captured, layout: Layout) -> LeafEnd:
 def _contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
     layout = write_layout(captured.spec)
     return dict(zip((slot.path for slot in layout.slots), _leaf_end(captured, layout).contents, strict=True))
-
-
-def encode_values(spec: Spec, values: dict[Path, Any], *, store: str) -> bytes:
-    """The serialised ValueBlock of a spec's value leaves; ``b""`` when there are none."""
-    if not spec.values:
-        return b""
-    block = control_pb2.ValueBlock()
-    nbytes = 0
-    for path, leaf in spec.values:
-        column = block.columns.add(per_row=leaf.per_row)
-        for value in _elements(values[path], leaf):
-            content = encode_bytes(value, key=".".join(path))
-            nbytes += len(content)
-            column.values.append(content)
-    if nbytes > MAX_VALUES_BYTES:
-        raise CapacityError(
-            what=f"the non-tensor values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES
-        )
-    return block.SerializeToString()
-
-
-def _elements(value: Any, leaf: ValueLeaf) -> Sequence[Any]:
-    """One value per element of the batch, in C order; a single one when all share it."""
-    if not leaf.per_row:
-        return [value]
-    elements = [value]
-    for _ in leaf.batch_size:
-        elements = [element for row in elements for element in row]
-    return elements

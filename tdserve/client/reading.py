@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
-from tdserve.client.incoming import Posted, Received, decode_values, receive
+from tdserve.client.incoming import Posted, Received, receive
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
+from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransportError

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tdserve.client.incoming import Received, decode_values
-from tdserve.client.outgoing import encode_values
+from tdserve.client.incoming import Received
 from tdserve.client.reading import Content
+from tdserve.client.value_blocks import decode_values, encode_values
 from tdserve.content import ReadStatus, rows_layout
 from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2

@@ -6,22 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 
-from tdserve.client.incoming import Received, decode_values, receive, views
+from tdserve.client.incoming import Received, receive, views
 from tdserve.client.leaves import Leaves
-from tdserve.client.outgoing import encode_values
 from tdserve.content import ReadStatus, read_layout
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.spec.capture import capture
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
+from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.ends import LeafEnd, as_bytes
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import pack
-from tdserve.v1 import control_pb2
 from tests.unit.client.content import status
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.tensor([True, False, True])}, [3])
@@ -82,46 +80,3 @@ def test_version_when_the_read_is_not_whole_then_error(kind: int, error: type[Ex
 def test_num_missing_when_rows_were_overwritten_then_as_the_status_says() -> None:
     assert Received(LAYOUT, [TD["a"], TD["b"], status()]).num_missing == 0
     assert Received(LAYOUT, [TD["a"], TD["b"], status(num_missing=3)]).num_missing == 3
-
-
-def values_spec(batch_size: tuple[int, ...], *, per_row: bool) -> Spec:
-    """One non-tensor leaf."""
-    return Spec(Node(batch_size, None, None, None, (("v", ValueLeaf(batch_size, per_row)),)))
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "per_row", "value"),
-    [
-        ((), False, {"a": [1, None]}),
-        ((3,), False, "all"),
-        ((3,), True, ["x", 2, None]),
-        ((2, 2), True, [["a", "b"], ["c", "d"]]),
-        ((2, 0), True, [[], []]),
-    ],
-)
-def test_values_when_encoded_and_decoded_then_equal(batch_size: tuple[int, ...], per_row: bool, value: Any) -> None:
-    spec = values_spec(batch_size, per_row=per_row)
-    content = encode_values(spec, {("v",): value}, store="")
-    found, values = decode_values(spec, content)
-    if 0 not in batch_size:
-        assert values == {("v",): value}
-    assert found.fingerprint == spec.fingerprint
-
-
-def test_values_when_single_rows_got_their_own_then_the_spec_says_so() -> None:
-    content = encode_values(values_spec((2,), per_row=True), {("v",): ["a", "b"]}, store="")
-    found, values = decode_values(values_spec((2,), per_row=False), content)
-    assert values == {("v",): ["a", "b"]}
-    assert dict(found.values) == {("v",): ValueLeaf((2,), True)}
-
-
-def test_values_when_a_column_is_missing_then_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="1 columns"):
-        decode_values(values_spec((), per_row=False), control_pb2.ValueBlock().SerializeToString())
-
-
-def test_values_when_captured_from_a_stack_then_survive() -> None:
-    stack = NonTensorStack(NonTensorData("x"), NonTensorData(3))
-    captured = capture(TensorDict({"v": stack}, [2]))
-    content = encode_values(captured.spec, captured.values, store="")
-    assert decode_values(captured.spec, content)[1] == {("v",): ["x", 3]}

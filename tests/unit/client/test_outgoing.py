@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client import outgoing
 from tdserve.client.incoming import views
-from tdserve.client.outgoing import Outgoing, encode_values
+from tdserve.client.outgoing import Outgoing
 from tdserve.content import write_layout
-from tdserve.errors import CapacityError, NotSupportedError
-from tdserve.spec.capture import Captured, capture
+from tdserve.spec.capture import capture
 from tdserve.transport.ends import FlatEnd
 from tdserve.transport.stream import unpack
 
@@ -42,20 +39,3 @@ def test_content_when_above_the_limit_then_its_sizes() -> None:
 
 def test_content_when_there_is_none_then_inline_whatever_the_limit() -> None:
     assert made(TensorDict({"a": torch.zeros(0, 5)}, [0]), 0).is_inline
-
-
-def test_values_when_larger_than_a_message_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MAX_VALUES_BYTES", 100)
-    with pytest.raises(CapacityError, match="'x'"):
-        made(TensorDict({"v": "y" * 101}, []), 1000)
-
-
-def test_values_when_of_an_unknown_type_then_error_names_the_key() -> None:
-    spec = capture(TensorDict({"n": {"v": "y"}}, [])).spec
-    with pytest.raises(NotSupportedError, match=r"n\.v"):
-        encode_values(spec, {("n", "v"): object()}, store="x")
-
-
-def test_values_when_there_are_none_then_no_bytes() -> None:
-    captured: Captured = capture(TD)
-    assert encode_values(captured.spec, {}, store="x") == b""
