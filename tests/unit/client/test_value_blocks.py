@@ -59,8 +59,8 @@ def test_values_when_captured_from_a_stack_then_survive() -> None:
 
 def test_values_when_larger_than_a_message_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(value_blocks, "MAX_VALUES_BYTES", 100)
+    captured = capture(TensorDict({"v": "y" * 101}, []))
     with pytest.raises(CapacityError, match="'x'"):
-        captured = capture(TensorDict({"v": "y" * 101}, []))
         encode_values(captured.spec, captured.values, store="x")
 
 
