@@ -14,6 +14,13 @@ from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsErr
 
 StoreKind = Literal["tensordict", "replay", "weights"]
 
+DEFAULT_MAX_OBJECT_BYTES = 1 << 30
+"""A million strings of a kilobyte. Costs address space only, of which a process has 128 TiB."""
+
+_OBJECT_BYTES_LIMITS = (1 << 20, 1 << 42)
+_OBJECT_BYTES_STEP = 1 << 16
+"""A multiple of every page size."""
+
 MAX_PAGE_SIZE = 10_000
 """Names of one page at most: with names of 200 bytes half of the 4 MiB that a gRPC message may have by default."""
 
@@ -35,6 +42,8 @@ class StoreRecord:
         extra: Leaves that lie in ``extra/``, dotted.
         loading: Created, but its first content is still under way: nobody else sees it, its name is taken.
         version: Content version of a tensordict, raised by every write of the whole.
+        max_object_bytes: Size that its non-tensor values may grow to; 0 asks for whatever there is, or the default.
+        share_non_tensor: Whether clients show the non-tensor leaves of a tensordict live.
     """
 
     name: str
@@ -49,6 +58,8 @@ class StoreRecord:
     extra: tuple[str, ...] = ()
     loading: bool = False
     version: int = 0
+    share_non_tensor: bool = False
+    max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
 
     def to_bytes(self) -> bytes:
         """The record for the disk: JSON, equal for equal records."""
@@ -188,6 +199,22 @@ class Catalog:
         return names, names[-1] if names and begin + size < end else ""
 
 
+def checked_max_object_bytes(asked: int | None) -> int:
+    """The limit that a store gets when a client asks for this one; 0 or None is no wish, and gives 0.
+
+    Raises:
+        InvalidRequestError: It is too small to hold anything, or larger than an address space.
+    """
+    low, high = _OBJECT_BYTES_LIMITS
+    if not asked:
+        return 0
+    if isinstance(asked, bool) or not isinstance(asked, int) or not low <= asked <= high:
+        raise InvalidRequestError(
+            argument="max_object_bytes", reason=f"{asked!r} is not an integer from {low} to {high}"
+        )
+    return -(-asked // _OBJECT_BYTES_STEP) * _OBJECT_BYTES_STEP
+
+
 def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Why an existing store is not the one that was asked for with ``exists_ok``; ``None`` when it is."""
     if existing.kind != asked.kind:
@@ -198,6 +225,8 @@ def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:
         return f"its settings are {existing.settings}, asked are {asked.settings}"
+    if asked.max_object_bytes not in (0, existing.max_object_bytes):
+        return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
     return None
 
 
@@ -211,8 +240,8 @@ def _fits(field: str, value: Any) -> bool:
         return value in get_args(StoreKind)
     if field == "extra":
         return all(isinstance(part, str) for part in value)
-    if field in ("num_rows", "capacity", "nbytes", "version"):
+    if field in ("num_rows", "capacity", "nbytes", "version", "max_object_bytes"):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if field == "created_s":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, {"loading": bool, "fingerprint": bytes}.get(field, str))
+    return isinstance(value, {"loading": bool, "share_non_tensor": bool, "fingerprint": bytes}.get(field, str))

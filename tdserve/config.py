@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -159,6 +160,19 @@ class ClientConfig:
         """
         values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
         return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of this process for the length of a block, unless the user has set it himself."""
+    is_ours = name not in os.environ
+    if is_ours:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(name, None)
 
 
 def parse_bytes(text: str) -> int:

@@ -11,7 +11,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.layout import Layout, Trailing
+from tdserve.errors import RemoteProtocolError
+from tdserve.layout import MAX_MESSAGE_BYTES, Layout, Message, Trailing
 from tdserve.selection import Selection
 from tdserve.spec.tree import Path, Spec
 
@@ -36,6 +37,10 @@ RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority
 MAX_SAMPLE_ROWS = 1 << 24
 """Of one request: row numbers and generations of more would take the control process, which serves everybody, 256
 MiB."""
+
+MIN_SENT_VALUES_BYTES = 64 * 1024
+"""A block of values from this size on travels as data messages behind the leaves, a smaller one in the request or the
+answer: that costs two more copies and the time of the control process, this one more wait."""
 
 MISSING_GENERATION = -1
 """In a sample's generation column: this row was overwritten while it was copied; its content is undefined."""
@@ -71,8 +76,21 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
         spec = spec.select(keys, store=store)
     if not selection.items:
         return spec
-    batch_size = selection.canonical(spec.batch_size, store=store).result_batch_size(spec.batch_size)
-    return spec.with_batch(len(spec.batch_size), batch_size, (None,) * len(batch_size))
+    chosen = selection.canonical(spec.batch_size, store=store)
+    batch_size = chosen.result_batch_size(spec.batch_size)
+    num_dims = len(spec.batch_size)
+    moved = _moved_dims(chosen, num_dims) if spec.has_ragged else None
+    return spec.with_batch(num_dims, batch_size, (None,) * len(batch_size), moved=moved)
+
+
+def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
+    """Where each batch dimension is in the result, None where an integer took it away. None: that is not so simple."""
+    if not all(isinstance(item, (int, slice)) or getattr(item, "ndim", 0) == 1 for item in selection.items):
+        return None
+    if sum(hasattr(item, "ndim") for item in selection.items) > 1:
+        return None
+    taken = [isinstance(item, int) for item in selection.items] + [False] * (num_dims - len(selection.items))
+    return tuple(None if is_taken else dim - sum(taken[:dim]) for dim, is_taken in enumerate(taken))
 
 
 def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
@@ -83,6 +101,28 @@ def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
 def read_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
     """Content of a read: the leaves, then the status. Packed: of a version of weights, as its file has them."""
     return Layout.of(spec, (STATUS,), is_packed=is_packed)
+
+
+def values_messages(nbytes: int) -> tuple[Message, ...]:
+    """How a block of values is cut that travels behind the leaves; ``offset`` counts in the block."""
+    starts = range(0, nbytes, MAX_MESSAGE_BYTES)
+    return tuple(Message(start, min(MAX_MESSAGE_BYTES, nbytes - start), ()) for start in starts)
+
+
+def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int]) -> tuple[Message, ...]:
+    """What a write sends: the messages of its leaves, then those of its values.
+
+    Raises:
+        RemoteProtocolError: The sender has announced messages of other sizes.
+    """
+    num_values = len(announced) - len(layout.messages)
+    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # before as many are made as it says
+        messages = (*layout.messages, *values_messages(values_nbytes))
+        if [message.nbytes for message in messages] == list(announced):
+            return messages
+    nbytes = sum(layout.message_nbytes) + values_nbytes
+    received = f"{len(announced)} messages of {sum(announced)} bytes"
+    raise RemoteProtocolError(expected=f"messages of {nbytes} bytes", received=received)
 
 
 def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:

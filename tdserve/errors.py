@@ -19,6 +19,7 @@
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
+    │   │   └── NotLocalError                              (the same)
     │   ├── PeerLostError                                  peer, reason
     │   └── TransferAbortedError      ABORTED              transfer, reason
     ├── ProtocolError                 INTERNAL             a peer or we broke the protocol book
@@ -207,6 +208,13 @@ class ConnectError(TransportError, ConnectionError):
 
     template = "no connection to {address}: {reason}"
     defaults = {"address": "", "reason": ""}
+
+
+class NotLocalError(ConnectError):
+    """Shared memory was asked for, and this process does not share the server's. Nothing was sent."""
+
+    retryable = False
+    template = "no shared memory with the server at {address}: {reason}"
 
 
 class PeerLostError(TransportError, ConnectionError):

@@ -22,7 +22,7 @@ STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,8 @@ class ClientMessage(_message.Message):
     LATEST_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     request: int
     hello: Hello
     rendezvous: Rendezvous
@@ -45,7 +47,9 @@ class ClientMessage(_message.Message):
     latest: LatestRequest
     cancel: CancelRequest
     change: ChangeRequest
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ...) -> None: ...
+    attach: Attach
+    written: Written
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure")
@@ -64,7 +68,7 @@ class ServerMessage(_message.Message):
     def __init__(self, request: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "oldest_request")
+    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "oldest_request", "takes_values")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +76,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     OLDEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TAKES_VALUES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: bytes
     transport: str
@@ -79,23 +84,64 @@ class Hello(_message.Message):
     pid: int
     host: str
     oldest_request: int
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., oldest_request: _Optional[int] = ...) -> None: ...
+    takes_values: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., oldest_request: _Optional[int] = ..., takes_values: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport")
+    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session: int
     worker: int
     server_id: str
     inline_bytes: int
     transport: str
-    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    local: LocalRoot
+    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ...) -> None: ...
+
+class LocalRoot(_message.Message):
+    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    INODE_FIELD_NUMBER: _ClassVar[int]
+    PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    LOCK_NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    root: str
+    nonce: str
+    device: int
+    inode: int
+    pid_namespace: str
+    lock_name: str
+    key: bytes
+    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("session", "key", "is_read_only", "lacks_values")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    LACKS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    key: bytes
+    is_read_only: bool
+    lacks_values: bool
+    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., is_read_only: bool = ..., lacks_values: bool = ...) -> None: ...
+
+class Written(_message.Message):
+    __slots__ = ("columns", "failure")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    failure: Failure
+    def __init__(self, columns: _Optional[_Iterable[bytes]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
     __slots__ = ("key", "value", "is_mail")
@@ -108,18 +154,24 @@ class Rendezvous(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ...) -> None: ...
 
 class Content(_message.Message):
-    __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline")
+    __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline", "spool_offset", "spool_nbytes", "values_nbytes")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_NBYTES_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     nbytes: int
     values: bytes
     message_nbytes: _containers.RepeatedScalarFieldContainer[int]
     inline: bytes
-    def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ...) -> None: ...
+    spool_offset: int
+    spool_nbytes: int
+    values_nbytes: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., values_nbytes: _Optional[int] = ...) -> None: ...
 
 class ValueBlock(_message.Message):
     __slots__ = ("columns",)
@@ -302,7 +354,7 @@ class CancelRequest(_message.Message):
     def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s")
+    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +362,15 @@ class Accepted(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RECYCLES_FIELD_NUMBER: _ClassVar[int]
+    WANTS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    VALUES_NBYTES_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     spec: _spec_pb2.Spec
     values: bytes
@@ -317,7 +378,24 @@ class Accepted(_message.Message):
     metadata: bytes
     num_rows: int
     created_s: float
-    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ...) -> None: ...
+    uid: str
+    rows: bytes
+    generations: bytes
+    added: _containers.RepeatedCompositeFieldContainer[AddedColumn]
+    columns: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    path: str
+    recycles: str
+    wants_written: bool
+    values_nbytes: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ...) -> None: ...
+
+class AddedColumn(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped")
@@ -355,7 +433,7 @@ class Failure(_message.Message):
     def __init__(self, error: _Optional[str] = ..., fields: _Optional[_Mapping[str, _content_pb2.Value]] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +444,9 @@ class CreateStoreRequest(_message.Message):
     MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_EMPTY_UID_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -376,7 +457,10 @@ class CreateStoreRequest(_message.Message):
     min_size: int
     settings: str
     timeout_s: float
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., loading: bool = ..., session: _Optional[int] = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    max_object_bytes: int
+    share_non_tensor: bool
+    replaces_empty_uid: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., loading: bool = ..., session: _Optional[int] = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
     __slots__ = ("description", "created")
@@ -397,7 +481,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +502,8 @@ class StoreDescription(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASED_FIELD_NUMBER: _ClassVar[int]
     IS_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -438,7 +524,9 @@ class StoreDescription(_message.Message):
     settings: str
     num_leased: int
     is_closed: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ...) -> None: ...
+    max_object_bytes: int
+    share_non_tensor: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ...) -> None: ...
 
 class VersionInfo(_message.Message):
     __slots__ = ("version", "nbytes", "created_s", "metadata")

@@ -32,6 +32,14 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT8_E5M2: _ClassVar[DType]
     DTYPE_FLOAT8_E5M2FNUZ: _ClassVar[DType]
     DTYPE_FLOAT8_E8M0FNU: _ClassVar[DType]
+
+class RaggedForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RAGGED_FORM_UNSPECIFIED: _ClassVar[RaggedForm]
+    RAGGED_FORM_JAGGED: _ClassVar[RaggedForm]
+    RAGGED_FORM_NESTED: _ClassVar[RaggedForm]
+    RAGGED_FORM_STACK: _ClassVar[RaggedForm]
+    RAGGED_FORM_PACKED: _ClassVar[RaggedForm]
 DTYPE_UNSPECIFIED: DType
 DTYPE_BOOL: DType
 DTYPE_UINT8: DType
@@ -54,6 +62,11 @@ DTYPE_FLOAT8_E4M3FNUZ: DType
 DTYPE_FLOAT8_E5M2: DType
 DTYPE_FLOAT8_E5M2FNUZ: DType
 DTYPE_FLOAT8_E8M0FNU: DType
+RAGGED_FORM_UNSPECIFIED: RaggedForm
+RAGGED_FORM_JAGGED: RaggedForm
+RAGGED_FORM_NESTED: RaggedForm
+RAGGED_FORM_STACK: RaggedForm
+RAGGED_FORM_PACKED: RaggedForm
 
 class Spec(_message.Message):
     __slots__ = ("root",)
@@ -62,20 +75,26 @@ class Spec(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries")
+    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TENSORCLASS_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    STACK_DIM_FIELD_NUMBER: _ClassVar[int]
+    IS_PACKED_FIELD_NUMBER: _ClassVar[int]
+    INNER_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     has_names: bool
     names: _containers.RepeatedCompositeFieldContainer[DimName]
     device: str
     tensorclass: str
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+    stack_dim: int
+    is_packed: bool
+    inner: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DimName(_message.Message):
     __slots__ = ("name",)
@@ -103,10 +122,24 @@ class TensorLeaf(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Ragged(_message.Message):
+    __slots__ = ("form", "dtype", "shape", "has_lengths")
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    HAS_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    form: RaggedForm
+    dtype: DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    has_lengths: bool
+    def __init__(self, form: _Optional[_Union[RaggedForm, str]] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., has_lengths: bool = ...) -> None: ...
+
 class ValueLeaf(_message.Message):
-    __slots__ = ("batch_size", "per_row")
+    __slots__ = ("batch_size", "per_row", "ragged")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     PER_ROW_FIELD_NUMBER: _ClassVar[int]
+    RAGGED_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     per_row: bool
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., per_row: bool = ...) -> None: ...
+    ragged: Ragged
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., per_row: bool = ..., ragged: _Optional[_Union[Ragged, _Mapping]] = ...) -> None: ...

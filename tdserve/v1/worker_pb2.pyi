@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "mail")
+    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Order(_message.Message):
     SEND_VOID_FIELD_NUMBER: _ClassVar[int]
     COUNT_READS_FIELD_NUMBER: _ClassVar[int]
     READ_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    READ_VALUES_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
     session: int
@@ -53,8 +54,9 @@ class Order(_message.Message):
     send_void: SendVoid
     count_reads: CountReads
     read_columns: ReadColumns
+    read_values: ReadValues
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "mail", "session")
@@ -100,15 +102,29 @@ class ReadColumns(_message.Message):
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
 
+class ReadValues(_message.Message):
+    __slots__ = ("store", "keys", "elements", "everything")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    elements: bytes
+    everything: bool
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ...) -> None: ...
+
 class CountReads(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("values",)
+    __slots__ = ("values", "values_nbytes")
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_NBYTES_FIELD_NUMBER: _ClassVar[int]
     values: bytes
-    def __init__(self, values: _Optional[bytes] = ...) -> None: ...
+    values_nbytes: int
+    def __init__(self, values: _Optional[bytes] = ..., values_nbytes: _Optional[int] = ...) -> None: ...
 
 class SessionLost(_message.Message):
     __slots__ = ("reason",)
@@ -131,16 +147,18 @@ class CloseSession(_message.Message):
     def __init__(self) -> None: ...
 
 class StoreRef(_message.Message):
-    __slots__ = ("uid", "folder", "fingerprint", "spec")
+    __slots__ = ("uid", "folder", "fingerprint", "spec", "max_object_bytes")
     UID_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     uid: str
     folder: str
     fingerprint: bytes
     spec: _spec_pb2.Spec
-    def __init__(self, uid: _Optional[str] = ..., folder: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ...) -> None: ...
+    max_object_bytes: int
+    def __init__(self, uid: _Optional[str] = ..., folder: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., max_object_bytes: _Optional[int] = ...) -> None: ...
 
 class DropStore(_message.Message):
     __slots__ = ("uid",)
@@ -149,18 +167,20 @@ class DropStore(_message.Message):
     def __init__(self, uid: _Optional[str] = ...) -> None: ...
 
 class SendRows(_message.Message):
-    __slots__ = ("store", "rows", "generations", "inline", "columns")
+    __slots__ = ("store", "rows", "generations", "inline", "columns", "sends_values")
     STORE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SENDS_VALUES_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     rows: bytes
     generations: bytes
     inline: bool
     columns: _containers.RepeatedCompositeFieldContainer[SentColumn]
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., inline: bool = ..., columns: _Optional[_Iterable[_Union[SentColumn, _Mapping]]] = ...) -> None: ...
+    sends_values: bool
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., inline: bool = ..., columns: _Optional[_Iterable[_Union[SentColumn, _Mapping]]] = ..., sends_values: bool = ...) -> None: ...
 
 class SentColumn(_message.Message):
     __slots__ = ("name", "content")
@@ -171,44 +191,52 @@ class SentColumn(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class ReceiveRows(_message.Message):
-    __slots__ = ("store", "rows", "content", "keys", "columns")
+    __slots__ = ("store", "rows", "content", "keys", "columns", "spool", "put_values")
     STORE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_FIELD_NUMBER: _ClassVar[int]
+    PUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     rows: bytes
     content: _control_pb2.Content
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     columns: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
+    spool: str
+    put_values: PutValues
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., spool: _Optional[str] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ...) -> None: ...
 
 class SendSelection(_message.Message):
-    __slots__ = ("store", "selection", "keys", "inline_bytes")
+    __slots__ = ("store", "selection", "keys", "inline_bytes", "sends_values")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENDS_VALUES_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     inline_bytes: int
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
+    sends_values: bool
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., inline_bytes: _Optional[int] = ..., sends_values: bool = ...) -> None: ...
 
 class ReceiveSelection(_message.Message):
-    __slots__ = ("store", "selection", "keys", "content", "staging")
+    __slots__ = ("store", "selection", "keys", "content", "staging", "spool")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     STAGING_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     content: _control_pb2.Content
     staging: str
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., staging: _Optional[str] = ...) -> None: ...
+    spool: str
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., staging: _Optional[str] = ..., spool: _Optional[str] = ...) -> None: ...
 
 class ApplyStaged(_message.Message):
     __slots__ = ("store", "selection", "keys", "content", "staging")
@@ -255,18 +283,24 @@ class ReceiveVersion(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ...) -> None: ...
 
 class PutValues(_message.Message):
-    __slots__ = ("store", "values", "keys", "elements", "everything")
+    __slots__ = ("store", "values", "keys", "elements", "everything", "spool", "spool_offset", "spool_nbytes")
     STORE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_NBYTES_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     values: bytes
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     elements: bytes
     everything: bool
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ...) -> None: ...
+    spool: str
+    spool_offset: int
+    spool_nbytes: int
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ...) -> None: ...
 
 class SendVoid(_message.Message):
     __slots__ = ("message_nbytes",)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdserve.catalog import Catalog, StoreRecord, matches
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, checked_max_object_bytes, matches
 from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 
 
@@ -31,6 +31,8 @@ _records = st.builds(
     extra=st.lists(st.text(alphabet=st.characters(exclude_categories=[]))).map(tuple),
     loading=st.booleans(),
     version=st.integers(0, 2**63),
+    share_non_tensor=st.booleans(),
+    max_object_bytes=st.integers(0, 2**63),
 )
 
 
@@ -53,6 +55,8 @@ def test_record_when_written_and_read_then_equal(record: StoreRecord) -> None:
         {"loading": 1},
         {"name": 3},
         {"created_s": "now"},
+        {"max_object_bytes": -1},
+        {"share_non_tensor": 1},
         {"colour": "red"},
     ],
 )
@@ -181,3 +185,27 @@ def test_matches_when_it_is_another_store_then_says_what_differs(change: dict[st
 
 def test_matches_when_weights_change_their_structure_then_still_the_same_store() -> None:
     assert matches(_record(kind="weights"), _record(kind="weights", fingerprint=b"")) is None
+
+
+def test_record_when_written_before_there_was_a_limit_then_has_the_default() -> None:
+    values = json.loads(_record().to_bytes())
+    del values["max_object_bytes"], values["share_non_tensor"]
+    assert StoreRecord.from_bytes(json.dumps(values).encode()) == _record()
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, 0), (1 << 20, 1 << 20), ((1 << 20) + 1, (1 << 20) + 65536)])
+def test_max_object_bytes_when_asked_for_then_rounded_up_to_whole_pages(asked: int, given: int) -> None:
+    assert checked_max_object_bytes(asked) == given
+
+
+@pytest.mark.parametrize("asked", [1, (1 << 20) - 1, (1 << 42) + 1, 2**64 - 1])
+def test_max_object_bytes_when_it_makes_no_sense_then_is_refused(asked: int) -> None:
+    with pytest.raises(InvalidRequestError, match="max_object_bytes"):
+        checked_max_object_bytes(asked)
+
+
+def test_matches_when_another_limit_is_asked_for_then_says_so_and_no_wish_fits_all() -> None:
+    existing = _record(max_object_bytes=1 << 20)
+    assert matches(existing, _record(max_object_bytes=0)) is None
+    assert matches(existing, _record(max_object_bytes=1 << 20)) is None
+    assert "max_object_bytes" in str(matches(existing, _record(max_object_bytes=DEFAULT_MAX_OBJECT_BYTES)))

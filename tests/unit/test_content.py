@@ -13,9 +13,12 @@ from tdserve.content import (
     rows_layout,
     selected_spec,
     status_column,
+    values_messages,
     write_layout,
+    write_messages,
 )
-from tdserve.errors import KeyNotFoundError, SelectionError
+from tdserve.errors import KeyNotFoundError, RemoteProtocolError, SelectionError
+from tdserve.layout import MAX_MESSAGE_BYTES
 from tdserve.selection import parse
 from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
 
@@ -98,3 +101,31 @@ def test_rows_layout_when_rows_are_counted_then_has_numbers_and_generations() ->
         ((STATUS.name,), (8,)),
     ]
     assert rows_layout(SPEC, 3) is layout
+
+
+def test_values_messages_when_cut_then_none_is_longer_than_a_message_may_be_and_nothing_is_missing() -> None:
+    assert values_messages(0) == ()
+    for nbytes in (1, MAX_MESSAGE_BYTES, 2 * MAX_MESSAGE_BYTES + 5):
+        messages = values_messages(nbytes)
+        assert [message.offset for message in messages] == [
+            number * MAX_MESSAGE_BYTES for number in range(len(messages))
+        ]
+        assert sum(message.nbytes for message in messages) == nbytes
+        assert max(message.nbytes for message in messages) <= MAX_MESSAGE_BYTES
+        assert not any(message.parts for message in messages)
+
+
+@pytest.mark.parametrize("nbytes", [0, 70_000, MAX_MESSAGE_BYTES + 1])
+def test_write_messages_when_announced_then_leaves_before_values(nbytes: int) -> None:
+    layout = write_layout(SPEC)
+    expected = (*layout.messages, *values_messages(nbytes))
+    assert write_messages(layout, nbytes, [message.nbytes for message in expected]) == expected
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "announced"), [(70_000, ()), (70_000, (69_999,)), (0, (1,)), (1 << 63, (1 << 63,)), (1 << 63, ())]
+)
+def test_write_messages_when_others_are_announced_then_refused_at_once(nbytes: int, announced: tuple[int, ...]) -> None:
+    layout = write_layout(SPEC)
+    with pytest.raises(RemoteProtocolError):
+        write_messages(layout, nbytes, (*layout.message_nbytes, *announced))
