@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError
-from tdserve.v1 import content_pb2
-from tdserve.values import check_value, decode_bytes, decode_value, encode_bytes, encode_value
+from tdserve.value_decoding import PICKLED
+from tdserve.values import check_values, decode_bytes, decode_many, encode_bytes, encode_many, is_same
 from tests.unit.spec.strategies import same_value, values
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind without annotations is the subclass under test
@@ -97,14 +98,15 @@ REFUSED = [
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
 def test_value_when_of_another_type_then_is_refused_with_key_and_type_wherever_it_lies(value: Any) -> None:
     for nested in (value, [value], (1, {"k": value})):
-        for ask in (check_value, encode_value, encode_bytes):
-            with pytest.raises(NotSupportedError, match="'my key'"):
-                ask(nested, key="my key")
+        with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
+            check_values([1, nested], key="my key")
+        with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
+            encode_bytes(nested, key="my key")
 
 
 def test_dict_when_a_key_is_of_another_type_then_is_refused() -> None:
     with pytest.raises(NotSupportedError, match="Colour"):
-        check_value({Colour(1): 1})
+        check_values([{Colour(1): 1}])
 
 
 @pytest.mark.parametrize(("wrap", "depth"), [(lambda v: [v], 44), (lambda v: (v,), 44), (lambda v: {"k": v}, 29)])
@@ -115,64 +117,29 @@ def test_containers_when_nested_to_the_limit_then_travel_and_beyond_it_are_refus
     assert decode_bytes(encode_bytes(value)) == value
     too_deep = wrap(wrap(value))
     with pytest.raises(NotSupportedError, match="nested too deep"):
-        encode_value(too_deep)
+        encode_bytes(too_deep)
 
 
 def test_list_when_it_contains_itself_then_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(NotSupportedError, match="nested too deep"):
-        check_value(loop)
+        check_values([loop])
 
 
-def hostile_array(dtype: str, shape: list[int], data: bytes) -> content_pb2.Value:
-    return content_pb2.Value(ndarray=content_pb2.NDArray(dtype=dtype, shape=shape, data=data))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(values, max_size=4))
+def test_many_when_sent_then_are_what_each_is(several: list[Any]) -> None:
+    blobs = encode_many(several)
+    assert blobs == [encode_bytes(value) for value in several]
+    assert same_value(decode_many(blobs), several)
 
 
-def hostile_scalar(dtype: str, data: bytes, shape: list[int] | None = None) -> content_pb2.Value:
-    return content_pb2.Value(scalar=content_pb2.NDArray(dtype=dtype, shape=shape, data=data))
-
-
-def hostile_dict(*keys: content_pb2.Value) -> content_pb2.Value:
-    return content_pb2.Value(
-        dict=content_pb2.Pairs(items=[content_pb2.Pair(key=k, value=encode_value(1)) for k in keys])
-    )
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        content_pb2.Value(),
-        content_pb2.Value(list=content_pb2.Values(items=[content_pb2.Value()])),
-        content_pb2.Value(surrogate_text=b"\xff"),
-        hostile_dict(encode_value([])),
-        hostile_dict(encode_value(1), encode_value(1)),
-        hostile_dict(content_pb2.Value()),
-        hostile_array("|O", [1], b"12345678"),
-        hostile_array("|V8", [1], b"12345678"),
-        hostile_array("f4,f4", [1], b"12345678"),
-        hostile_array("<f16", [1], b"0" * 16),
-        hostile_array("<f3", [1], b"123"),
-        hostile_array("<M8[parsec]", [1], b"12345678"),
-        hostile_array("<M8[xy]", [1], b"12345678"),
-        hostile_array("", [1], b""),
-        hostile_array("<f4", [2], b"1234"),
-        hostile_array("<f4", [-1, -1], b"1234"),
-        hostile_array("<f4", [2**62, 2**62, 0], b""),
-        hostile_array("<f4", [1] * 70, b"1234"),
-        hostile_array("<U0", [2**40], b""),
-        hostile_array("<U9999999999", [0], b""),
-        hostile_array("|b1", [1], b"\x02"),
-        hostile_array("<U1", [1], b"\xff\xff\xff\xff"),
-        hostile_scalar("<f8", b"123"),
-        hostile_scalar("<f8", b"12345678", [1]),
-        hostile_scalar("<U1", b"\xff\xff\xff\xff"),
-        hostile_scalar("|b1", b"\x07"),
-    ],
-)
-def test_decode_when_message_is_hostile_then_raises_the_peers_error(message: content_pb2.Value) -> None:
+def test_many_when_one_does_not_travel_then_key_is_named() -> None:
+    with pytest.raises(NotSupportedError, match="'my key'"):
+        encode_many(["x", {1}], key="my key")
     with pytest.raises(RemoteProtocolError):
-        decode_value(message)
+        decode_many([encode_bytes("x"), b""])
 
 
 @settings(max_examples=300, deadline=None)
@@ -185,12 +152,56 @@ def test_decode_when_bytes_are_damaged_then_raises_only_the_peers_error(data: st
         decode_bytes(bytes(wire))
     except RemoteProtocolError:
         return
+    except NotSupportedError:
+        assert wire[0] == PICKLED
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=40))
+@given(st.binary(max_size=40).filter(lambda wire: not wire.startswith(bytes([PICKLED]))))
 def test_decode_when_bytes_are_random_then_raises_only_the_peers_error(wire: bytes) -> None:
     try:
         decode_bytes(wire)
     except RemoteProtocolError:
         return
+
+
+@pytest.mark.parametrize("value", [{1}, torch.float32, [1, (Fraction(1, 3), {"k": Pair(1, 2)})], Text("x"), 1j])
+def test_object_when_both_ends_allow_pickle_then_comes_back_equal(value: Any) -> None:
+    (data,) = encode_many([value], allow_pickle=True)
+    assert data[0] == PICKLED
+    (found,) = decode_many([data], allow_pickle=True)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_object_when_reader_does_not_allow_pickle_then_is_refused_with_key_and_remedy() -> None:
+    blobs = encode_many(["x", {1}], allow_pickle=True)
+    with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
+        decode_many(blobs, key="my key")
+    with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
+        encode_bytes({1}, key="my key")
+
+
+def test_value_when_pickle_is_allowed_but_not_needed_then_is_not_pickled() -> None:
+    several = [1, "x", {"k": [np.ones(2)]}]
+    assert encode_many(several, allow_pickle=True) == encode_many(several)
+
+
+def test_list_when_it_contains_itself_and_pickle_is_allowed_then_comes_back_so() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    found = decode_bytes(encode_bytes(loop, allow_pickle=True), allow_pickle=True)
+    assert found[0] is found
+
+
+@pytest.mark.parametrize("content", [b"", b"\x72", b"\x72\x05ab", b"\x72\x02xx\x08\x01"])
+def test_pickled_when_bytes_are_damaged_then_raises_only_our_errors(content: bytes) -> None:
+    with pytest.raises((RemoteProtocolError, NotSupportedError)):
+        decode_bytes(content, allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"), [(1, 1, True), (1, True, False), ([1.0], [1], False), ({1}, {1}, False)]
+)
+def test_same_when_asked_then_type_and_content_count(left: Any, right: Any, same: bool) -> None:
+    assert is_same(left, right) is same
