@@ -5,19 +5,24 @@ On the hot path of every read, so it uses tensordict's unchecked constructors: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 from tensordict.nn import TensorDictParams
-from tensordict.utils import _TENSORCLASS_MEMO
 
 from tdserve.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
-from tdserve.spec.capture import capture, class_name
-from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, stack_of, taken
+from tdserve.spec.capture import capture
+from tdserve.spec.changes import unstacked
+from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
+from tdserve.spec.instances import find_tensorclass, instance_of, num_classes
+from tdserve.spec.live_values import LiveEntry
+from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
+from tdserve.spec.packing import single_value
 from tdserve.spec.tree import Spec, check_matches, quote, show
-from tdserve.values import encode_bytes
+from tdserve.values import is_same
 
 
 class _Recipe(NamedTuple):
@@ -27,6 +32,10 @@ class _Recipe(NamedTuple):
         steps: Key, path, and at most one of: the non-tensor leaf, the recipe of a child. Neither: a tensor.
         num_classes: Types that tensordict had seen when the tensorclasses in here were looked up, 0 without any: so
             that a class that was defined again (as in a notebook) is looked up again.
+        packed: How a packed node is stored, where, and batch dimensions of an element that nobody has written.
+        row: Of a lazy stack: the recipe of one row.
+        stack_dim: Of a lazy stack.
+        columns: Of a lazy stack: its leaves, tensors before values.
     """
 
     batch_size: torch.Size
@@ -35,6 +44,10 @@ class _Recipe(NamedTuple):
     tensorclass: Any
     steps: tuple[tuple[str, Path, ValueLeaf | None, _Recipe | None], ...]
     num_classes: int
+    packed: tuple[ValueLeaf, Path, tuple[int, ...]] | None = None
+    row: _Recipe | None = None
+    stack_dim: int = 0
+    columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
 
 
 def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
@@ -52,7 +65,7 @@ def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path
         LocalProtocolError: A leaf is missing: the caller's bug.
     """
     recipe = spec.memo.get(_Recipe)
-    if recipe is None or recipe.num_classes not in (0, len(_TENSORCLASS_MEMO)):
+    if recipe is None or recipe.num_classes not in (0, num_classes()):
         recipe = spec.memo[_Recipe] = _prepare(spec.root, ())
     try:
         return _build(recipe, tensors, values)
@@ -65,7 +78,7 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
 
     Args:
         td: Destination; its structure must match, devices and names of dimensions may differ. A locked one is filled
-            too, unless a non-tensor value would change.
+            too, unless a non-tensor value would change. Live entries keep the value that they have where it lies.
         spec: The structure of what comes.
         tensors: Every tensor leaf of the spec.
         values: Every non-tensor leaf of the spec.
@@ -74,13 +87,16 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
         SpecMismatchError: The destination, or a tensor, does not fit. Nothing was written.
         NotSupportedError: The destination cannot be written through. Nothing was written.
     """
-    target = capture(td, is_destination=True)
+    target = capture(td, is_destination=True, like=spec)
     check_matches(spec, target.spec, store="")
+    if spec.has_ragged:
+        assign(td, build(spec, tensors, values))
+        return
     is_per_row = {path: leaf.per_row for path, leaf in target.spec.values}
     slots = [
         (_slot(td, path), leaf, path)
         for path, leaf in spec.values
-        if leaf.per_row != is_per_row[path] or encode_bytes(target.values[path]) != encode_bytes(values[path])
+        if leaf.per_row != is_per_row[path] or not is_same(target.values[path], values[path])
     ]
     for path, tensor_leaf in spec.tensors:
         shape = tuple(tensors[path].shape)
@@ -91,7 +107,7 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
     for (owner, beside), leaf, path in slots:
         if path[-1] in beside:
             beside[path[-1]] = values[path]
-        else:
+        elif not isinstance(owner._tensordict[path[-1]], LiveEntry):
             owner._tensordict[path[-1]] = _value(leaf, values[path], owner.device, owner._td_dim_names)
 
 
@@ -104,35 +120,67 @@ def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
             td = td._param_td if isinstance(td, TensorDictParams) else td._tensordict
         if depth < len(path) - 1:
             td = td._tensordict[path[depth]]
-    if td.is_locked:
+    if td.is_locked and not isinstance(td._tensordict.get(path[-1]), LiveEntry):
         reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
         raise NotSupportedError(feature=f"replacing the non-tensor value at key {quote(path)}", reason=reason)
     return td, beside
 
 
 def _prepare(node: Node, path: Path) -> _Recipe:
-    tensorclass = None if node.tensorclass is None else _find_tensorclass(node, path)
+    tensorclass = None
+    if node.tensorclass is not None:
+        keys = frozenset() if node.inner is not None else frozenset(key for key, _ in node.entries)
+        tensorclass = find_tensorclass(node.tensorclass, path, keys)
     steps: list[tuple[str, Path, ValueLeaf | None, _Recipe | None]] = []
-    for key, entry in node.entries:
+    stack_dim = None if node.stack_dim == -1 else node.stack_dim
+    for key, entry in node.entries if stack_dim is None else ():
         below = (*path, key)
-        if isinstance(entry, Node):
+        if node.inner is not None:
+            if isinstance(entry, TensorLeaf):  # nothing of the elements: what is known of them is never such a leaf
+                steps.append((key, below, None, None))
+        elif isinstance(entry, Node):
             steps.append((key, below, None, _prepare(entry, below)))
         elif isinstance(entry, TensorLeaf):
             steps.append((key, below, None, None))
         else:
             steps.append((key, below, entry, None))
+    row = None if stack_dim is None else _prepare(unstacked(node, stack_dim)._replace(tensorclass=None), path)
+    below_row = row.num_classes if row is not None else 0
+    has_classes = tensorclass or below_row or any(child.num_classes for *_, child in steps if child)
     return _Recipe(
         torch.Size(node.batch_size),
         None if node.names is None else list(node.names),
         None if node.device is None else torch.device(node.device),
         tensorclass,
         tuple(steps),
-        len(_TENSORCLASS_MEMO) if tensorclass or any(child.num_classes for *_, child in steps if child) else 0,
+        num_classes() if has_classes else 0,
+        None if node.inner is None else (packed_leaf(node), path, tuple(max(size, 0) for size in node.inner)),
+        row,
+        stack_dim or 0,
+        () if stack_dim is None else tuple(_leaves_below(node, path)),
     )
 
 
+def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
+    if node.inner is not None:
+        yield path, packed_leaf(node)
+        return
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            yield from _leaves_below(entry, (*path, key))
+        else:
+            yield (*path, key), entry
+
+
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
-    batch_size, names, device, tensorclass, steps, _ = recipe
+    batch_size, names, device, tensorclass, steps, _, packed, row, _, _ = recipe
+    if packed is not None:
+        how, at, inner = packed
+        found = node_of(how, values[at], device, inner, tensorclass)
+        beside = {key: tensors[path] for key, path, _, _ in steps}
+        return RowsWithColumns.of(found, beside) if beside else found
+    if row is not None:
+        return _build_stack(recipe, row, tensors, values)
     source: Any = {}
     for key, path, leaf, child in steps:
         if child is not None:
@@ -145,35 +193,57 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
     td = TensorDict._new_unsafe(
         source, batch_size=batch_size, device=device, names=None if names is None else names.copy(), nested=False
     )
-    return td if tensorclass is None else _instance(tensorclass, td, {})
+    return td if tensorclass is None else instance_of(tensorclass, td, {})
 
 
-def _instance(tensorclass: Any, td: TensorDict, non_tensordict: dict[str, Any]) -> Any:
-    instance = tensorclass.__new__(tensorclass)
-    # past __setattr__: frozen classes refuse it, and reading __dict__ would slow every later attribute access
-    object.__setattr__(instance, "_tensordict", td)
-    object.__setattr__(instance, "_non_tensordict", non_tensordict)
-    return instance
+def _build_stack(
+    recipe: _Recipe, row: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]
+) -> Any:
+    """A lazy stack; its rows are put together one by one."""
+    dim = recipe.stack_dim
+    num_rows = recipe.batch_size[dim]
+    if num_rows >= MIN_ROWS:
+        td = later_stack(lambda: _stack(recipe, row, tensors, values), recipe.batch_size, dim)
+    else:
+        td = _stack(recipe, row, tensors, values)
+    return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
+
+
+def _stack(
+    recipe: _Recipe, row: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]
+) -> LazyStackedTensorDict:
+    dim = recipe.stack_dim
+    num_rows = recipe.batch_size[dim]
+    columns: dict[Path, Any] = {}
+    for path, leaf in recipe.columns:
+        if isinstance(leaf, TensorLeaf):
+            columns[path] = tensors[path].unbind(dim)
+        else:
+            columns[path] = taken(values[path], dim) if leaf.per_row else [values[path]] * num_rows
+    rows = []
+    for number in range(num_rows):
+        content = {path: column[number] for path, column in columns.items()}
+        rows.append(_build(row, content, content))
+    return stack_of(rows, recipe.batch_size, dim, recipe.device, recipe.names)
 
 
 def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
+    if leaf.ragged is not None:
+        return entry_of(leaf, value, device)
     own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))
+    if leaf.per_row and isinstance(value, Deferred):
+        batch_size = torch.Size(leaf.batch_size)
+        return later_values(lambda: _rows(value.items, leaf.batch_size, device, own_names), batch_size)
     return (
         _rows(value, leaf.batch_size, device, own_names)
         if leaf.per_row
-        else _single(value, leaf.batch_size, device, own_names)
+        else single_value(value, leaf.batch_size, device, own_names)
     )
-
-
-def _single(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
-    td = TensorDict._new_unsafe({}, batch_size=torch.Size(batch_size), device=device, names=names)
-    # what the constructor sets, without its conversions of the value
-    return _instance(NonTensorData, td, {"data": value, "_metadata": None, "_is_non_tensor": True})
 
 
 def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     if not batch_size:
-        return _single(value, (), device, None)
+        return single_value(value, (), device, None)
     inner_names = None if names is None else names[1:]
     if batch_size[0] == 0:  # tensordict makes empty stacks by indexing only
         one = NonTensorStack(_placeholder(batch_size[1:], device))
@@ -183,30 +253,4 @@ def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, 
 
 
 def _placeholder(batch_size: tuple[int, ...], device: torch.device | None) -> Any:
-    return _single(None, batch_size, device, None)
-
-
-def _find_tensorclass(node: Node, path: Path) -> Any:
-    """The registered class of that name; the newest, when a class was defined again. Never imports."""
-    name = str(node.tensorclass)
-    found = None
-    for cls, is_tensorclass in list(_TENSORCLASS_MEMO.items()):
-        if is_tensorclass and class_name(cls) == name and _holds_tensors(cls):
-            found = cls
-    where = f" at key {quote(path)}" if path else ""
-    if found is None:
-        module = name.rpartition(".")[0]
-        raise NotSupportedError(
-            feature=f"tensorclass {name}{where}",
-            reason=f"it is not defined in this process: import module {module} first",
-        )
-    unknown = {key for key, _ in node.entries} - found.__expected_keys__
-    if unknown:
-        raise NotSupportedError(
-            feature=f"tensorclass {name}{where}", reason=f"this process's definition has no fields {sorted(unknown)}"
-        )
-    return found
-
-
-def _holds_tensors(cls: type) -> bool:
-    return not getattr(cls, "_is_non_tensor", False) and not getattr(cls, "_pass_through", False)
+    return single_value(None, batch_size, device, None)

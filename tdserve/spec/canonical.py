@@ -5,8 +5,16 @@ from __future__ import annotations
 import hashlib
 
 from tdserve.spec.dtypes import WIRE
-from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
+
+FORMS: dict[Form, int] = {
+    Form.JAGGED: spec_pb2.RAGGED_FORM_JAGGED,
+    Form.NESTED: spec_pb2.RAGGED_FORM_NESTED,
+    Form.STACK: spec_pb2.RAGGED_FORM_STACK,
+    Form.PACKED: spec_pb2.RAGGED_FORM_PACKED,
+}
+"""Number of the protobuf enum ``RaggedForm``."""
 
 
 def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
@@ -26,6 +34,11 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
         message.device = node.device
     if node.tensorclass is not None:
         message.tensorclass = node.tensorclass
+    if node.stack_dim is not None:
+        message.stack_dim = node.stack_dim
+    if node.inner is not None:
+        message.is_packed = True
+        message.inner.extend(node.inner)
     # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
     for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
         if isinstance(entry, TensorLeaf):
@@ -36,10 +49,19 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
             value = message.entries.add(key=key).value
             value.batch_size.extend(entry.batch_size)
             value.per_row = entry.per_row
+            if entry.ragged is not None:
+                _write_ragged(entry.ragged, value.ragged)
         else:
             child = message.entries.add(key=key).node
             child.SetInParent()  # an empty message in a oneof would not be sent
             write_node(entry, child, is_sorted=is_sorted)
+
+
+def _write_ragged(ragged: Ragged, message: spec_pb2.Ragged) -> None:
+    message.form = FORMS[ragged.form]  # type: ignore[assignment]  # as above
+    message.dtype = WIRE.get(ragged.dtype, spec_pb2.DTYPE_UNSPECIFIED)  # type: ignore[assignment]
+    message.shape.extend(ragged.shape)
+    message.has_lengths = ragged.has_lengths
 
 
 def fingerprint(root: Node) -> bytes:

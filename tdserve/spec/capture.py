@@ -5,9 +5,9 @@ Owns the knowledge of how tensordict and tensorclass instances hold their entrie
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import (
@@ -23,74 +23,98 @@ from tensordict.nn import TensorDictParams
 from torch.nn.parameter import is_lazy
 
 from tdserve.errors import InvalidSpecError, NotSupportedError
-from tdserve.spec.nodes import MAX_DEPTH, MAX_DIMS, DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.captured import Captured, EncodedValues, conformed, shared_spec
+from tdserve.spec.elements import elements_of, flat_elements, nested_leaf
+from tdserve.spec.instances import class_name
+from tdserve.spec.live_values import LiveEntry
+from tdserve.spec.nodes import (
+    MAX_DEPTH,
+    MAX_DIMS,
+    PACKED,
+    DimNames,
+    Entry,
+    Node,
+    Path,
+    TensorLeaf,
+    ValueLeaf,
+)
 from tdserve.spec.recall import Recall
+from tdserve.spec.stacks import Part, known_of, stacked
 from tdserve.spec.torch_types import FROM_TORCH
 from tdserve.spec.tree import Spec, quote, show
-from tdserve.values import check_value
+from tdserve.values import check_values, encode_many
 
-_NUM_KEPT_SPECS = 512
-"""Specs shared between captures of equal structures, so that fingerprints, layouts and recipes are made once."""
-
+__all__ = ["Captured", "capture", "capture_packed"]
 
 _RECALL = Recall()
 
 _NOTHING: dict[str, Any] = {}
 
 
-class Captured(NamedTuple):
-    """What a tensordict holds.
-
-    Attributes:
-        spec: The structure; the same object for equal structures, as long as it is kept.
-        tensors: Every tensor leaf by path: plain, detached, sharing memory with the tensordict.
-        values: Every non-tensor leaf by path; of a leaf with one value per row, the (nested) list of them.
-        memo: Whatever others derive from the tensors, for as long as this capture is kept.
-    """
-
-    spec: Spec
-    tensors: dict[Path, torch.Tensor]
-    values: dict[Path, Any]
-    memo: dict[str, Any]
-
-
-def capture(td: Any, *, store: str = "", is_destination: bool = False) -> Captured:
+def capture(
+    td: Any,
+    *,
+    store: str = "",
+    is_destination: bool = False,
+    like: Spec | None = None,
+    allow_pickle: bool = False,
+) -> Captured:
     """Takes a tensordict or tensorclass instance apart.
 
     Args:
-        td: TensorDict (memory-mapped and locked ones too), TensorDictParams, a sub-tensordict, or a tensorclass
-            instance.
+        td: TensorDict (memory-mapped and locked ones too), TensorDictParams, a sub-tensordict, a lazy stack, or a
+            tensorclass instance.
         store: Only for messages.
         is_destination: True refuses what cannot be written through: conjugate and negative views, expanded leaves and
             sub-tensordicts. False resolves conjugate and negative views into copies, because only bytes travel.
+        like: A structure, of any number of rows, that it is taken apart for: what is ragged or packed there is ragged
+            or packed in the result, and where ``td`` has that in another form, it gets the form that is asked for.
+        allow_pickle: Whether non-tensor values of any type are let through; those of a destination are in any case.
 
     Raises:
-        NotSupportedError: Names the key of a lazy stack, of a jagged, sparse, quantized or meta tensor, of a tensor
-            subclass without memory of its own, or of a non-tensor value that cannot travel. Nothing was changed.
+        NotSupportedError: Names the key of a sparse, quantized or meta tensor, of a tensor subclass without memory of
+            its own, or of a non-tensor value that cannot travel. Nothing was changed.
         InvalidSpecError: The tensordict contradicts itself (it was made by an unchecked constructor).
     """
+    if like is not None and like.packed:
+        reader = _Reader(store, is_destination, like.packed, checks=not (allow_pickle or is_destination))
+        is_one = like.root.inner is not None and not like.root.batch_size
+        root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
+        return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
     captured, looks = _RECALL.find(td, is_destination)
     if captured is None:
-        reader = _Reader(store, is_destination)
+        reader = _Reader(store, is_destination, checks=not (allow_pickle or is_destination))
         root = reader.node(td, ())
         tensors = reader.tensors
         if looks is not None:
             tensors = {path: tensor.detach() for path, tensor in tensors.items()}
-        captured = Captured(_shared_spec(root), tensors, reader.values, {})
+        captured = Captured(shared_spec(root), tensors, reader.values, {})
         if looks is not None:
             _RECALL.keep(looks, captured)
     found: Captured = captured
-    return found
+    is_plain = like is None or not (like.has_ragged or found.spec.has_ragged)
+    return found if like is None or is_plain else conformed(found, like)
 
 
-@lru_cache(maxsize=_NUM_KEPT_SPECS)
-def _shared_spec(root: Node) -> Spec:
-    return Spec(root)
+def capture_packed(
+    td: Any, batch_size: tuple[int, ...], *, store: str = "", allow_pickle: bool = False
+) -> tuple[Node, Any]:
+    """Takes a tensordict apart into elements that describe themselves.
 
+    Args:
+        td: As of ``capture``.
+        batch_size: Of the elements: the first dimensions of its own, or () for itself as the only one.
+        store: Only for messages.
+        allow_pickle: As of ``capture``.
 
-def class_name(kind: type) -> str:
-    """The name by which both ends know a tensorclass."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    Returns:
+        What is known of the elements, and the elements, as nested lists.
+
+    Raises:
+        NotSupportedError, InvalidSpecError: As ``capture``.
+    """
+    reader = _Reader(store, False, frozenset({()}), checks=not allow_pickle)
+    return reader.node(td, (), batch_size), reader.values[()]
 
 
 @lru_cache(maxsize=64)
@@ -101,16 +125,32 @@ def _device_name(device: torch.device) -> str:
 class _Reader:
     """One walk over one tensordict."""
 
-    def __init__(self, store: str, is_destination: bool) -> None:
+    def __init__(
+        self,
+        store: str,
+        is_destination: bool,
+        packed: frozenset[Path] = frozenset(),
+        *,
+        checks: bool = True,
+        encodes: bool = True,
+    ) -> None:
         self.store = store
+        self.checks = checks
+        self.encodes = encodes
         self.is_destination = is_destination
+        self.packed = packed
         self.tensors: dict[Path, torch.Tensor] = {}
         self.values: dict[Path, Any] = {}
 
-    def node(self, td: Any, path: Path) -> Node:
+    def node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
+        """Takes a node apart; ``above`` is the batch size of the one around it, None for the root."""
         if len(path) >= MAX_DEPTH:
             raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
         plain, extra, tensorclass = (td, _NOTHING, None) if type(td) is TensorDict else self._unwrap(td, path)
+        if path in self.packed:
+            return self._packed(plain, extra, tensorclass, path, above)
+        if isinstance(plain, LazyStackedTensorDict):
+            return self._stack(plain, extra, tensorclass, path, above)
         batch_size = tuple(plain.batch_size)
         entries: list[tuple[str, Entry]] = []
         for key, item in _items(plain):
@@ -122,7 +162,7 @@ class _Reader:
                 entries.append((key, self._tensor(item, kind, below, batch_size)))
             elif kind is TensorDict:
                 entries.append((key, self._child(item, below, batch_size)))
-            elif kind is NonTensorData or kind is NonTensorStack:
+            elif issubclass(kind, (NonTensorData, NonTensorStack)):
                 entries.append((key, self._value(item, below, batch_size)))
             else:
                 entries.append((key, self._child(item, below, batch_size)))
@@ -147,20 +187,83 @@ class _Reader:
                 raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")
             inner, _, _ = self._unwrap(td._tensordict, path)
             return inner, td._non_tensordict or {}, class_name(kind)
-        if isinstance(td, LazyStackedTensorDict):
-            raise self._refusal("a lazy stack", path, "make it dense with torch.stack(list(td)) or td.contiguous()")
+        if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
+            return td, {}, None
         if isinstance(td, TensorDictBase):
             raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
         raise self._refusal(f"an object of {class_name(kind)}", path, "tensordicts and tensorclasses travel")
 
     def _child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
-        node = self.node(item, path)
+        node = self.node(item, path, batch_size)
         if node.batch_size[: len(batch_size)] != batch_size:
             raise self._contradiction(path, node.batch_size, batch_size)
         return node
 
-    def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> TensorLeaf:
+    def _stack(
+        self,
+        td: LazyStackedTensorDict,
+        extra: dict[str, Any],
+        tensorclass: str | None,
+        path: Path,
+        above: tuple[int, ...] | None,
+    ) -> Node:
+        """A lazy stack: leaf by leaf where its rows have one structure, else packed."""
+        names = _names(td)
+        if not td.tensordicts:
+            device = None if td.device is None else _device_name(td.device)
+            return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim)
+        parts = []
+        for row in td.tensordicts:
+            reader = _Reader(self.store, self.is_destination, checks=self.checks, encodes=False)
+            parts.append(Part(reader.node(row, path, ()), reader.tensors, reader.values))
+        found = None if extra else stacked(parts, td.stack_dim, path=path, names=names)
+        if found is None:
+            return self._packed(td, extra, tensorclass, path, above, [part.root for part in parts])
+        self.tensors.update(found.tensors)
+        self.values.update(found.values)
+        return found.root._replace(tensorclass=tensorclass)
+
+    def _packed(
+        self,
+        td: Any,
+        extra: dict[str, Any],
+        tensorclass: str | None,
+        path: Path,
+        above: tuple[int, ...] | None,
+        rows: list[Node] | None = None,
+    ) -> Node:
+        """A node whose elements describe themselves. ``rows`` are those of a stack, if they were looked at before."""
+        can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
+        batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
+        if extra:
+            td = td.copy()
+            for key, value in extra.items():
+                td.set_non_tensor(key, value)
+        elements = elements_of(td, batch_size)
+        stack_dim = None
+        if rows is not None and not batch_size:
+            stack_dim = td.stack_dim
+        elif rows is None or len(batch_size) != 1 or not can_list:
+            reader = _Reader(self.store, self.is_destination, checks=self.checks, encodes=False)
+            rows = [reader.node(element, path, ()) for element in flat_elements(elements, len(batch_size))]
+        inner, entries = known_of(rows, batch_size, stack_dim)
+        self.values[path] = elements
+        names = _names(td)
+        names = None if names is None else names[: len(batch_size)]
+        device = None if td.device is None else _device_name(td.device)
+        names = None if names is None or not any(names) else names
+        return Node(batch_size, names, device, tensorclass, entries, inner=inner)
+
+    def _nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        if item.size(0) != batch_size[0] if batch_size else False:
+            raise self._contradiction(path, (item.size(0),), batch_size)
+        leaf, self.values[path] = nested_leaf(item, batch_size)
+        return leaf
+
+    def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
         dtype = FROM_TORCH.get(item.dtype)
+        if dtype is not None and item.is_nested:
+            return self._nested(item, path, batch_size)
         if dtype is None or item.is_nested or item.layout is not torch.strided or item.is_meta:
             raise self._refusal(_what(item), path, "only dense tensors with memory travel")
         if kind is not torch.Tensor:
@@ -203,20 +306,30 @@ class _Reader:
             raise self._refusal("an expanded tensor as destination", path, "its elements share memory, give a clone")
 
     def _value(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        if isinstance(item, LiveEntry):
+            item = item.now()
         own = tuple(item.batch_size)
         if own[: len(batch_size)] != batch_size:
             raise self._contradiction(path, own, batch_size)
-        is_stack = type(item) is NonTensorStack
+        is_stack = isinstance(item, NonTensorStack)
+        if path in self.packed or (is_stack and -1 in own):
+            if self.checks:
+                check_values(list(_singles(item)), key=show(path))
+            self.values[path] = elements_of(item, batch_size)
+            return ValueLeaf(batch_size, bool(batch_size), PACKED)
         value = item.tolist() if is_stack else item.data
         if is_stack and not _has_rows(value, own):
             raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
-        for single in _each(value, len(own)) if is_stack else (value,):
-            check_value(single, key=show(path))
+        if self.checks and self.encodes and is_stack and len(own) == 1:
+            value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them
+        elif self.checks:
+            check_values(_each(value, len(own)) if is_stack else (value,), key=show(path))
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
     def _bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
-        check_value(value, key=show(path))
+        if self.checks:
+            check_values((value,), key=show(path))
         self.values[path] = value
         return ValueLeaf(batch_size, False)
 
@@ -267,7 +380,14 @@ def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:
     return len(batch_size) == 1 or all(_has_rows(row, batch_size[1:]) for row in value)
 
 
-def _each(value: Any, num_dims: int) -> Iterable[Any]:
+def _singles(item: Any) -> Iterable[Any]:
+    """Every value of stacks in stacks."""
+    if not isinstance(item, NonTensorStack):
+        return (item.data,)
+    return [single for member in item.tensordicts for single in _singles(member)]
+
+
+def _each(value: Any, num_dims: int) -> Sequence[Any]:
     if num_dims == 0:
         return (value,)
     if num_dims == 1:

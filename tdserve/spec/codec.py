@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from tdserve.errors import InvalidSpecError
-from tdserve.spec.canonical import write_node
+from tdserve.spec.canonical import FORMS, write_node
 from tdserve.spec.dtypes import ITEMSIZE, NAMES
-from tdserve.spec.nodes import MAX_DEPTH, MAX_DIMS, MAX_NBYTES, DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import (
+    MAX_DEPTH,
+    MAX_DIMS,
+    MAX_NBYTES,
+    DimNames,
+    Entry,
+    Form,
+    Node,
+    Path,
+    Ragged,
+    TensorLeaf,
+    ValueLeaf,
+)
 from tdserve.spec.tree import Spec
 from tdserve.v1 import spec_pb2
 
 _DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(:\d{1,4})?")
+
+_FORM_NAMES: dict[int, Form] = {number: form for form, number in FORMS.items()}
 
 _MAX_CLASS_NAME = 1000
 """Characters of "module.QualName"; only a bound, so that a peer cannot make us keep megabytes."""
@@ -64,6 +79,8 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
         device=_device(message, path),
         tensorclass=_tensorclass(message, path),
         entries=tuple(entries.items()),
+        stack_dim=_stack_dim(message, path, len(batch_size)),
+        inner=_inner(message, path),
     )
 
 
@@ -76,7 +93,8 @@ def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> 
         return TensorLeaf(dtype, _shape(message.tensor.shape, path, batch_size, itemsize=ITEMSIZE[dtype]))
     if kind == "value":
         value = message.value
-        return ValueLeaf(_shape(value.batch_size, path, batch_size, itemsize=1), bool(value.per_row))
+        ragged = _ragged(value.ragged, path) if value.HasField("ragged") else None
+        return ValueLeaf(_shape(value.batch_size, path, batch_size, itemsize=1), bool(value.per_row), ragged)
     if kind == "node":
         return _node(message.node, path, batch_size)
     raise InvalidSpecError(reason=f"key {_show(path)} holds nothing that this version knows")
@@ -108,6 +126,46 @@ def _names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None
     if len(set(named)) != len(named):
         raise InvalidSpecError(reason=f"{_show(path)} has the same name for two dimensions: {names}")
     return names
+
+
+def _stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:
+    if not message.HasField("stack_dim"):
+        return None
+    if message.is_packed or not -1 <= message.stack_dim < num_dims:
+        reason = f"{_show(path)} is stacked along dimension {message.stack_dim}, of {num_dims}"
+        raise InvalidSpecError(reason=reason)
+    return message.stack_dim
+
+
+def _inner(message: spec_pb2.Node, path: Path) -> tuple[int, ...] | None:
+    if message.is_packed:
+        return _wild_shape(message.inner, path)
+    if message.inner:
+        raise InvalidSpecError(reason=f"{_show(path)} has dimensions of elements, and says that it is not packed")
+    return None
+
+
+def _ragged(message: spec_pb2.Ragged, path: Path) -> Ragged:
+    form = _FORM_NAMES.get(message.form)
+    dtype = NAMES.get(message.dtype, "")
+    if form is None or bool(dtype) is (form is Form.PACKED):
+        raise InvalidSpecError(
+            reason=f"{_show(path)} has the ragged form {message.form} of dtype number {message.dtype}"
+        )
+    shape = _wild_shape(message.shape, path)
+    is_odd = shape or message.has_lengths if form is Form.PACKED else form is Form.JAGGED and shape.count(-1) != 1
+    if is_odd:
+        raise InvalidSpecError(reason=f"{_show(path)} is {form.value} and has elements of shape {shape}")
+    return Ragged(form, dtype, shape, bool(message.has_lengths))
+
+
+def _wild_shape(sizes: Iterable[int], path: Path) -> tuple[int, ...]:
+    """A shape in which -1 stands for any size."""
+    shape = tuple(sizes)
+    if any(size < -1 for size in shape):
+        raise InvalidSpecError(reason=f"{_show(path)} has a negative size: {shape}")
+    _shape([abs(size) for size in shape], path, (), itemsize=16)
+    return shape
 
 
 def _device(message: spec_pb2.Node, path: Path) -> str | None:

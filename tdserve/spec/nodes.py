@@ -7,6 +7,7 @@ tensordict, and tuples do both in C.
 from __future__ import annotations
 
 import math
+from enum import Enum
 from typing import NamedTuple
 
 from tdserve.spec.dtypes import ITEMSIZE
@@ -45,27 +46,61 @@ class TensorLeaf(NamedTuple):
         return ITEMSIZE[self.dtype] * math.prod(self.shape)
 
 
+class Form(str, Enum):
+    """As what a ragged leaf comes back."""
+
+    JAGGED = "jagged"  # a nested tensor of layout torch.jagged
+    NESTED = "nested"  # a nested tensor of layout torch.strided
+    STACK = "stack"  # an entry of the rows of a lazy stack
+    PACKED = "packed"  # whatever it was: each element's content describes itself
+
+
+class Ragged(NamedTuple):
+    """What the elements of a batch hold where they differ in shape.
+
+    Attributes:
+        form: As what they come back.
+        dtype: Name as in ``dtypes.ITEMSIZE``; "" for ``PACKED``.
+        shape: Of one element, -1 where elements may differ; () for ``PACKED``.
+        has_lengths: Whether a jagged tensor has lengths beside its offsets.
+    """
+
+    form: Form
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    has_lengths: bool = False
+
+
 class ValueLeaf(NamedTuple):
-    """A non-tensor entry; its value is content and not part of the structure.
+    """An entry whose content is stored value by value, beside the tables of tensors: non-tensor data, ragged tensors.
 
     Attributes:
         batch_size: Starts with the batch size of its node.
         per_row: False: one value for all rows (NonTensorData). True: one value per row (NonTensorStack).
+        ragged: What each value is; None for non-tensor data.
     """
 
     batch_size: tuple[int, ...]
     per_row: bool
+    ragged: Ragged | None = None
 
 
 class Node(NamedTuple):
     """A tensordict or tensorclass.
 
+    A *packed* node is stored like a value: each element of its batch is a tensordict that describes itself, so that
+    elements may differ in batch size, keys and kind. Its entries only tell what is known of the elements: nothing below
+    it is a leaf of the whole structure.
+
     Attributes:
-        batch_size: Starts with the batch size of its parent.
-        names: One per batch dimension; None when no dimension is named.
+        batch_size: Starts with the batch size of its parent. Of a packed node: of its elements.
+        names: One per batch dimension; None when no dimension is named. A packed node has none.
         device: As ``str(torch.device)``; None when the tensordict has no device.
         tensorclass: ``"module.QualName"``; None for a plain tensordict.
         entries: Keys and what they hold, in insertion order; keys are unique.
+        stack_dim: Of a lazy stack: the batch dimension along which its rows are stacked. -1: none yet, but rows of this
+            structure are stacked lazily, along the dimension that numbers them. Not of a packed node.
+        inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
     """
 
     batch_size: tuple[int, ...]
@@ -73,7 +108,26 @@ class Node(NamedTuple):
     device: str | None
     tensorclass: str | None
     entries: tuple[tuple[str, Entry], ...]
+    stack_dim: int | None = None
+    inner: tuple[int, ...] | None = None
+
+    @property
+    def shown_batch_size(self) -> tuple[int, ...]:
+        """Batch size of the tensordict, -1 where elements differ."""
+        return self.batch_size + (self.inner or ())
 
 
 Entry = Node | TensorLeaf | ValueLeaf
 """What a key holds."""
+
+PACKED = Ragged(Form.PACKED)
+
+
+def packed_leaf(node: Node) -> ValueLeaf:
+    """How a packed node is stored."""
+    return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)
+
+
+def has_nothing(known: Entry) -> bool:
+    """Whether elements have no turn, no token there: tensordict makes tensors of empty lists, whatever others hold."""
+    return isinstance(known, ValueLeaf) and known.ragged is not None and 0 in known.ragged.shape

@@ -13,7 +13,9 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.errors import LocalProtocolError
-from tdserve.spec.capture import capture, class_name
+from tdserve.spec.capture import capture
+from tdserve.spec.captured import EncodedValues
+from tdserve.spec.instances import class_name
 from tdserve.spec.nodes import Node, Path
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Spec, check_matches
@@ -39,10 +41,12 @@ class RowReader:
     Args:
         spec: Of one row.
         store: Only for messages.
+        allow_pickle: As of ``capture``.
     """
 
-    def __init__(self, spec: Spec, *, store: str) -> None:
+    def __init__(self, spec: Spec, *, store: str, allow_pickle: bool = False) -> None:
         self._spec = spec
+        self._allow_pickle = allow_pickle
         self._store = store
         self._places: list[_Place] = []
         numbers: dict[Path, int] = {}
@@ -68,12 +72,12 @@ class RowReader:
             tensors = None
         if tensors is not None:
             return tensors, _NO_VALUES
-        captured = capture(td, store=self._store)
+        captured = capture(td, store=self._store, like=self._spec, allow_pickle=self._allow_pickle)
         check_matches(self._spec, captured.spec, store=self._store)
         self._learn(td)
         is_per_row = {path: leaf.per_row for path, leaf in captured.spec.values}
         values = [
-            captured.values[path] if is_per_row[path] else _spread(captured.values[path], leaf.batch_size)
+            _own(captured.values[path]) if is_per_row[path] else _spread(captured.values[path], leaf.batch_size)
             for path, leaf in self._spec.values
         ]
         return [captured.tensors[path] for path in self._paths], values
@@ -172,6 +176,11 @@ def copy_leaves(targets: list[torch.Tensor], leaves: list[torch.Tensor]) -> None
         raise LocalProtocolError(reason=f"{len(leaves)} leaves for {len(targets)} places")
     if leaves:
         torch._foreach_copy_(targets, leaves)
+
+
+def _own(value: Any) -> Any:
+    """Values of a row, which are encoded with those of other rows."""
+    return list(value) if isinstance(value, EncodedValues) else value
 
 
 def _spread(value: Any, batch_size: tuple[int, ...]) -> Any:

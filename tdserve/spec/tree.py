@@ -9,7 +9,20 @@ from typing import Any
 
 from tdserve.errors import InvalidSpecError, KeyNotFoundError, SpecMismatchError
 from tdserve.spec.canonical import fingerprint
-from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice
+from tdserve.spec.nodes import (
+    PACKED,
+    DimNames,
+    Entry,
+    Form,
+    Node,
+    Path,
+    Ragged,
+    TensorLeaf,
+    ValueLeaf,
+    has_nothing,
+    packed_leaf,
+)
 
 __all__ = [
     "DimNames",
@@ -20,7 +33,9 @@ __all__ = [
     "TensorLeaf",
     "ValueLeaf",
     "check_matches",
+    "check_node",
     "describe",
+    "fits",
     "quote",
     "show",
 ]
@@ -58,12 +73,25 @@ class Spec:
     @cached_property
     def tensors(self) -> tuple[tuple[Path, TensorLeaf], ...]:
         """Every tensor leaf in canonical order: sorted by path."""
-        return tuple(sorted((path, leaf) for path, leaf in _walk(self.root, ()) if isinstance(leaf, TensorLeaf)))
+        return tuple(sorted((path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, TensorLeaf)))
 
     @cached_property
     def values(self) -> tuple[tuple[Path, ValueLeaf], ...]:
-        """Every non-tensor leaf in canonical order: sorted by path."""
-        return tuple(sorted((path, leaf) for path, leaf in _walk(self.root, ()) if isinstance(leaf, ValueLeaf)))
+        """Every leaf that is stored value by value in canonical order, sorted by path; packed nodes are such leaves."""
+        found = [(path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, ValueLeaf)]
+        return tuple(sorted(found, key=lambda item: item[0]))
+
+    @cached_property
+    def has_ragged(self) -> bool:
+        """Whether elements of some leaf may differ in shape, or some node is a lazy stack."""
+        return any(leaf.ragged is not None for _, leaf in self.values) or _has_stack(self.root)
+
+    @cached_property
+    def packed(self) -> frozenset[Path]:
+        """Where elements describe themselves."""
+        return frozenset(
+            path for path, leaf in self.values if leaf.ragged is not None and leaf.ragged.form is Form.PACKED
+        )
 
     @cached_property
     def nbytes(self) -> int:
@@ -84,7 +112,7 @@ class Spec:
         found = [
             path[0] if len(path) == 1 else path
             for path, entry in _walk(self.root, (), is_nested=include_nested)
-            if not leaves_only or isinstance(entry, TensorLeaf)
+            if not leaves_only or _is_tensor(entry)
         ]
         return sorted(found, key=_joined) if sort else found
 
@@ -120,7 +148,14 @@ class Spec:
             kept[wanted] = spec
         return spec
 
-    def with_batch(self, num_dims: int, batch_size: tuple[int, ...], names: DimNames | None = None) -> Spec:
+    def with_batch(
+        self,
+        num_dims: int,
+        batch_size: tuple[int, ...],
+        names: DimNames | None = None,
+        *,
+        moved: tuple[int | None, ...] | None = None,
+    ) -> Spec:
         """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf.
 
         Args:
@@ -128,6 +163,8 @@ class Spec:
             batch_size: What comes in their place.
             names: Of the new dimensions. None keeps the old names when as many dimensions come as go; otherwise the new
                 dimensions have none.
+            moved: Where each of the dimensions that go is among the new ones, None where nowhere: decides whether a
+                lazy stack is one still. None: not known.
 
         Raises:
             InvalidSpecError: There are fewer batch dimensions, or the names do not fit.
@@ -136,7 +173,7 @@ class Spec:
             raise InvalidSpecError(reason=f"batch size {self.batch_size} has no {num_dims} dimensions to replace")
         if names is not None and len(names) != len(batch_size):
             raise InvalidSpecError(reason=f"{len(names)} names for batch dimensions {batch_size}")
-        return Spec(_rebatch(self.root, num_dims, tuple(batch_size), names))
+        return Spec(rebatch(self.root, num_dims, tuple(batch_size), names, moved))
 
     def prepend(self, batch_size: tuple[int, ...]) -> Spec:
         """This spec with more batch dimensions in front, unnamed."""
@@ -161,7 +198,7 @@ class Spec:
         """This spec with every node on ``device``, as ``TensorDict.to`` leaves it, or on none. Kept for next time."""
         spec: Spec | None = self.memo.get(("device", device))
         if spec is None:
-            spec = self.memo[("device", device)] = Spec(_redevice(self.root, device))
+            spec = self.memo[("device", device)] = Spec(redevice(self.root, device))
         return spec
 
     def with_values_per_row(self) -> Spec:
@@ -170,14 +207,18 @@ class Spec:
             return self
         spec: Spec | None = self.memo.get("values per row")
         if spec is None:
-            spec = self.memo["values per row"] = Spec(_per_row(self.root))
+            spec = self.memo["values per row"] = Spec(per_row(self.root))
         return spec
 
     def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
         """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they
         are."""
-        changed = {path for path, leaf in self.values if is_per_row.get(path, leaf.per_row) != leaf.per_row}
-        return Spec(_flip_per_row(self.root, (), changed)) if changed else self
+        changed = {
+            path
+            for path, leaf in self.values
+            if leaf.ragged is None and is_per_row.get(path, leaf.per_row) != leaf.per_row
+        }
+        return Spec(flip_per_row(self.root, (), changed)) if changed else self
 
     def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
         """The entries of the node at ``path`` by key, with their positions; kept, since a node may have 10,000."""
@@ -190,7 +231,7 @@ class Spec:
     def _select(self, at: Path, node: Node, paths: Sequence[Path]) -> Node:
         below: dict[str, list[Path]] = {}
         for path in paths:
-            if not path:
+            if not path or node.inner is not None:
                 return node
             below.setdefault(path[0], []).append(path[1:])
         children = self._children(at, node)
@@ -219,40 +260,70 @@ def quote(path: Path) -> str:
 def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
     """Raises unless ``actual`` holds exactly what ``expected`` asks for.
 
-    What does not count: entry order, device, names of dimensions, and whether a non-tensor leaf holds one value for all
-    rows or one for each, which changes with every stacking and indexing.
+    What does not count: entry order, device, names of dimensions, whether a node is a lazy stack, and whether a
+    non-tensor leaf holds one value for all rows or one for each, which changes with every stacking and indexing. Where
+    ``expected`` has elements of any size, every size matches; elements of a packed node may lack keys, and an instance
+    may have any of its fields there.
 
     Raises:
         SpecMismatchError: Names the first key that differs, with both sides.
     """
     if expected is not actual:
-        _check_node(expected.root, actual.root, (), store)
+        check_node(expected.root, actual.root, (), store)
 
 
-def _check_node(expected: Node, actual: Node, path: Path, store: str) -> None:
-    if expected.batch_size != actual.batch_size:
-        raise _mismatch(store, path, f"batch size {list(expected.batch_size)}", f"{list(actual.batch_size)}")
+def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False) -> None:
+    """As ``check_matches``, for nodes at a path; ``is_packed``: they are known of elements of a packed node."""
+    theirs_inner, inner = actual.inner, expected.inner
+    is_fit = expected.batch_size == actual.batch_size and (inner is None) is (theirs_inner is None)
+    if not is_fit or len(inner or ()) != len(theirs_inner or ()):
+        wanted, found = list(expected.shown_batch_size), list(actual.shown_batch_size)
+        kind = "ragged " if inner is not None and theirs_inner is None else ""
+        raise _mismatch(store, path, f"{kind}batch size {wanted}", f"{found}")
     if expected.tensorclass != actual.tensorclass:
         raise _mismatch(store, path, expected.tensorclass or "TensorDict", actual.tensorclass or "TensorDict")
     if expected.entries == actual.entries:
         return
+    is_packed = is_packed or inner is not None
     theirs = dict(actual.entries)
     for key, entry in expected.entries:
         other = theirs.pop(key, None)
         if other is None:
+            if is_packed:
+                continue
             raise _mismatch(store, (*path, key), describe(entry), "no such key")
         if isinstance(entry, Node) and isinstance(other, Node):
-            _check_node(entry, other, (*path, key), store)
-        elif type(entry) is not type(other) or not _fits(entry, other):
+            check_node(entry, other, (*path, key), store, is_packed=is_packed)
+        elif is_packed and (_is_any(entry) or has_nothing(other)):
+            continue
+        elif type(entry) is not type(other) or not fits(entry, other):
             raise _mismatch(store, (*path, key), describe(entry), describe(other))
+    if is_packed and expected.tensorclass is not None:
+        return  # fields that it has at times
     for key, other in theirs.items():
         raise _mismatch(store, (*path, key), "no such key", describe(other))
 
 
-def _fits(expected: Entry, actual: Entry) -> bool:
+def fits(expected: Entry, actual: Entry) -> bool:
+    """Whether one leaf may take the place of another."""
     if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
-        return expected.batch_size == actual.batch_size
+        return expected.batch_size == actual.batch_size and _fits_ragged(expected.ragged, actual.ragged)
     return expected == actual
+
+
+def _is_any(known: Entry) -> bool:
+    """Whether elements of a packed node hold different things at a key."""
+    return isinstance(known, ValueLeaf) and known.ragged == PACKED
+
+
+def _fits_ragged(expected: Ragged | None, actual: Ragged | None) -> bool:
+    if expected is None or actual is None:
+        return expected is actual
+    if (expected.form is Form.PACKED) is not (actual.form is Form.PACKED):
+        return False
+    if expected.dtype != actual.dtype or len(expected.shape) != len(actual.shape):
+        return False
+    return all(wanted in (-1, size) for wanted, size in zip(expected.shape, actual.shape, strict=True))
 
 
 def _mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatchError:
@@ -263,9 +334,11 @@ def describe(entry: Entry) -> str:
     """What a key holds, as error messages show it: ``float32[4, 3]``."""
     if isinstance(entry, TensorLeaf):
         return f"{entry.dtype}{list(entry.shape)}"
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return f"ragged {entry.ragged.dtype}{[*entry.batch_size, *entry.ragged.shape]}"
     if isinstance(entry, ValueLeaf):
         return f"non-tensor{list(entry.batch_size)}"
-    return f"{entry.tensorclass or 'TensorDict'}{list(entry.batch_size)}"
+    return f"{entry.tensorclass or 'TensorDict'}{list(entry.shown_batch_size)}"
 
 
 def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[Path, Entry]]:
@@ -275,60 +348,26 @@ def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[P
         yield (*path, key), entry
 
 
+def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
+    """What is stored of a node, leaf by leaf."""
+    if node.inner is not None:
+        yield path, packed_leaf(node)
+        return
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            yield from _leaves(entry, (*path, key))
+        else:
+            yield (*path, key), entry
+
+
+def _has_stack(node: Node) -> bool:
+    return node.stack_dim is not None or any(isinstance(entry, Node) and _has_stack(entry) for _, entry in node.entries)
+
+
+def _is_tensor(entry: Entry) -> bool:
+    is_ragged = isinstance(entry, ValueLeaf) and entry.ragged is not None and bool(entry.ragged.dtype)
+    return is_ragged or isinstance(entry, TensorLeaf)
+
+
 def _joined(key: str | Path) -> str:
     return key if isinstance(key, str) else ".".join(key)
-
-
-def _rebatch(node: Node, num_dims: int, batch_size: tuple[int, ...], names: DimNames | None) -> Node:
-    entries: list[tuple[str, Entry]] = []
-    for key, entry in node.entries:
-        if isinstance(entry, TensorLeaf):
-            entries.append((key, TensorLeaf(entry.dtype, batch_size + entry.shape[num_dims:])))
-        elif isinstance(entry, ValueLeaf):
-            entries.append((key, ValueLeaf(batch_size + entry.batch_size[num_dims:], entry.per_row)))
-        else:
-            entries.append((key, _rebatch(entry, num_dims, batch_size, names)))
-    return node._replace(
-        batch_size=batch_size + node.batch_size[num_dims:],
-        names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
-        entries=tuple(entries),
-    )
-
-
-def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, names: DimNames | None) -> DimNames | None:
-    everything = old if old is not None else (None,) * num_old
-    if names is None:
-        names = everything[:num_dims] if num_new == num_dims else (None,) * num_new
-    renamed = names + everything[num_dims:]
-    return renamed if any(name is not None for name in renamed) else None
-
-
-def _redevice(node: Node, device: str | None) -> Node:
-    entries = tuple(
-        (key, _redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries
-    )
-    return node._replace(device=device, entries=entries)
-
-
-def _per_row(node: Node) -> Node:
-    entries: list[tuple[str, Entry]] = []
-    for key, entry in node.entries:
-        if isinstance(entry, Node):
-            entries.append((key, _per_row(entry)))
-        elif isinstance(entry, ValueLeaf):
-            entries.append((key, ValueLeaf(entry.batch_size, per_row=bool(entry.batch_size))))
-        else:
-            entries.append((key, entry))
-    return node._replace(entries=tuple(entries))
-
-
-def _flip_per_row(node: Node, path: Path, changed: set[Path]) -> Node:
-    entries: list[tuple[str, Entry]] = []
-    for key, entry in node.entries:
-        below = (*path, key)
-        if isinstance(entry, Node):
-            entry = _flip_per_row(entry, below, changed)
-        elif isinstance(entry, ValueLeaf) and below in changed:
-            entry = entry._replace(per_row=not entry.per_row)
-        entries.append((key, entry))
-    return node._replace(entries=tuple(entries))

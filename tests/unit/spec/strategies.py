@@ -162,6 +162,9 @@ def same_value(left: Any, right: Any) -> bool:
 
 def difference(left: Any, right: Any, where: str = "root") -> str | None:
     """The first difference between two tensordicts, None when there is none."""
+    for side in (left, right):
+        if isinstance(side, NonTensorStack):
+            side.tolist()  # at the first look it becomes a plain one
     if type(left) is not type(right):
         return f"{where}: {type(left)} against {type(right)}"
     if isinstance(left, torch.Tensor):

@@ -243,3 +243,9 @@ def test_fill_when_stack_becomes_one_value_then_follows_the_source() -> None:
     captured = capture(TensorDict({"w": NonTensorData(["a", "b"], batch_size=[2])}, [2]))
     fill(target, captured.spec, captured.tensors, captured.values)
     assert type(target.get("w")) is NonTensorData
+
+
+def test_fill_when_a_value_is_one_that_only_pickle_carries_then_it_is_replaced() -> None:
+    td = TensorDict({"v": NonTensorData({1})})
+    fill(td, capture(td, allow_pickle=True).spec, {}, {("v",): {2}})
+    assert td["v"] == {2}

@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdserve.errors import InvalidSpecError
+from tdserve.spec.capture import capture
 from tdserve.spec.codec import decode, encode
-from tdserve.spec.nodes import MAX_DEPTH
+from tdserve.spec.nodes import MAX_DEPTH, PACKED, Form, Ragged
 from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
+from tests.unit.spec.ragged import CASES
 
 INNER = Node((2, 0), None, None, None, ())
 SPEC = Spec(
@@ -122,3 +124,50 @@ def test_decode_when_bytes_are_hostile_then_raises_only_its_own_error(data: st.D
     except InvalidSpecError:
         return
     assert decode(encode(spec)) == spec
+
+
+RAGGED = Spec(
+    Node(
+        (2,),
+        None,
+        None,
+        None,
+        (
+            ("t", ValueLeaf((2,), True, Ragged(Form.JAGGED, "int64", (-1, 3), True))),
+            ("a", ValueLeaf((2,), True, Ragged(Form.STACK, "bool", ()))),
+            ("h", Node((2,), None, None, "m.Turns", (("role", ValueLeaf((2,), True)),), inner=(-1,))),
+            ("p", ValueLeaf((2,), True, PACKED)),
+        ),
+        0,
+    )
+)
+
+
+@pytest.mark.parametrize("spec", [RAGGED, *(capture(td).spec for td in CASES.values())])
+def test_spec_when_rows_differ_then_comes_back_equal(spec: Spec) -> None:
+    message = spec_pb2.Spec.FromString(encode(spec).SerializeToString())
+    assert decode(message) == spec
+    assert decode(message).fingerprint == spec.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda root: setattr(root, "stack_dim", 1), "stacked along dimension 1, of 1"),
+        (lambda root: setattr(root, "stack_dim", -2), "stacked along dimension -2"),
+        (lambda root: setattr(root, "is_packed", True), "stacked along"),
+        (lambda root: root.inner.append(-1), "says that it is not packed"),
+        (lambda root: root.entries[2].node.inner.append(-2), "negative size"),
+        (lambda root: root.entries[0].value.ragged.shape.append(-1), "jagged and has elements"),
+        (lambda root: root.entries[0].value.ragged.shape.append(2**62), "bytes"),
+        (lambda root: setattr(root.entries[0].value.ragged, "form", 99), "ragged form 99"),
+        (lambda root: setattr(root.entries[0].value.ragged, "dtype", 0), "dtype number 0"),
+        (lambda root: setattr(root.entries[3].value.ragged, "dtype", 3), "ragged form 4"),
+        (lambda root: root.entries[3].value.ragged.shape.append(1), "packed and has elements"),
+    ],
+)
+def test_decode_when_what_is_ragged_contradicts_itself_then_raises(change: Change, reason: str) -> None:
+    message = encode(RAGGED)
+    change(message.root)
+    with pytest.raises(InvalidSpecError, match=reason):
+        decode(message)

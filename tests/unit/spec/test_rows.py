@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from tensordict import MemoryMappedTensor, NonTensorStack, TensorClass, TensorDict
+from tensordict import MemoryMappedTensor, NonTensorData, NonTensorStack, TensorClass, TensorDict
 
 from tdserve.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
 from tdserve.spec.capture import capture
+from tdserve.spec.declaring import declared
 from tdserve.spec.rows import RowReader, RowSlots, copy_leaves
+from tests.unit.spec.ragged import turns
 from tests.unit.spec.strategies import tensordicts
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -72,7 +74,6 @@ def test_read_when_row_does_not_fit_then_error_names_store_and_key(td: Any, key:
     [
         row(b=torch.ones(3, device="meta")),
         row(b=torch.ones(3).to_sparse()),
-        row(b=torch.nested.nested_tensor([torch.ones(3)], layout=torch.jagged)),
         {"b": torch.ones(3)},
         None,
     ],
@@ -181,3 +182,20 @@ def test_copy_leaves_when_numbers_differ_then_our_bug() -> None:
 def test_nbytes_when_asked_then_content_and_what_surrounds_it() -> None:
     spec = capture(row()).spec
     assert RowSlots.nbytes(spec, 2) == 2 * (spec.nbytes + 3 * RowSlots.VIEW_BYTES)
+
+
+def test_read_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -> None:
+    td = TensorDict({"v": NonTensorData({1})})
+    spec = capture(td, allow_pickle=True).spec
+    assert RowReader(spec, store="x", allow_pickle=True).read(td)[1] == [{1}]
+    with pytest.raises(NotSupportedError, match="'v'"):
+        RowReader(spec, store="x").read(td)
+
+
+def test_read_when_the_row_itself_is_packed_then_it_is_the_only_value() -> None:
+    spec = declared(capture(turns(2)).spec, {}, [()], store="frames")
+    history = turns(3)
+    tensors, values = RowReader(spec, store="frames").read(history)
+    assert tensors == []
+    assert len(values) == 1
+    assert values[0] is history._tensordict

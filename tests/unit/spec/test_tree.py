@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from tdserve.errors import InvalidSpecError, KeyNotFoundError, SpecMismatchError
 from tdserve.spec.capture import capture
+from tdserve.spec.nodes import PACKED, Form, Ragged
 from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf, check_matches
 from tests.unit.spec.strategies import tensordicts
 
@@ -198,3 +199,72 @@ def test_room_when_imported_without_tensors_then_needs_no_torch() -> None:
 def test_capture_when_row_of_values_is_taken_then_still_matches_the_store() -> None:
     td = TensorDict({"x": torch.zeros(2), "w": ["a", "b"]}, [2])
     check_matches(capture(td).spec.with_batch(1, ()), capture(td[0]).spec, store="")
+
+
+PACKED_NODE = Node((3,), None, None, "m.Turns", (("role", ValueLeaf((3,), True)),), inner=(-1,))
+TOKENS = ValueLeaf((3,), True, Ragged(Form.JAGGED, "int64", (-1, 2)))
+RAGGED = with_entry("n", PACKED_NODE)
+
+
+def test_values_when_a_node_is_packed_then_it_is_one_of_them() -> None:
+    assert RAGGED.values == ((("a",), ValueLeaf((3,), False)), (("n",), ValueLeaf((3,), True, PACKED)))
+    assert RAGGED.packed == {("n",)}
+    assert RAGGED.has_ragged
+    assert not SPEC.has_ragged
+    assert RAGGED.find(("n", "role")) == ValueLeaf((3,), True)
+    assert ("n", "role") in RAGGED.keys(include_nested=True)
+
+
+def test_select_when_a_key_lies_in_a_packed_node_then_the_whole_node() -> None:
+    assert RAGGED.select([("n", "role")]).root.entries == (("n", PACKED_NODE),)
+
+
+def test_keys_when_a_tensor_is_ragged_then_it_is_a_leaf() -> None:
+    assert with_entry("a", TOKENS).keys(leaves_only=True) == ["z", "a"]
+
+
+def test_with_rows_when_something_is_ragged_then_its_elements_stay() -> None:
+    spec = changed(entries=(("t", TOKENS), ("n", PACKED_NODE)), stack_dim=0).with_rows(5)
+    node = PACKED_NODE._replace(batch_size=(5,), entries=(("role", ValueLeaf((5,), True)),))
+    assert spec.root.entries == (("t", TOKENS._replace(batch_size=(5,))), ("n", node))
+    assert spec.root.stack_dim == 0
+    assert spec.with_per_row({("t",): False}) is spec
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (TOKENS, TOKENS._replace(ragged=Ragged(Form.STACK, "int64", (4, 2)))),
+        (PACKED_NODE, PACKED_NODE._replace(entries=())),
+        (PACKED_NODE, PACKED_NODE._replace(entries=(("mood", ValueLeaf((3,), True)),), inner=(4,))),
+        (
+            PACKED_NODE,
+            PACKED_NODE._replace(entries=(("role", TOKENS._replace(ragged=Ragged(Form.STACK, "int8", (0,)))),)),
+        ),
+    ],
+)
+def test_check_matches_when_sizes_are_free_then_accepts(expected: Any, actual: Any) -> None:
+    check_matches(with_entry("a", expected), with_entry("a", actual), store="s")
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "text"),
+    [
+        (TOKENS, ValueLeaf((3,), True), r"expected ragged int64\[3, -1, 2\], got non-tensor\[3\]"),
+        (TOKENS, TOKENS._replace(ragged=Ragged(Form.JAGGED, "int64", (-1, 5))), r"got ragged int64\[3, -1, 5\]"),
+        (TOKENS, TOKENS._replace(ragged=Ragged(Form.STACK, "int64", (-1, -1))), r"got ragged int64\[3, -1, -1\]"),
+        (TOKENS, TOKENS._replace(ragged=Ragged(Form.JAGGED, "int32", (-1, 2))), "got ragged int32"),
+        (TOKENS, ValueLeaf((3,), True, PACKED), "got non-tensor"),
+        (PACKED_NODE, PACKED_NODE._replace(inner=(-1, 2)), r"batch size \[3, -1\], got \[3, -1, 2\]"),
+        (PACKED_NODE, PACKED_NODE._replace(inner=None), r"ragged batch size \[3, -1\]"),
+        (PACKED_NODE, PACKED_NODE._replace(tensorclass=None), r"m\.Turns, got TensorDict"),
+        (
+            PACKED_NODE._replace(tensorclass=None),
+            PACKED_NODE._replace(tensorclass=None, entries=(("mood", ValueLeaf((3,), True)),)),
+            "no such key",
+        ),
+    ],
+)
+def test_check_matches_when_what_is_ragged_differs_then_names_both(expected: Any, actual: Any, text: str) -> None:
+    with pytest.raises(SpecMismatchError, match=text):
+        check_matches(with_entry("a", expected), with_entry("a", actual), store="s")

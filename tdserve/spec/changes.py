@@ -1,0 +1,125 @@
+"""A tree of nodes with something changed in every node and leaf: batch dimensions, device, values per row. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+
+
+def rebatch(
+    node: Node,
+    num_dims: int,
+    batch_size: tuple[int, ...],
+    names: DimNames | None,
+    moved: tuple[int | None, ...] | None = None,
+) -> Node:
+    """The tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            entries.append((key, TensorLeaf(entry.dtype, batch_size + entry.shape[num_dims:])))
+        elif isinstance(entry, ValueLeaf):
+            own = batch_size + entry.batch_size[num_dims:]
+            is_per_row = entry.per_row if entry.ragged is None else bool(own)
+            entries.append((key, entry._replace(batch_size=own, per_row=is_per_row)))
+        else:
+            entries.append((key, rebatch(entry, num_dims, batch_size, names, moved)))
+    return node._replace(
+        batch_size=batch_size + node.batch_size[num_dims:],
+        names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
+        entries=tuple(entries),
+        stack_dim=_restack(node.stack_dim, num_dims, len(batch_size), moved),
+    )
+
+
+def _restack(stack_dim: int | None, num_old: int, num_new: int, moved: tuple[int | None, ...] | None) -> int | None:
+    """Where the rows of a lazy stack are stacked after its first dimensions were replaced; None: it is no stack now."""
+    if stack_dim == -1:
+        return 0 if num_new else -1
+    if stack_dim is None or stack_dim >= num_old:
+        return None if stack_dim is None else stack_dim + num_new - num_old
+    if moved is not None:
+        return moved[stack_dim]
+    return min(stack_dim, num_new - 1) if num_new else None
+
+
+def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, names: DimNames | None) -> DimNames | None:
+    everything = old if old is not None else (None,) * num_old
+    if names is None:
+        names = everything[:num_dims] if num_new == num_dims else (None,) * num_new
+    renamed = names + everything[num_dims:]
+    return renamed if any(name is not None for name in renamed) else None
+
+
+def redevice(node: Node, device: str | None) -> Node:
+    """The tree with every node on a device, or on none."""
+    entries = tuple((key, redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries)
+    return node._replace(device=device, entries=entries)
+
+
+def per_row(node: Node) -> Node:
+    """The tree with one value per row in every leaf of values that has rows."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            entries.append((key, per_row(entry)))
+        elif isinstance(entry, ValueLeaf):
+            entries.append((key, entry._replace(per_row=bool(entry.batch_size))))
+        else:
+            entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def flip_per_row(node: Node, path: Path, changed: set[Path]) -> Node:
+    """The tree with one value per row in leaves of values that had one for all, and the other way round."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        below = (*path, key)
+        if isinstance(entry, Node):
+            entry = flip_per_row(entry, below, changed)
+        elif isinstance(entry, ValueLeaf) and below in changed:
+            entry = entry._replace(per_row=not entry.per_row)
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def replaced(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node:
+    """The tree with other entries at some paths."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        below = (*path, key)
+        if below in changed:
+            entry = changed[below]
+        elif isinstance(entry, Node):
+            entry = replaced(entry, changed, below)
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def unstacked(node: Node, dim: int) -> Node:
+    """One row of a lazy stack: the tree without a batch dimension."""
+
+    def without(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return sizes[:dim] + sizes[dim + 1 :]
+
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            entry = entry._replace(shape=without(entry.shape))
+        elif isinstance(entry, ValueLeaf):
+            batch_size = without(entry.batch_size)
+            entry = entry._replace(batch_size=batch_size, per_row=entry.per_row and bool(batch_size))
+        else:
+            entry = unstacked(entry, dim)
+        entries.append((key, entry))
+    names = None if node.names is None else node.names[:dim] + node.names[dim + 1 :]
+    stack_dim = node.stack_dim
+    if stack_dim is not None:
+        stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)
+    return node._replace(
+        batch_size=without(node.batch_size),
+        names=names if names is not None and any(name is not None for name in names) else None,
+        entries=tuple(entries),
+        stack_dim=stack_dim,
+    )

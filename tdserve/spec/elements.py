@@ -1,0 +1,107 @@
+"""The elements of a batch as (nested) lists: what a packed node and a leaf of a nested tensor hold of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict
+
+from tdserve.spec.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
+from tdserve.spec.pieces import Pieces, pieces_of_jagged
+from tdserve.spec.torch_types import from_torch
+
+
+def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
+    """The elements of a tensordict, or of a stack of values, over the first dimensions of its batch.
+
+    Args:
+        td: Neither a tensorclass instance nor another wrapper.
+        batch_size: Of the elements; () gives the tensordict itself.
+    """
+    if not batch_size:
+        return td
+    is_listed = isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0
+    rows = list(td.tensordicts if is_listed else td.unbind(0))
+    return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
+
+
+def flat_elements(elements: Any, num_dims: int) -> list[Any]:
+    """Nested lists of elements as one list, in C order; a single element for no dimensions."""
+    if not num_dims:
+        return [elements]
+    if num_dims == 1:
+        return list(elements)
+    return [element for row in elements for element in flat_elements(row, num_dims - 1)]
+
+
+def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[ValueLeaf, Any]:
+    """How a nested tensor in a tensordict of this batch size is stored, and its elements.
+
+    Where there is no dimension that could number its components it is one element.
+    """
+    if not batch_size:
+        return ValueLeaf((), False, PACKED), tensor.detach()
+    components = pieces_of_jagged(tensor)
+    nested: Any = tensor
+    depth = len(batch_size)
+    dtype = from_torch(tensor.dtype)
+    if tensor.layout is torch.jagged:
+        sizes = list(nested._values.shape)
+        sizes[nested._ragged_idx - 1] = -1
+        ragged = Ragged(Form.JAGGED, dtype, tuple(sizes[depth - 1 :]), nested._lengths is not None)
+    else:
+        ragged = Ragged(Form.NESTED, dtype, (-1,) * (tensor.dim() - depth))
+    elements: Any = components if depth == 1 else [_rows(component, depth - 1) for component in components]
+    return ValueLeaf(batch_size, True, ragged), elements
+
+
+def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -> tuple[ValueLeaf, Any] | None:
+    """A dense tensor as the elements of a ragged leaf; None if it has another dtype or number of dimensions."""
+    ragged = wanted.ragged
+    depth = len(wanted.batch_size)
+    if ragged is None or leaf.dtype != ragged.dtype or len(leaf.shape) - depth != len(ragged.shape):
+        return None
+    batch_size, shape = leaf.shape[:depth], leaf.shape[depth:]
+    elements: Any = tensor
+    if depth == 1:
+        elements = Pieces.of_rows(tensor)
+    elif depth:
+        elements = _rows(tensor, depth)
+    declared = ragged._replace(shape=_declared(shape, ragged.shape))
+    return ValueLeaf(batch_size, bool(depth), declared), elements
+
+
+def dense_of_ragged(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch.Tensor | None:
+    """The elements of a ragged leaf as a dense tensor; None if they differ in shape."""
+    ragged = leaf.ragged
+    if ragged is None or ragged.dtype != wanted.dtype or len(leaf.batch_size) + len(ragged.shape) != len(wanted.shape):
+        return None
+    pieces = Pieces.of(flat_elements(elements, len(leaf.batch_size)) if len(leaf.batch_size) != 1 else elements, ragged)
+    if not len(pieces):
+        return torch.empty((*leaf.batch_size, *wanted.shape[len(leaf.batch_size) :]), dtype=pieces.dtype)
+    dense = pieces.stacked()
+    return None if dense is None else dense.view(*leaf.batch_size, *dense.shape[1:])
+
+
+def as_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
+    """A ragged leaf in the form in which it is wanted, if it has the dtype and its elements the dimensions; its shape
+    tells where elements of it do not fit."""
+    ragged = leaf.ragged
+    if ragged is None or ragged.dtype != wanted.dtype or len(ragged.shape) != len(wanted.shape):
+        return leaf
+    if ragged.shape != wanted.shape and leaf.batch_size:
+        flat = elements if len(leaf.batch_size) == 1 else flat_elements(elements, len(leaf.batch_size))
+        shapes = {tuple(element.shape) for element in flat} or {ragged.shape}
+        ragged = ragged._replace(
+            shape=tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
+        )
+    return leaf._replace(ragged=wanted._replace(shape=_declared(ragged.shape, wanted.shape)))
+
+
+def _declared(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-1 if free == -1 else size for size, free in zip(shape, wanted, strict=True))
+
+
+def _rows(tensor: torch.Tensor, depth: int) -> Any:
+    return list(tensor) if depth == 1 else [_rows(row, depth - 1) for row in tensor]

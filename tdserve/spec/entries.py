@@ -1,0 +1,85 @@
+"""The entries that a tensordict holds, by path, as they are: where ``get`` would unwrap one, and setting convert it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict.nn import TensorDictParams
+
+from tdserve.spec.live_values import ValueSource, live_entry
+from tdserve.spec.nodes import Path
+
+
+def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
+    """Puts live entries in the place of non-tensor ones, which go on as they were: single, or one value per row.
+
+    Args:
+        td: Changed in place; tensordicts that nobody else has, or unlocked ones. Entries of lazy stacks stay plain.
+        sources: By path.
+
+    Returns:
+        ``td``.
+    """
+    for path, source in sources.items():
+        owner = _owner(td, path)
+        if owner is None:
+            continue
+        wrapper, inner = owner
+        beside = getattr(wrapper, "_non_tensordict", None) or {}
+        entry: Any = (
+            NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else inner._tensordict.get(path[-1])
+        )
+        if isinstance(entry, (NonTensorData, NonTensorStack)):
+            names = entry.names if any(entry.names) else None
+            is_stack = isinstance(entry, NonTensorStack)
+            inner._tensordict[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
+            beside.pop(path[-1], None)
+    return td
+
+
+def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
+    """Puts other tensors of equal content in the place of plain ones on the CPU; parameters and what a lazy stack holds
+    stay.
+
+    Args:
+        td: Changed in place; unlocked.
+        tensors: By path.
+
+    Returns:
+        ``td``.
+    """
+    for path, tensor in tensors.items():
+        owner = _owner(td, path)
+        if owner is not None and _is_plain(owner[1]._tensordict.get(path[-1])):
+            owner[1]._tensordict[path[-1]] = tensor
+    return td
+
+
+def entry_at(td: Any, path: Path) -> Any:
+    """The entry itself, where ``get`` of a tensorclass would give the value of a non-tensor one."""
+    for key in path:
+        owner = _owner(td, (key,))
+        td = td.get(key) if owner is None else owner[1]._tensordict[key]
+    return td
+
+
+def _is_plain(entry: Any) -> bool:
+    is_own = isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)
+    return is_own and entry.device.type == "cpu"
+
+
+def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
+    """What holds an entry: the tensordict or tensorclass instance, and the dict of entries within; None in a lazy
+    stack."""
+    for depth in range(len(path)):
+        inner = td
+        while type(inner) is not TensorDict:
+            inner = inner._param_td if isinstance(inner, TensorDictParams) else getattr(inner, "_tensordict", None)
+            if inner is None:
+                return None
+        if depth < len(path) - 1:
+            td = inner._tensordict.get(path[depth])
+    return td, inner

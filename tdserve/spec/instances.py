@@ -1,0 +1,65 @@
+"""Tensorclasses by the names that both ends know them by, and instances of them without their constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from tensordict.utils import _TENSORCLASS_MEMO
+
+from tdserve.errors import NotSupportedError
+from tdserve.spec.nodes import Path
+from tdserve.spec.tree import quote
+
+
+def class_name(kind: type) -> str:
+    """The name by which both ends know a tensorclass."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def num_classes() -> int:
+    """Types that tensordict has seen: when it grows, a class may have been defined again."""
+    return len(_TENSORCLASS_MEMO)
+
+
+def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
+    """The registered class of that name; the newest, when a class was defined again. Never imports.
+
+    Args:
+        name: Of ``class_name``.
+        path: Where an instance lies, for errors.
+        keys: Fields that it must have.
+
+    Raises:
+        NotSupportedError: It is not known here, or lacks fields.
+    """
+    found = None
+    for cls, is_tensorclass in list(_TENSORCLASS_MEMO.items()):
+        if is_tensorclass and class_name(cls) == name and _holds_tensors(cls):
+            found = cls
+    where = f" at key {quote(path)}" if path else ""
+    if found is None:
+        module = name.rpartition(".")[0]
+        raise NotSupportedError(
+            feature=f"tensorclass {name}{where}",
+            reason=f"it is not defined in this process: import module {module} first",
+        )
+    unknown = keys - found.__expected_keys__
+    if unknown:
+        raise NotSupportedError(
+            feature=f"tensorclass {name}{where}", reason=f"this process's definition has no fields {sorted(unknown)}"
+        )
+    return found
+
+
+def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
+    """An instance around a tensordict; nothing is checked, ``__post_init__`` does not run."""
+    instance = tensorclass.__new__(tensorclass)
+    # past __setattr__: frozen classes refuse it, and reading __dict__ would slow every later attribute access
+    object.__setattr__(instance, "_tensordict", td)
+    object.__setattr__(instance, "_non_tensordict", non_tensordict)
+    return instance
+
+
+def _holds_tensors(cls: type) -> bool:
+    return not getattr(cls, "_is_non_tensor", False) and not getattr(cls, "_pass_through", False)

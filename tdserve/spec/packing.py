@@ -1,0 +1,225 @@
+"""Entries of any kind as plain values, and back: what is stored of one element of a packed node or leaf.
+
+An entry is a tuple that begins with the number of its kind; tensors are their dtype, shape and bytes. Elements say
+everything about themselves, so that those of one batch may differ in batch size, keys and kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
+from tensordict.nn import TensorDictParams
+
+from tdserve.errors import NotSupportedError, RemoteProtocolError, TDServeError
+from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.instances import class_name, find_tensorclass, instance_of
+from tdserve.spec.nodes import Form, Ragged
+from tdserve.spec.pieces import Pieces, jagged
+from tdserve.spec.torch_types import from_torch, to_torch
+
+_DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED = range(10)
+
+_HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
+"""What content that is no entry leads to."""
+
+
+def pack(entry: Any) -> tuple[Any, ...]:
+    """The plain value of a tensordict, tensorclass instance, tensor, or non-tensor entry.
+
+    Raises:
+        NotSupportedError: It holds what cannot travel.
+    """
+    kind = type(entry)
+    if kind is NonTensorData:
+        return (_VALUE, tuple(entry.batch_size), entry.data)
+    if isinstance(entry, torch.Tensor):
+        return _pack_tensor(entry)
+    if kind is TensorDict:
+        return _pack_dense(entry)
+    if isinstance(entry, NonTensorStack):
+        return _pack_values(entry)
+    if isinstance(entry, LazyStackedTensorDict):
+        names = _names(entry)
+        if not entry.tensordicts:
+            return (_EMPTY_STACK, tuple(entry.batch_size), entry.stack_dim, names, _device(entry))
+        name = None if names is None else names[entry.stack_dim]
+        return (_STACK, entry.stack_dim, name, [pack(row) for row in entry.tensordicts])
+    if isinstance(entry, TensorDictParams):
+        return pack(entry._param_td)
+    if isinstance(entry, NonTensorData):
+        return (_VALUE, tuple(entry.batch_size), entry.data)
+    is_wrapper = getattr(kind, "_pass_through", False) or getattr(kind, "_is_non_tensor", False)
+    if is_tensorclass(kind) and not is_wrapper:
+        beside = {key: (_VALUE, (), value) for key, value in (entry._non_tensordict or {}).items()}
+        return (_CLASS, class_name(kind), pack(entry._tensordict), beside)
+    if isinstance(entry, TensorDictBase):
+        return pack(entry.to_tensordict())
+    raise NotSupportedError(feature=f"a {class_name(kind)}", reason="tensordicts, tensors and non-tensor data travel")
+
+
+def unpack(value: Any) -> Any:
+    """The entry of a plain value; its tensors, and tensordicts that had a device, are on the CPU.
+
+    Raises:
+        RemoteProtocolError: It is no value that ``pack`` makes.
+        NotSupportedError: A tensorclass is not known in this process.
+    """
+    try:
+        return _READERS[value[0]](*value[1:])
+    except TDServeError:
+        raise
+    except _HOSTILE as error:
+        raise RemoteProtocolError(expected="an entry of a tensordict", received=f"{error!r}"[:200]) from None
+
+
+def _pack_dense(td: TensorDict) -> tuple[Any, ...]:
+    entries = td._tensordict
+    return (
+        _DENSE,
+        tuple(td.batch_size),
+        _names(td),
+        _device(td),
+        list(entries),
+        [pack(entry) for entry in entries.values()],
+    )
+
+
+def _pack_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    dtype = from_torch(tensor.dtype)
+    if tensor.is_nested:
+        parts: Any = tensor.detach()
+        components = [pack(part) for part in parts.unbind()]
+        if tensor.layout is not torch.jagged:
+            return (_NESTED, dtype, components)
+        at = parts._ragged_idx - 1
+        shape = tuple(-1 if dim == at else int(size) for dim, size in enumerate(tensor.shape[1:]))
+        return (_JAGGED, dtype, shape, parts.lengths() is not None, components)
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise NotSupportedError(feature=f"a {tensor.layout} tensor", reason="dense and nested tensors travel")
+    plain = tensor.detach().cpu().resolve_neg().resolve_conj().contiguous()
+    return (_TENSOR, dtype, tuple(tensor.shape), plain.view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _pack_values(stack: NonTensorStack) -> tuple[Any, ...]:
+    members = stack.tensordicts
+    if members and all(type(member) is NonTensorData and not member.batch_size for member in members):
+        return (_VALUES, [member.data for member in members])
+    return (_VALUE_STACK, stack.stack_dim, tuple(stack.batch_size), [pack(member) for member in members])
+
+
+def _names(td: TensorDictBase) -> tuple[str | None, ...] | None:
+    names = td._td_dim_names if type(td) is TensorDict else td.names
+    return None if names is None or all(name is None for name in names) else tuple(names)
+
+
+def _device(td: TensorDictBase) -> str | None:
+    return None if td.device is None else str(td.device)
+
+
+def _read_dense(
+    batch_size: tuple[int, ...],
+    names: tuple[str | None, ...] | None,
+    device: str | None,
+    keys: list[str],
+    entries: list[Any],
+) -> TensorDict:
+    if len(keys) != len(entries) or not all(type(key) is str for key in keys):
+        raise _damaged("as many keys as entries")
+    source: Any = {key: _READERS[entry[0]](*entry[1:]) for key, entry in zip(keys, entries, strict=True)}
+    size = torch.Size(batch_size)
+    for entry in source.values():
+        is_strided = isinstance(entry, torch.Tensor) and entry.is_nested and entry.layout is not torch.jagged
+        sizes = (entry.size(0),) if is_strided else tuple(entry.shape)  # it has no shape
+        if sizes[: len(size)] != batch_size[: len(sizes)]:
+            raise _damaged("entries of its batch size")
+    where = None if device is None else torch.device("cpu")
+    own_names: Any = None if names is None else list(names)
+    return TensorDict._new_unsafe(source, batch_size=size, device=where, names=own_names, nested=False)
+
+
+def _read_stack(stack_dim: int, name: str | None, rows: list[Any]) -> LazyStackedTensorDict:
+    members = [_READERS[row[0]](*row[1:]) for row in rows]
+    return LazyStackedTensorDict(*members, stack_dim=stack_dim, stack_dim_name=name)
+
+
+def _read_empty_stack(
+    batch_size: tuple[int, ...], stack_dim: int, names: tuple[str | None, ...] | None, device: str | None
+) -> LazyStackedTensorDict:
+    return empty_stack(batch_size, stack_dim, None if device is None else torch.device("cpu"))
+
+
+def empty_stack(batch_size: tuple[int, ...], stack_dim: int, device: torch.device | None) -> LazyStackedTensorDict:
+    """A lazy stack without rows; ``batch_size`` has 0 at ``stack_dim``."""
+    rest = [max(size, 0) for size in batch_size[:stack_dim] + batch_size[stack_dim + 1 :]]
+    return LazyStackedTensorDict(batch_size=rest, stack_dim=stack_dim, device=device)
+
+
+def _read_class(name: str, td: Any, beside: dict[str, Any]) -> Any:
+    inner = _READERS[td[0]](*td[1:])
+    return instance_of(find_tensorclass(str(name), (), set()), inner, {key: item[2] for key, item in beside.items()})
+
+
+def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
+    kind = to_torch(dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    if dtype == "bool" and max(data) > 1:
+        raise _damaged("booleans that are 0 or 1")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).view(shape)
+
+
+def _read_value(batch_size: tuple[int, ...], value: Any) -> Any:
+    return single_value(value, batch_size, None, None)
+
+
+def single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
+    """One value for a batch, without the conversions that the constructor makes of some values."""
+    td = TensorDict._new_unsafe({}, batch_size=torch.Size(batch_size), device=device, names=names)
+    return instance_of(NonTensorData, td, {"data": value, "_metadata": None, "_is_non_tensor": True})
+
+
+def _read_values(values: list[Any]) -> Any:
+    return NonTensorStack(*[single_value(value, (), None, None) for value in values])
+
+
+def _read_value_stack(stack_dim: int, batch_size: tuple[int, ...], members: list[Any]) -> Any:
+    if not members:
+        return NonTensorStack(single_value(None, batch_size[1:], None, None))[0:0]
+    return NonTensorStack(*[_READERS[member[0]](*member[1:]) for member in members], stack_dim=stack_dim)
+
+
+def _read_jagged(dtype: str, shape: tuple[int, ...], has_lengths: bool, components: list[Any]) -> torch.Tensor:
+    ragged = Ragged(Form.JAGGED, dtype, tuple(shape), bool(has_lengths))
+    return jagged(Pieces.of([_read_tensor(*component[1:]) for component in components], ragged), ragged)
+
+
+def _read_nested(dtype: str, components: list[Any]) -> torch.Tensor:
+    return nested([_read_tensor(*component[1:]) for component in components], dtype)
+
+
+def nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
+    """The strided nested tensor of these components."""
+    if dtype not in ITEMSIZE:
+        raise _damaged("a dtype")
+    return torch.nested.nested_tensor(components, dtype=to_torch(dtype))
+
+
+def _damaged(expected: str) -> RemoteProtocolError:
+    return RemoteProtocolError(expected=expected, received="something else")
+
+
+_READERS: tuple[Callable[..., Any], ...] = (
+    _read_dense,
+    _read_stack,
+    _read_empty_stack,
+    _read_class,
+    _read_tensor,
+    _read_value,
+    _read_values,
+    _read_value_stack,
+    _read_jagged,
+    _read_nested,
+)

@@ -1,0 +1,226 @@
+"""Tensors of one dtype whose shapes differ, one after the other in one buffer: what a ragged leaf holds in memory.
+
+Stored and sent, an element is its shape (int64, little endian, one number per dimension), then its bytes in C order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdserve.errors import LocalProtocolError, RemoteProtocolError
+from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.nodes import Ragged
+from tdserve.spec.torch_types import to_torch
+
+Shapes = NDArray[np.int64]
+
+_NOTHING = b"\x08\x01"
+"""The message of None: what a row holds of a leaf that was not written."""
+
+_MAX_ELEMENTS = 2.0**62
+
+
+class Pieces(Sequence[torch.Tensor]):
+    """A list of tensors; single ones may be replaced by others of the same dtype and number of dimensions.
+
+    Args:
+        flat: All elements, ``[total]``, one tensor after the other, contiguous.
+        shapes: ``[n, ndim]``; their products add up to ``total``.
+    """
+
+    def __init__(self, flat: torch.Tensor, shapes: Shapes) -> None:
+        self._flat = flat
+        self._shapes = shapes
+        self._ends: Shapes = np.cumsum(shapes.prod(axis=1), dtype=np.int64)
+        self._replaced: dict[int, torch.Tensor] = {}
+
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor], ragged: Ragged) -> Pieces:
+        """Copies tensors together; all have the dtype and the number of dimensions of ``ragged``."""
+        if isinstance(tensors, Pieces):
+            return tensors
+        dtype = to_torch(ragged.dtype)
+        ndim = len(ragged.shape)
+        if any(tensor.dtype is not dtype or tensor.dim() != ndim for tensor in tensors):
+            raise LocalProtocolError(reason=f"tensors that are not of {ragged.dtype} and {ndim} dimensions")
+        # as bytes: not every dtype can be joined
+        parts = [_bytes_of(tensor) for tensor in tensors]
+        joined = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        return Pieces(joined.view(dtype), _shapes_of([tuple(tensor.shape) for tensor in tensors], ndim))
+
+    @staticmethod
+    def of_rows(tensor: torch.Tensor) -> Pieces:
+        """The rows of a dense tensor."""
+        shape = tuple(tensor.shape)
+        return Pieces(tensor.cpu().contiguous().view(-1), _shapes_of([shape[1:]] * shape[0], len(shape) - 1))
+
+    @staticmethod
+    def from_blobs(blobs: Sequence[bytes], ragged: Ragged) -> Pieces:
+        """The tensors of stored elements.
+
+        Raises:
+            RemoteProtocolError: A blob is none of this leaf.
+        """
+        header = 8 * len(ragged.shape)
+        itemsize = ITEMSIZE[ragged.dtype]
+        if _NOTHING in blobs:
+            blobs = [blob_of_zeros(ragged) if blob == _NOTHING else blob for blob in blobs]
+        content = bytearray().join([memoryview(blob)[header:] for blob in blobs])
+        heads = b"".join([blob[:header] for blob in blobs])
+        if len(heads) != header * len(blobs):
+            raise _no_piece(ragged)
+        shapes = np.frombuffer(heads, "<i8").reshape(len(blobs), len(ragged.shape)).astype(np.int64)
+        nbytes = np.fromiter(map(len, blobs), np.int64, len(blobs)) - header
+        sizes = shapes.astype(np.float64).prod(axis=1)
+        is_sane = (
+            not (shapes < 0).any() and not (np.maximum(shapes, 1).astype(np.float64).prod(axis=1) > _MAX_ELEMENTS).any()
+        )
+        if not is_sane or (sizes * itemsize != nbytes).any() or not _fit(shapes, ragged.shape):
+            raise _no_piece(ragged)
+        if ragged.dtype == "bool" and content and max(content) > 1:
+            raise _no_piece(ragged)
+        if not content:
+            return Pieces(torch.empty(0, dtype=to_torch(ragged.dtype)), shapes)
+        return Pieces(torch.frombuffer(content, dtype=torch.uint8).view(to_torch(ragged.dtype)), shapes)
+
+    def blobs(self) -> list[bytes]:
+        """What is stored of each element."""
+        heads = self._shapes.astype("<i8").tobytes()
+        width = 8 * self._shapes.shape[1]
+        content = _bytes_of(self._flat).numpy().data
+        ends = (self._ends * self._flat.element_size()).tolist()
+        found = []
+        start = at = 0
+        for end in ends:
+            found.append(b"".join((heads[at : at + width], content[start:end])))
+            start = end
+            at += width
+        for number, tensor in self._replaced.items():
+            shape = np.array(tensor.shape, "<i8").tobytes()
+            found[number] = shape + _bytes_of(tensor).numpy().tobytes()
+        return found
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[torch.Tensor]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if self._replaced or step != 1:
+                return [self[number] for number in range(start, stop, step)]
+            first = int(self._ends[start - 1]) if start else 0
+            last = int(self._ends[stop - 1]) if stop > start else first
+            return Pieces(self._flat[first:last], self._shapes[start : max(start, stop)])
+        number = range(len(self))[index]
+        if number in self._replaced:
+            return self._replaced[number]
+        start = int(self._ends[number - 1]) if number else 0
+        return self._flat[start : int(self._ends[number])].view(self._shapes[number].tolist())
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self._replaced:
+            return (self[number] for number in range(len(self)))
+        sizes = np.diff(self._ends, prepend=0).tolist()
+        parts = torch.split(self._flat, sizes) if sizes else ()
+        return (part.view(shape) for part, shape in zip(parts, self._shapes.tolist(), strict=True))
+
+    def __setitem__(self, index: int, tensor: torch.Tensor) -> None:
+        self._replaced[range(len(self))[index]] = tensor
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of each element, ``[n, ndim]``."""
+        if self._replaced:
+            shapes: Shapes = self._shapes.copy()
+            for number, tensor in self._replaced.items():
+                shapes[number] = tuple(tensor.shape)
+            return shapes
+        return self._shapes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of every element."""
+        return self._flat.dtype
+
+    def whole(self) -> tuple[torch.Tensor, Shapes]:
+        """The buffer of all elements, and their shapes."""
+        if self._replaced:
+            flat = torch.cat([_bytes_of(tensor) for tensor in self]).view(self.dtype)
+            return flat, self.shapes
+        return self._flat, self._shapes
+
+    def stacked(self) -> torch.Tensor | None:
+        """One dense tensor, if all elements have one shape; None if not, or if there are none."""
+        flat, shapes = self.whole()
+        if not len(shapes) or (shapes != shapes[0]).any():
+            return None
+        return flat.view(len(shapes), *shapes[0].tolist())
+
+
+def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
+    """The components of a nested tensor; where they lie side by side, without a copy."""
+    if tensor.layout is not torch.jagged:
+        return list(tensor.detach().unbind())
+    nested: Any = tensor
+    offsets = nested._offsets.cpu().numpy()  # its methods go through torch's dispatcher, four times as slow
+    if nested._ragged_idx != 1 or nested._lengths is not None or offsets[0]:
+        return list(nested.detach().unbind())
+    values = nested._values.detach().cpu().contiguous()
+    lengths = np.diff(offsets).astype(np.int64, copy=False)
+    shapes = np.empty((len(lengths), values.dim()), np.int64)
+    shapes[:, 0] = lengths
+    shapes[:, 1:] = tuple(values.shape[1:])
+    total = int(lengths.sum())
+    return Pieces((values if total == len(values) else values[:total]).view(-1), shapes)
+
+
+def jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
+    """The jagged nested tensor of these components, of the form that ``ragged`` says."""
+    at = ragged.shape.index(-1)
+    whole = Pieces.of(pieces, ragged)
+    flat, shapes = whole.whole()
+    lengths = torch.from_numpy(np.ascontiguousarray(shapes[:, at]))
+    offsets = torch.zeros(len(shapes) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    if at == 0 or not len(shapes):
+        rest = list(ragged.shape)
+        rest[at] = int(offsets[-1])
+        values = flat.view(rest)
+    else:
+        values = torch.cat(list(whole), dim=at)
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets=offsets, lengths=lengths if ragged.has_lengths else None, jagged_dim=at + 1
+    )
+
+
+def _fit(shapes: Shapes, expected: tuple[int, ...]) -> bool:
+    return all(size < 0 or bool((shapes[:, dim] == size).all()) for dim, size in enumerate(expected))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous().view(-1).view(torch.uint8)
+
+
+def _shapes_of(shapes: Sequence[tuple[int, ...]], ndim: int) -> Shapes:
+    return np.array(shapes, np.int64).reshape(len(shapes), ndim)
+
+
+def blob_of_zeros(ragged: Ragged) -> bytes:
+    """What is stored of an element that nobody has written: empty where its size is free, zeros elsewhere."""
+    shape = tuple(max(size, 0) for size in ragged.shape)
+    nbytes = ITEMSIZE[ragged.dtype] * int(np.prod(shape, dtype=np.int64))
+    return np.array(shape, "<i8").tobytes() + bytes(nbytes)
+
+
+def _no_piece(ragged: Ragged) -> RemoteProtocolError:
+    expected = f"a {ragged.dtype} tensor of shape {list(ragged.shape)} with its shape in front"
+    return RemoteProtocolError(expected=expected, received="something else")

@@ -1,0 +1,59 @@
+"""Changes of a tree of nodes that concern lazy stacks and ragged leaves; the others are tested as those of a spec."""
+
+from __future__ import annotations
+
+from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, replaced, unstacked
+from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
+
+RAGGED = Ragged(Form.STACK, "float32", (-1,))
+INNER = Node((4, 2), None, None, None, (("x", TensorLeaf("float32", (4, 2, 3))),))
+STACK = Node(
+    (4,), ("n",), "cpu", None, (("a", ValueLeaf((4,), True, RAGGED)), ("s", ValueLeaf((4,), False)), ("n", INNER)), 0
+)
+
+
+def test_rebatch_when_rows_are_chosen_then_still_a_stack() -> None:
+    assert rebatch(STACK, 1, (2,), None).stack_dim == 0
+    assert rebatch(STACK, 1, (2, 2), None).stack_dim == 0
+    assert rebatch(STACK, 0, (5,), None).stack_dim == 1
+
+
+def test_rebatch_when_the_stacked_dimension_goes_then_no_stack() -> None:
+    assert rebatch(STACK, 1, (), None).stack_dim is None
+    two = STACK._replace(batch_size=(4, 2))
+    assert rebatch(two, 2, (2,), None, (None, 0)).stack_dim is None
+    assert rebatch(two._replace(stack_dim=1), 2, (2,), None, (None, 0)).stack_dim == 0
+
+
+def test_rebatch_when_rows_are_to_be_stacked_then_along_the_first_dimension_in_front() -> None:
+    row = Node((), None, None, None, (("a", ValueLeaf((), False, RAGGED)),), -1)
+    made = rebatch(row, 0, (7,), None)
+    assert made.stack_dim == 0
+    assert made.entries == (("a", ValueLeaf((7,), True, RAGGED)),)
+    assert rebatch(row, 0, (), None).stack_dim == -1
+
+
+def test_unstacked_when_it_is_a_stack_then_one_row() -> None:
+    row = unstacked(STACK, 0)
+    assert (row.batch_size, row.names, row.stack_dim) == ((), None, None)
+    entries = dict(row.entries)
+    assert entries["a"] == ValueLeaf((), False, RAGGED)
+    assert entries["n"] == INNER._replace(batch_size=(2,), entries=(("x", TensorLeaf("float32", (2, 3))),))
+
+
+def test_replaced_when_a_path_is_named_then_only_its_entry_changes() -> None:
+    leaf = TensorLeaf("int64", (4, 2))
+    found = replaced(STACK, {("n", "x"): leaf})
+    assert dict(found.entries)["n"] == INNER._replace(entries=(("x", leaf),))
+    assert found.entries[:2] == STACK.entries[:2]
+
+
+def test_redevice_when_nodes_are_nested_then_every_one() -> None:
+    found = redevice(STACK, None)
+    assert found.device is None
+    assert redevice(found, "cuda:0").entries[2][1] == INNER._replace(device="cuda:0")
+
+
+def test_per_row_when_values_are_shared_then_one_for_each() -> None:
+    assert dict(per_row(STACK).entries)["s"] == ValueLeaf((4,), True)
+    assert dict(flip_per_row(STACK, (), {("s",)}).entries)["s"] == ValueLeaf((4,), True)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
+
+from tdserve.spec.entries import enliven, entry_at, exchange_tensors
+from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
+from tests.unit.spec.memory_source import Cell, MemorySource
+
+
+class Named(TensorClass):
+    """A tensorclass with a non-tensor field."""
+
+    x: torch.Tensor
+    name: str
+
+
+def source(value: Any = "new") -> MemorySource:
+    """Of two rows."""
+    return MemorySource(Cell(NonTensorData(value, batch_size=[2])))
+
+
+def test_enliven_when_entries_are_single_or_stacks_then_each_becomes_its_kind() -> None:
+    td = TensorDict(
+        {"a": {"s": NonTensorData("old", batch_size=[2])}, "st": NonTensorStack("p", "q")}, [2], names=["t"]
+    )
+    assert enliven(td, {("a", "s"): source(), ("st",): source()}) is td
+    assert type(td.get(("a", "s"))) is LiveNonTensorData
+    assert type(td.get("st")) is LiveNonTensorStack
+    assert (td["a", "s"], td["st"], td.get("st").names) == ("new", ["new", "new"], ["t"])
+
+
+def test_enliven_when_a_key_is_missing_or_a_tensor_then_leaves_it() -> None:
+    td = TensorDict({"x": torch.zeros(2)}, [2])
+    enliven(td, {("x",): source(), ("y",): source(), ("z", "y"): source()})
+    assert list(td.keys()) == ["x"]
+    assert torch.equal(td["x"], torch.zeros(2))
+
+
+def test_enliven_when_a_field_of_a_tensorclass_then_the_attribute_is_live() -> None:
+    row = Named(x=torch.zeros(2), name="old", batch_size=[2])
+    enliven(row, {("name",): source()})
+    assert row.name == "new"
+    assert row[1].name == "new"
+
+
+def test_enliven_when_in_a_lazy_stack_then_it_stays_plain() -> None:
+    rows = [TensorDict({"x": torch.zeros(size), "s": "old"}, []) for size in (2, 3)]
+    td = TensorDict({"stack": TensorDict.lazy_stack(rows)}, [2])
+    enliven(td, {("stack", "s"): source()})
+    assert td["stack", "s"] == ["old", "old"]
+
+
+def test_exchange_when_there_are_parameters_and_other_kinds_then_only_plain_tensors_go() -> None:
+    new: dict[tuple[str, ...], torch.Tensor] = {(key,): torch.ones(2) for key in ("x", "p", "s", "missing")}
+    td = TensorDict({"x": torch.zeros(2), "p": torch.nn.Parameter(torch.zeros(2)), "s": "text"}, [])
+    assert exchange_tensors(td, new) is td
+    assert td["x"] is new["x",]
+    assert not td["p"].any()
+    assert (td["s"], "missing" in td) == ("text", False)
+
+
+def test_entry_at_when_in_a_tensorclass_then_the_entry_itself() -> None:
+    td = TensorDict({"row": Named(x=torch.zeros(2), name="old", batch_size=[2])}, [2])
+    enliven(td, {("row", "name"): source()})
+    assert type(entry_at(td, ("row", "name"))) is LiveNonTensorData
+    assert type(entry_at(td, ("row",))) is Named
+
+
+def test_entry_at_when_in_a_lazy_stack_then_as_get() -> None:
+    td = TensorDict.lazy_stack([TensorDict({"s": value}, []) for value in "pq"])
+    assert entry_at(td, ("s",)).tolist() == ["p", "q"]

@@ -1,0 +1,82 @@
+"""Entries of every kind as plain values, and back; what is no entry is refused."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from tensordict import MetaData, NonTensorData, TensorDict
+from tensordict.nn import TensorDictParams
+
+from tdserve.errors import NotSupportedError, RemoteProtocolError
+from tdserve.spec.packing import pack, unpack
+from tdserve.values import decode_bytes, encode_bytes
+from tests.unit.spec.ragged import CASES, check_same, turns
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_unpack_when_it_was_packed_and_sent_then_equal(case: str) -> None:
+    check_same(CASES[case], unpack(decode_bytes(encode_bytes(pack(CASES[case])))))
+
+
+def test_unpack_when_it_had_a_device_then_it_is_the_cpu() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2], device="cpu", names=["rows"])
+    found = unpack(pack(td))
+    assert found.device == torch.device("cpu")
+    assert found.names == ["rows"]
+
+
+def test_pack_when_tensordict_is_a_wrapper_then_its_content() -> None:
+    params = TensorDictParams(TensorDict({"a": torch.ones(2)}))
+    assert torch.equal(unpack(pack(params))["a"], torch.ones(2))
+
+
+@pytest.mark.parametrize("entry", [object(), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), MetaData(1)])
+def test_pack_when_it_cannot_travel_then_says_so(entry: Any) -> None:
+    with pytest.raises(NotSupportedError):
+        pack(entry)
+
+
+def test_unpack_when_tensorclass_is_unknown_then_names_it() -> None:
+    kind, _, inner, beside = pack(turns(2))
+    with pytest.raises(NotSupportedError, match=r"nowhere\.Turns.*import module nowhere"):
+        unpack((kind, "nowhere.Turns", inner, beside))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        (),
+        (99,),
+        (-1,),
+        (0, (), None, None, ["a"], []),
+        (4, "float32", (3,), b"1234"),
+        (7, 0),
+    ],
+)
+def test_unpack_when_value_is_no_entry_then_refuses(value: Any) -> None:
+    with pytest.raises(RemoteProtocolError):
+        unpack(value)
+
+
+def test_unpack_when_values_are_damaged_at_random_then_an_entry_or_our_error() -> None:
+    chance = random.Random(7)
+    for case in CASES.values():
+        data = bytearray(encode_bytes(pack(case)))
+        for _ in range(20):
+            damaged = bytearray(data)
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            try:
+                unpack(decode_bytes(bytes(damaged)))
+            except (RemoteProtocolError, NotSupportedError):
+                continue
+
+
+def test_unpack_when_a_value_has_any_type_then_it_stays() -> None:
+    found = unpack(pack(NonTensorData({"a": (1, None)}, batch_size=[2])))
+    assert found.data == {"a": (1, None)}
+    assert found.batch_size == torch.Size([2])
