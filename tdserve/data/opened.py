@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.errors import ClosedError, LocalProtocolError
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
+from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError, StoreNotFoundError
 from tdserve.layout import Layout
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
+from tdserve.store import object_folders
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects
 from tdserve.transport.ends import row_table
 from tdserve.v1 import spec_pb2, worker_pb2
-
-OBJECTS_FOLDER = "objects"
 
 
 @dataclass
@@ -36,6 +36,7 @@ class OpenStore:
         leaves: The mapped tensors by path.
         generations: One number per row, then one for the store as a whole; read only.
         writes_values: Whether this is the one process that writes non-tensor values.
+        max_object_bytes: Size that they may grow to, for that process.
         plans: Reads that were worked out, by their expression.
     """
 
@@ -46,7 +47,8 @@ class OpenStore:
     generations: Generations
     writes_values: bool
     plans: dict[bytes, Any] = field(default_factory=dict)
-    _objects: Objects | None = None
+    max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
+    _objects: tuple[int, Objects] | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -85,12 +87,35 @@ class OpenStore:
 
         The process that writes them opens them for writing in any case: it could not open them a second time.
         """
-        if self._objects is None:
-            folder = self.folder / OBJECTS_FOLDER
+        epoch = self.generations.objects_epoch
+        opened = self._objects
+        if opened is None or opened[0] != epoch:
             with self._lock:
-                if self._objects is None and (writable or Objects.exists(folder)):
-                    self._objects = Objects(folder, writable=writable or self.writes_values)
-        return self._objects
+                opened = self._objects = self._open_objects(writable)
+        return None if opened is None else opened[1]
+
+    def _open_objects(self, writable: bool) -> tuple[int, Objects] | None:
+        opened = self._objects
+        while True:
+            epoch = self.generations.objects_epoch
+            if opened is not None and opened[0] == epoch:
+                return opened
+            folder = object_folders.current(self.folder, epoch)
+            self._check_present()
+            if not writable and not Objects.exists(folder):
+                return None
+            try:
+                writes = writable or self.writes_values
+                found = epoch, Objects(folder, writable=writes, max_bytes=self.max_object_bytes)
+                self._check_present()  # once more: the folder may be of the next store of this name
+                return found
+            except CorruptDataError:
+                if self.generations.objects_epoch == epoch:  # else they have moved just now
+                    raise
+
+    def _check_present(self) -> None:
+        if self.generations.is_deleted:
+            raise StoreNotFoundError(name=self.name)
 
     def writable_objects(self) -> Objects:
         """The non-tensor values, made if there are none; only in the one worker that writes them."""
@@ -102,8 +127,7 @@ class OpenStore:
     def close(self) -> None:
         """Drops the mappings; tensors still in use keep theirs."""
         self.generations.close()
-        if self._objects is not None:
-            self._objects.close()
+        self._objects = None  # closed when the last thread that reads them is done
 
 
 class OpenStores:
@@ -111,10 +135,12 @@ class OpenStores:
 
     Args:
         writes_values: As in OpenStore.
+        is_read_only: Whether tensors are mapped for reading only.
     """
 
-    def __init__(self, *, writes_values: bool) -> None:
+    def __init__(self, *, writes_values: bool, is_read_only: bool = False) -> None:
         self._writes_values = writes_values
+        self._is_read_only = is_read_only
         self._lock = Lock()
         self._stores: dict[str, OpenStore] = {}
         self._granted: dict[str, OpenStore] = {}
@@ -124,6 +150,10 @@ class OpenStores:
         """Remembers a structure that control has sent along; called before the order itself is queued."""
         if fingerprint not in self._specs:
             self._specs[fingerprint] = codec.decode(message)
+
+    def know(self, spec: Spec) -> None:
+        """Remembers a structure that this process has."""
+        self._specs.setdefault(spec.fingerprint, spec)
 
     def spec(self, fingerprint: bytes) -> Spec:
         """The structure with this fingerprint."""
@@ -141,6 +171,7 @@ class OpenStores:
 
         Raises:
             CorruptDataError: Its files are missing or damaged.
+            StoreNotFoundError: It was deleted while it was mapped.
         """
         store = self._stores.get(ref.uid)
         if store is not None:
@@ -173,8 +204,28 @@ class OpenStores:
         if store is not None:
             store.close()
 
+    def forget_deleted(self) -> None:
+        """Forgets those that were deleted: while they are mapped, their space is not free."""
+        with self._lock:
+            for uid, store in list(self._stores.items()):
+                if store.generations.is_deleted:
+                    del self._stores[uid]
+                    if self._granted.get(store.name) is store:
+                        del self._granted[store.name]
+
+    def close(self) -> None:
+        """Forgets all of them; who reads one in another thread goes on, and what it has open goes with the last."""
+        with self._lock:
+            self._stores = {}
+            self._granted = {}
+
     def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> OpenStore:
         folder = FilePath(ref.folder)
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
-        leaves = open_leaves(folder, spec, writable=True)
-        return OpenStore(ref.uid, folder, spec, leaves, generations, self._writes_values)
+        leaves = open_leaves(folder, spec, writable=not self._is_read_only)
+        if generations.is_deleted:  # what lies in the folder by now may be of the next store of this name
+            raise StoreNotFoundError(name=folder.name)
+        max_object_bytes = ref.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES
+        return OpenStore(
+            ref.uid, folder, spec, leaves, generations, self._writes_values, max_object_bytes=max_object_bytes
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +14,37 @@ from tdserve.data.opened import OpenStore
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.row_numbers import decode_rows, spread
 from tdserve.spec.tree import Path
-from tdserve.store.objects import ALL_ROWS
+from tdserve.store.objects import ObjectColumn
+from tdserve.store.spools import read_spooled
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 Elements = npt.NDArray[np.int64]
 
 
-def read_values(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
-    """The ValueBlock of these elements of the store's flattened batch; ``None`` is all of it, in order.
+class ReadColumn(NamedTuple):
+    """One column of a ValueBlock, as plain lists.
+
+    Attributes:
+        per_row: Whether every element has a value; otherwise a single one is that of all.
+        values: Serialised values.
+    """
+
+    per_row: bool
+    values: list[bytes]
+
+
+class ReadBlock(NamedTuple):
+    """The columns of a ValueBlock that was never a message.
+
+    Attributes:
+        columns: One per path.
+    """
+
+    columns: list[ReadColumn]
+
+
+def read_columns(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> list[ReadColumn]:
+    """The values of these elements of the store's flattened batch, as of one moment; ``None`` is all of it, in order.
 
     A leaf below a nested tensordict with more batch dimensions has several values for each of them.
 
@@ -28,65 +52,73 @@ def read_values(store: OpenStore, paths: Sequence[Path], elements: Elements | No
         CorruptDataError: A value that the catalog promises is not there.
     """
     if not paths:
-        return b""
+        return []
     objects = store.objects(writable=False)
     if objects is None:
         raise CorruptDataError(path=str(store.folder), expected=f"values of {paths[0]}", actual="none")
+    wanted = [(path, _numbers(store, path, elements)) for path in paths]
+    columns = []
+    for (path, rows), (per_row, values) in zip(wanted, objects.get_many(wanted), strict=True):
+        if None in values:
+            if not len(rows):  # of no elements there is nothing, not even a value that all of them share
+                columns.append(ReadColumn(True, []))
+                continue
+            where = f"row {rows[values.index(None)]}" if per_row else "every row"
+            raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
+        columns.append(ReadColumn(per_row, cast("list[bytes]", values)))
+    return columns
+
+
+def read_block(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> ReadBlock:
+    """``read_columns`` as what a message would hold, for who reads them in this process."""
+    return ReadBlock(read_columns(store, paths, elements))
+
+
+def read_values(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
+    """``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
     block = control_pb2.ValueBlock()
-    for path in paths:
-        column = block.columns.add(per_row=objects.has_rows(path))
-        rows = _numbers(store, path, elements) if column.per_row else [ALL_ROWS]
-        (values,) = objects.get_many(rows, [path])
-        for row, value in zip(rows, values, strict=True):
-            if value is None:
-                raise CorruptDataError(
-                    path=str(store.folder), expected=f"a value of {path} at row {row}", actual="none"
-                )
-            column.values.append(value)
+    for per_row, values in read_columns(store, paths, elements):
+        block.columns.add(per_row=per_row, values=values)
     return block.SerializeToString()
 
 
-def put_values(store: OpenStore, order: worker_pb2.PutValues) -> None:
+def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes = b"") -> None:
     """Stores a ValueBlock; only the one writing worker is asked to.
+
+    Args:
+        before: Columns that come before those of the order.
 
     Raises:
         CapacityError: The environment is full; nothing was stored.
         RemoteProtocolError: The block does not fit the keys; nothing was stored.
     """
     objects = store.writable_objects()
-    block = _block(order.values)
+    spooled = read_spooled(order.spool, order.spool_offset, order.spool_nbytes) if order.spool else b""
+    block = _block(before + spooled + order.values)  # blocks one after the other are one block
     paths = [_path(key) for key in order.keys]
     if len(block.columns) != len(paths):
         raise RemoteProtocolError(expected=f"{len(paths)} columns of values", received=f"{len(block.columns)}")
     elements = decode_rows(order.elements) if not order.everything else None
-    items: list[tuple[int, Path, bytes]] = []
-    cleared: list[Path] = []
+    columns = []
     for path, column in zip(paths, block.columns, strict=True):
         rows = _numbers(store, path, elements)
-        if len(column.values) != (len(rows) if column.per_row else 1):
-            received = f"{len(column.values)} values of {path}"
+        values = list(column.values)
+        if len(values) != (len(rows) if column.per_row else 1):
+            received = f"{len(values)} values of {path}"
             raise RemoteProtocolError(expected=f"{len(rows)} values, or one for all", received=received)
-        if elements is None:
-            cleared.append(path)
-        if elements is None and not column.per_row:
-            items.append((ALL_ROWS, path, column.values[0]))
-            continue
-        if elements is not None and not objects.has_rows(path):
-            ((held,),) = objects.get_many([ALL_ROWS], [path])
-            if held is not None and all(value == held for value in column.values):
-                continue  # as in tensordict: a row that gets the value of all rows has no value of its own
-        values = column.values if column.per_row else [column.values[0]] * len(rows)
-        items += [(row, path, value) for row, value in zip(rows, values, strict=True)]
-    objects.put_many(items, clear=cleared)
+        if column.per_row:
+            columns.append(ObjectColumn(path, rows, values))
+        else:
+            columns.append(ObjectColumn(path, None if elements is None else rows, values))
+    objects.put_many(columns, clear=paths if elements is None else ())
 
 
-def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Sequence[int]:
+def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Elements:
     """Positions in a leaf's own flattened batch that belong to elements of the store's."""
     batch_size = store.value_batch_sizes[path]
     if elements is None:
-        return range(math.prod(batch_size))
-    numbers: list[int] = spread(elements, math.prod(batch_size[len(store.spec.batch_size) :])).tolist()
-    return numbers
+        return np.arange(math.prod(batch_size))
+    return spread(elements, math.prod(batch_size[len(store.spec.batch_size) :]))
 
 
 def _path(key: content_pb2.Path) -> Path:

@@ -10,6 +10,7 @@ What lies where (``<root>`` is the folder given to ``tdserve serve``)::
     <root>/stores/<name>/extra/                          format.py       the tensor leaves that this format cannot carry
     <root>/stores/<name>/generation.memmap               generations.py  one int64 per row, written by control only
     <root>/stores/<name>/objects/                        objects.py      LMDB of non-tensor values by (row, key)
+    <root>/stores/<name>/objects.<n>/                    object_folders.py  where they lie since they were compacted
     <root>/stores/<name>/versions/*.safetensors          versions.py     one file per published version
     (a folder of the worker's choice)/*.staging          staging.py      bytes that arrived whole and are not yet
     copied in

@@ -1,7 +1,8 @@
 """The generation file of a store: a header, and one int64 per row. Control writes the numbers, everybody maps them.
 
-Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag,
-zeros up to 4096, then the generations. What the numbers mean is the business of :mod:`tdserve.replay.ring`.
+Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
+zeros, int64 objects epoch, zeros up to 4096, then the generations. What the numbers mean is the business of
+:mod:`tdserve.replay.ring`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ HEADER_BYTES = 4096
 _MAGIC = b"TDSGEN\x00\x01"
 _HEADER = struct.Struct("<8s32sq")
 _DELETED_OFFSET = _HEADER.size
+_EPOCH_OFFSET = _HEADER.size + 8
 _ITEM_BYTES = 8
 
 
@@ -119,14 +121,41 @@ class Generations:
         """Tells everybody who maps this file that the store is gone. Call it before unlinking anything."""
         self._mapped_header()[_DELETED_OFFSET] = 1
 
+    @property
+    def objects_epoch(self) -> int:
+        """How many times the store's non-tensor values have moved; names the folder that they are in now."""
+        return int(self._epochs()[0])
+
+    def move_objects(self, epoch: int) -> None:
+        """Tells everybody who maps this file where the non-tensor values are now; survives a power loss."""
+        self._epochs()[0] = epoch
+        with os_faults(self.path):
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
     def close(self) -> None:
         """Drops the mapping; calling it twice is harmless. Views taken from :attr:`values` stay usable."""
         self._header = self._values = None
+
+    def _epochs(self) -> npt.NDArray[np.int64]:
+        return self._mapped_header()[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8")
 
     def _mapped_header(self) -> npt.NDArray[np.uint8]:
         if self._header is None:
             raise ClosedError(what=f"generation file {self.path}")
         return self._header
+
+
+def is_of(path: str | os.PathLike[str], *, uid: str) -> bool:
+    """Whether the generation file of this incarnation lies there, damaged or not."""
+    try:
+        with open(path, "rb") as file:
+            return uid.encode() in file.read(_HEADER.size)
+    except OSError:
+        return False
 
 
 def _check_header(fd: int, path: Path, uid: str) -> int:

@@ -17,6 +17,9 @@ from typing import Any
 
 from tdserve.store.faults import as_tdserve_error
 
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Of Linux; Python names it from 3.11 on. Pages that are hardly ever written need not be promised."""
+
 Mapping = Any
 """A ctypes array over the mapped bytes: it offers the buffer protocol to numpy and torch. It looks writable always;
 writing into one that was mapped for reading ends the process, so whoever hands it out marks his view read-only where
@@ -36,9 +39,21 @@ def map_shared(fd: int, nbytes: int, *, writable: bool, path: Path) -> Mapping:
         CapacityError: ``vm.max_map_count`` mappings (usually 65,530) exist, or no address space is left.
         InvalidRequestError: The file was not opened for what is asked.
     """
+    return _map(fd, nbytes, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0), mmap.MAP_SHARED, path)
+
+
+def map_private(fd: int, nbytes: int, *, path: Path) -> Mapping:
+    """Maps an open file so that it may be written into without changing it.
+
+    Pages that this process does not write are shared with everybody, and show what others write; a page that it writes
+    becomes its own. Arguments and errors as of :func:`map_shared`.
+    """
+    return _map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE, path)
+
+
+def _map(fd: int, nbytes: int, protection: int, flags: int, path: Path) -> Mapping:
     libc = _libc()
-    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    address = libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, 0)
+    address = libc.mmap(None, nbytes, protection, flags, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise as_tdserve_error(OSError(code, os.strerror(code)), path, asked=nbytes)

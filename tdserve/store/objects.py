@@ -10,27 +10,49 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
+import numpy as np
+import numpy.typing as npt
 
-from tdserve.errors import ClosedError, LocalProtocolError
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
+from tdserve.errors import CapacityError, ClosedError, LocalProtocolError
 from tdserve.store import environments
 from tdserve.store.faults import lmdb_faults
 
 KeyPath = tuple[str, ...]
 
-MAX_OBJECT_BYTES = 1 << 30
-"""Size of the map: address space only, the file grows with use. Equal in every process that opens the folder."""
+COMMITS_PER_CHECK = 256
+"""A reader that was killed inside a read keeps pages from being used again until somebody looks for such readers."""
 
-ALL_ROWS = -1
-"""The row number of a value that stands for every row without one of its own."""
-
-_ROW = struct.Struct(">Q")
 _DIGEST_BYTES = 16
+_KEY_BYTES = _DIGEST_BYTES + 8
+_COMMON = bytes(8)
+_NUM_META_PAGES = 2
+_FIRST_ROW = (1).to_bytes(8, "big")
+
+
+Rows = Sequence[int] | npt.NDArray[np.int64]
+
+
+class ObjectColumn(NamedTuple):
+    """Values of one path: one for every row of ``rows``, or a single one for all of these; where ``rows`` is None, a
+    single one that all rows without a value of their own share."""
+
+    path: KeyPath
+    rows: Rows | None
+    values: list[bytes]
+
+
+class FoundColumn(NamedTuple):
+    """What a path has: a value for each row that was asked for, else one for all of them; None where there is none."""
+
+    per_row: bool
+    values: list[bytes | None]
 
 
 class Objects:
@@ -40,14 +62,15 @@ class Objects:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, writable: bool = False, max_bytes: int = MAX_OBJECT_BYTES
+        self, folder: str | os.PathLike[str], *, writable: bool = False, max_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     ) -> None:
         """Opens the environment in ``folder``; a writer makes it if missing.
 
         Args:
-            folder: ``<store folder>/objects``.
+            folder: As ``object_folders.current`` says.
             writable: Only one process of all may pass True.
-            max_bytes: Size of the map.
+            max_bytes: Size of the map, for a writer; readers take the writer's. Address space only, the file grows
+                with use.
 
         Raises:
             CorruptDataError: The folder is missing or holds something else.
@@ -55,11 +78,17 @@ class Objects:
             CapacityError, InvalidRequestError: The folder cannot be used.
         """
         self._folder = Path(folder)
-        self._max_bytes = max_bytes
-        environment = environments.acquire(self._folder, writable=writable, max_bytes=max_bytes)
+        environment = environments.acquire(self._folder, writable=writable, max_bytes=max_bytes if writable else 0)
         self._environment: environments.Environment | None = environment
+        # also when nobody closes: whoever still reads in another thread is not to lose the mapping meanwhile
+        self._release = weakref.finalize(self, environments.release, environment)
+        self._release.atexit = False
+        self._max_bytes = int(environment.env.info()["map_size"])
+        self._digests: dict[KeyPath, bytes] = {}
+        self._named: set[KeyPath] = set()
+        self._num_commits = 0
         try:
-            with lmdb_faults(self._folder, max_bytes=max_bytes):
+            with lmdb_faults(self._folder, max_bytes=self._max_bytes):
                 self._values: Any = environment.env.open_db(b"values", create=writable)
                 self._paths: Any = environment.env.open_db(b"paths", create=writable)
         except BaseException:
@@ -69,13 +98,12 @@ class Objects:
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
         """Whether a writer ever made the environment in ``folder``."""
-        return os.path.isfile(os.path.join(folder, "data.mdb"))
+        return os.path.isfile(os.path.join(folder, environments.DATA_FILE))
 
     def close(self) -> None:
-        """Closes; calling it twice is harmless."""
-        environment, self._environment = self._environment, None
-        if environment is not None:
-            environments.release(environment)
+        """Closes; calling it twice is harmless. Nobody may be reading in another thread."""
+        self._environment = None
+        self._release()
 
     def __enter__(self) -> Objects:
         return self
@@ -83,70 +111,130 @@ class Objects:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put_many(self, items: Iterable[tuple[int, KeyPath, bytes]], *, clear: Iterable[KeyPath] = ()) -> None:
+    def put_many(self, columns: Sequence[ObjectColumn], *, clear: Iterable[KeyPath] = ()) -> None:
         """Stores values in one atomic commit, replacing older ones.
 
+        A path without values of single rows keeps none when its rows are given what all of them have already.
+
         Args:
-            items: (row, path, value); row ``ALL_ROWS`` sets what rows without a value of their own read.
+            columns: The values, each path once.
             clear: Paths whose values of single rows are dropped first, in the same commit.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.
         """
-        digests: dict[KeyPath, bytes] = {}
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(write=True) as txn:
-            for path in clear:
-                self._clear(txn, _digest(path))
-            for row, path, value in items:
-                digest = digests.get(path)
-                if digest is None:
-                    digest = digests[path] = _digest(path)
-                    txn.put(digest, json.dumps(path).encode(), db=self._paths)
-                txn.put(digest + _row_bytes(row), value, db=self._values)
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            try:
+                self._put_many(columns, clear)
+            except lmdb.MapFullError:
+                try:
+                    self._reclaim()
+                    self._put_many(columns, clear)
+                except lmdb.MapFullError as fault:
+                    raise self._full(columns) from fault
 
-    def get_many(self, rows: Sequence[int], paths: Sequence[KeyPath]) -> list[list[bytes | None]]:
+    def get_many(self, wanted: Sequence[tuple[KeyPath, Rows]]) -> list[FoundColumn]:
         """Reads values as of one moment.
 
         Args:
-            rows: Row numbers, in any order; ``ALL_ROWS`` asks for the common value itself.
-            paths: The keys.
-
-        Returns:
-            One list per path, with one entry per row: the row's own value, else the common one, else None.
+            wanted: Paths, and the rows that are asked for of each, in any order.
         """
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._values) as txn:
-            return [self._get_path(txn, rows, _digest(path)) for path in paths]
+            cursor = txn.cursor()
+            return [_found(txn, cursor, self._digest(path), rows) for path, rows in wanted]
 
-    def clear_rows(self, path: KeyPath) -> None:
-        """Drops the values of single rows of ``path``; the common value stays."""
-        self.put_many((), clear=(path,))
+    def free_bytes(self) -> int:
+        """Bytes of the map that no value takes. Values of over two kilobytes need whole pages that lie in a row."""
+        return max(self._max_bytes - self._used_bytes(), 0)
 
-    def has_rows(self, path: KeyPath) -> bool:
-        """Whether any single row has a value of its own at ``path``."""
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._values) as txn:
-            return _has_rows(txn, _digest(path))
+    def unused_bytes(self) -> int:
+        """Bytes of the file that no value takes: they are for values to come."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            env = self._env()
+            file_bytes = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
+        return max(file_bytes - self._used_bytes(), 0)
+
+    def copy(self, folder: str | os.PathLike[str]) -> None:
+        """Writes an environment with the same values and nothing else into a folder; it survives a power loss.
+
+        Args:
+            folder: Made here.
+
+        Raises:
+            CapacityError: The disk is full.
+            CorruptDataError: The folder exists, or this environment is damaged.
+        """
+        target = Path(folder)
+        with lmdb_faults(target, max_bytes=self._max_bytes, asked=self._used_bytes()):
+            target.mkdir()
+            fd = os.open(target / environments.DATA_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                self._env().copyfd(fd, compact=True)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def sync(self) -> None:
         """Makes everything committed so far survive a power loss too. Blocks for the disk."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             self._env().sync(True)
 
-    def _get_path(self, txn: lmdb.Transaction, rows: Sequence[int], digest: bytes) -> list[bytes | None]:
-        common = txn.get(digest + _row_bytes(ALL_ROWS))
-        common = None if common is None else bytes(common)
-        if not _has_rows(txn, digest):
-            return [common] * len(rows)
-        found: list[bytes | None] = []
-        for row in rows:
-            value = txn.get(digest + _row_bytes(row))
-            found.append(common if value is None else bytes(value))
-        return found
+    def _put_many(self, columns: Sequence[ObjectColumn], clear: Iterable[KeyPath]) -> None:
+        named = []
+        with self._env().begin(write=True) as txn:
+            cursor = txn.cursor(db=self._values)
+            cleared = set(clear)
+            for path in cleared:
+                _clear(cursor, self._digest(path))
+            for path, rows, values in columns:
+                digest = self._digest(path)
+                if rows is None:
+                    txn.put(digest + _COMMON, values[0], db=self._values)
+                elif path in cleared or _has_rows(cursor, digest) or not self._is_common(txn, digest, values):
+                    keys = _keys(digest, rows)
+                    each = values * len(keys) if len(values) == 1 else values
+                    cursor.putmulti(list(zip(keys, each, strict=True)))
+                if path not in self._named:
+                    txn.put(digest, json.dumps(path).encode(), db=self._paths)
+                    named.append(path)
+        self._named.update(named)
+        self._num_commits += 1
+        if self._num_commits % COMMITS_PER_CHECK == 0:
+            self._env().reader_check()
 
-    def _clear(self, txn: lmdb.Transaction, digest: bytes) -> None:
-        cursor = txn.cursor(db=self._values)
-        more = cursor.set_range(digest + _row_bytes(0))
-        while more and bytes(cursor.key()).startswith(digest):
-            more = cursor.delete()  # moves on to the next record; False after the last one
+    def _used_bytes(self) -> int:
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            env = self._env()
+            with env.begin() as txn:
+                tables = [env.stat(), txn.stat(self._values), txn.stat(self._paths)]
+        num_pages = sum(table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"] for table in tables)
+        return (num_pages + _NUM_META_PAGES) * int(tables[0]["psize"])
+
+    def _reclaim(self) -> None:
+        """Makes pages usable that were freed by the last commit, or that a killed reader could still see."""
+        env = self._env()
+        env.reader_check()
+        with env.begin(write=True) as txn:  # LMDB keeps what the last commit freed until the next one is done
+            for path in self._named:
+                txn.put(self._digest(path), json.dumps(path).encode(), db=self._paths)
+
+    def _full(self, columns: Sequence[ObjectColumn]) -> CapacityError:
+        name = self._folder.parent.name
+        return CapacityError(
+            what=f"non-tensor values of store {name!r}, whose max_object_bytes is {self._max_bytes}",
+            asked=sum(len(value) for column in columns for value in column.values),
+            free=self.free_bytes(),
+        )
+
+    def _is_common(self, txn: lmdb.Transaction, digest: bytes, values: Sequence[bytes]) -> bool:
+        held = txn.get(digest + _COMMON, db=self._values)
+        return held is not None and all(value == held for value in values)
+
+    def _digest(self, path: KeyPath) -> bytes:
+        digest = self._digests.get(path)
+        if digest is None:
+            digest = self._digests[path] = _digest(path)
+        return digest
 
     def _env(self) -> lmdb.Environment:
         if self._environment is None:
@@ -154,15 +242,37 @@ class Objects:
         return self._environment.env
 
 
-def _has_rows(txn: lmdb.Transaction, digest: bytes) -> bool:
-    cursor = txn.cursor()
-    return bool(cursor.set_range(digest + _row_bytes(0)) and bytes(cursor.key()).startswith(digest))
+def _found(txn: lmdb.Transaction, cursor: lmdb.Cursor, digest: bytes, rows: Rows) -> FoundColumn:
+    common: Any = txn.get(digest + _COMMON)
+    if not _has_rows(cursor, digest):
+        return FoundColumn(False, [common])
+    keys = _keys(digest, rows)
+    found: Any = cursor.getmulti(keys)
+    if len(found) == len(keys):
+        return FoundColumn(True, [value for _, value in found])
+    own: dict[bytes, Any] = dict(found)
+    return FoundColumn(True, [own.get(key, common) for key in keys])
 
 
-def _row_bytes(row: int) -> bytes:
-    if row < ALL_ROWS:
-        raise LocalProtocolError(reason=f"row {row} of a value")
-    return _ROW.pack(row + 1)
+def _has_rows(cursor: lmdb.Cursor, digest: bytes) -> bool:
+    return bool(cursor.set_range(digest + _FIRST_ROW)) and cursor.key()[:_DIGEST_BYTES] == digest
+
+
+def _clear(cursor: lmdb.Cursor, digest: bytes) -> None:
+    more = cursor.set_range(digest + _FIRST_ROW)
+    while more and cursor.key()[:_DIGEST_BYTES] == digest:
+        more = cursor.delete()  # moves on to the next record; False after the last one
+
+
+def _keys(digest: bytes, rows: Rows) -> list[bytes]:
+    numbers = np.asarray(rows, np.int64)
+    if len(numbers) and int(numbers.min()) < 0:
+        raise LocalProtocolError(reason=f"row {int(numbers.min())} of a value")
+    keys = np.empty((len(numbers), _KEY_BYTES), np.uint8)
+    keys[:, :_DIGEST_BYTES] = np.frombuffer(digest, np.uint8)
+    keys[:, _DIGEST_BYTES:] = (numbers + 1).astype(">u8").view(np.uint8).reshape(-1, 8)
+    joined = keys.tobytes()
+    return [joined[start : start + _KEY_BYTES] for start in range(0, len(joined), _KEY_BYTES)]
 
 
 def _digest(path: KeyPath) -> bytes:

@@ -9,7 +9,7 @@ import torch
 
 from tdserve.errors import CorruptDataError, InvalidRequestError
 from tdserve.store.faults import os_faults
-from tdserve.store.mapping import map_bytes
+from tdserve.store.mapped import map_shared
 
 _SUFFIX = ".staging"
 
@@ -83,6 +83,7 @@ class Staging:
                 except OSError:
                     os.ftruncate(fd, found)  # give back what was reserved before the disk was full
                     raise
-                self._buffer = map_bytes(fd, max(wanted, found), writable=True, path=self.path)
+                mapping = map_shared(fd, max(wanted, found), writable=True, path=self.path)
+                self._buffer = torch.frombuffer(mapping, dtype=torch.uint8)
             finally:
                 os.close(fd)

@@ -15,6 +15,8 @@ import fcntl
 import os
 from pathlib import Path as FilePath
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tdserve.errors import CapacityError, CorruptDataError, WrongStateError
@@ -42,8 +44,7 @@ class VersionFile:
         path: Its name once sealed, ``<n>.safetensors``.
         spec: Its structure.
         metadata: What the publisher said of this version.
-        leaves: Every tensor leaf in canonical order, views of the shared mapping. Shared by all users: not to be
-        changed. was_recycled: Whether its pages had been a version before (so that filling it is fast).
+        was_recycled: Whether its pages had been a version before (so that filling it is fast).
     """
 
     def __init__(
@@ -53,9 +54,18 @@ class VersionFile:
         self.spec = spec
         self.metadata = metadata
         self.was_recycled = was_recycled
-        self.leaves: dict[Path, torch.Tensor] = mapping.leaves(spec)
         self._mapping = mapping
         self._reader_fd = -1
+
+    @property
+    def leaves(self) -> dict[Path, torch.Tensor]:
+        """Every tensor leaf in canonical order, views of the mapping. Shared by all users: not to be changed."""
+        return self._mapping.leaves(self.spec)
+
+    @property
+    def content(self) -> npt.NDArray[np.uint8]:
+        """The bytes of all leaves, in the order of :func:`version_layout`, one behind the other."""
+        return self._mapping.content()
 
     @classmethod
     def create(
@@ -113,6 +123,29 @@ class VersionFile:
                 os.close(fd)
                 raise
         opened._reader_fd = fd
+        return opened
+
+    @classmethod
+    def map(cls, path: str | os.PathLike[str], spec: Spec) -> VersionFile:
+        """Opens a sealed version as views for a user, under a shared lock for as long as any of its tensors lives.
+
+        The mapping is private: what the user writes into the tensors stays in his process.
+
+        Raises:
+            CorruptDataError, WrongStateError, CapacityError: As of :meth:`open`.
+        """
+        final = FilePath(path)
+        with os_faults(final):
+            fd = os.open(final, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _lock_for_reading(fd, final)
+                metadata = _check(fd, final, spec)
+                mapping = VersionMapping.private(fd, path=final)
+                opened = cls(final, spec, metadata=metadata, mapping=mapping, was_recycled=True)
+            except BaseException:
+                os.close(fd)
+                raise
+        mapping.when_dropped(os.close, fd)
         return opened
 
     def seal(self) -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
+from pathlib import Path as FilePath
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from tdserve.data.opened import OpenStores
-from tdserve.errors import CorruptDataError, LocalProtocolError
+from tdserve.errors import CapacityError, CorruptDataError, LocalProtocolError, StoreNotFoundError
 from tdserve.layout import Layout
+from tdserve.store.objects import ObjectColumn, Objects
 from tests.unit.worker.peer import UID, StoredTensorDict
 
 
@@ -45,7 +47,7 @@ def test_tables_of_when_a_layout_is_given_then_rows_of_bytes_in_its_order_made_o
 
 @pytest.mark.parametrize(("shape", "row_nbytes"), [([6], 12), ([], 12), ([0], 0)])
 def test_row_nbytes_when_asked_then_of_all_tensors_of_one_row(
-    tmp_path: Path, shape: list[int], row_nbytes: int
+    tmp_path: FilePath, shape: list[int], row_nbytes: int
 ) -> None:
     td = TensorDict({"a": torch.zeros(shape), "b": torch.zeros(shape, dtype=torch.int64)}, shape)
     stored = StoredTensorDict(tmp_path / "store", td)
@@ -78,7 +80,7 @@ def test_granted_when_dropped_then_none(store: StoredTensorDict) -> None:
     assert stores.granted("store") is None
 
 
-def test_granted_when_another_has_the_name_now_then_that_one(store: StoredTensorDict, tmp_path: Path) -> None:
+def test_granted_when_another_has_the_name_now_then_that_one(store: StoredTensorDict, tmp_path: FilePath) -> None:
     stores = opened(store)
     first = stores.get(store.ref)
     stores.grant(first)
@@ -113,3 +115,68 @@ def test_drop_when_the_store_was_deleted_then_opened_anew(store: StoredTensorDic
 def test_objects_when_nothing_was_written_then_none_for_readers(store: StoredTensorDict) -> None:
     found = opened(store, writes_values=False).get(store.ref)
     assert found.objects(writable=False) is None
+
+
+def put(objects: Objects | None, value: bytes) -> None:
+    """Writes one value for all rows."""
+    assert objects is not None
+    objects.put_many([ObjectColumn(("n", "v"), None, [value])])
+
+
+def get(objects: Objects | None) -> bytes | None:
+    """What all rows read."""
+    assert objects is not None
+    ((_, (value,)),) = objects.get_many([(("n", "v"), [0])])
+    return value
+
+
+def test_objects_when_they_have_moved_then_are_read_where_they_are_now(store: StoredTensorDict) -> None:
+    old, new = FilePath(store.ref.folder) / "objects", FilePath(store.ref.folder) / "objects.1"
+    with Objects(old, writable=True) as objects:
+        put(objects, b"old")
+        found = opened(store, writes_values=False).get(store.ref)
+        assert get(found.objects(writable=False)) == b"old"
+        assert found.objects(writable=False) is found.objects(writable=False)
+        objects.copy(new)
+    with Objects(new, writable=True) as moved:
+        put(moved, b"new")
+        assert get(found.objects(writable=False)) == b"old"
+        store.generations.move_objects(1)
+        shutil.rmtree(old)
+        assert get(found.objects(writable=False)) == b"new"
+
+
+def test_objects_when_the_store_was_deleted_then_those_of_the_next_one_are_not_taken_for_its_own(
+    store: StoredTensorDict,
+) -> None:
+    found = opened(store, writes_values=False).get(store.ref)
+    store.generations.mark_deleted()
+    with Objects(FilePath(store.ref.folder) / "objects", writable=True) as next_ones:
+        put(next_ones, b"of the next store")
+        with pytest.raises(StoreNotFoundError):
+            found.objects(writable=False)
+
+
+def test_objects_when_the_store_was_deleted_then_the_writer_makes_no_folder_anew(store: StoredTensorDict) -> None:
+    found = opened(store).get(store.ref)
+    store.generations.mark_deleted()
+    shutil.rmtree(store.ref.folder)
+    with pytest.raises(StoreNotFoundError):
+        found.writable_objects()
+    assert not FilePath(store.ref.folder).exists()
+
+
+def test_objects_when_the_store_has_a_limit_of_its_own_then_the_writer_keeps_it(store: StoredTensorDict) -> None:
+    store.ref.max_object_bytes = 1 << 20
+    writer = opened(store).get(store.ref).writable_objects()
+    with pytest.raises(CapacityError, match=str(1 << 20)):
+        put(writer, bytes(2 << 20))
+
+
+def test_objects_when_the_store_is_closed_then_who_still_reads_them_ends_in_peace(store: StoredTensorDict) -> None:
+    stores = opened(store)
+    objects = stores.get(store.ref).writable_objects()
+    put(objects, b"x")
+    stores.close()
+    assert get(objects) == b"x"
+    assert stores.find(UID) is None

@@ -56,3 +56,21 @@ def test_environment_when_inherited_by_fork_then_the_child_opens_its_own(tmp_pat
         assert txn.get(b"child") == b"1"
         txn.put(b"parent", b"2")
     environments.release(parents)
+
+
+def test_environment_when_its_files_were_made_anew_then_is_another(tmp_path: Path) -> None:
+    first = environments.acquire(tmp_path, writable=True, max_bytes=MAX_BYTES)
+    for name in (environments.DATA_FILE, environments.LOCK_FILE):
+        (tmp_path / name).unlink()
+    second = environments.acquire(tmp_path, writable=True, max_bytes=MAX_BYTES)
+    assert second is not first
+    assert (tmp_path / environments.DATA_FILE).exists()
+    environments.release(first)
+    environments.release(second)
+
+
+def test_environment_when_a_reader_names_no_size_then_has_the_writers(tmp_path: Path) -> None:
+    environments.release(environments.acquire(tmp_path, writable=True, max_bytes=3 << 20))
+    reader = environments.acquire(tmp_path, writable=False, max_bytes=0)
+    assert reader.env.info()["map_size"] == 3 << 20
+    environments.release(reader)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError
-from tdserve.store.generations import HEADER_BYTES, Generations
+from tdserve.store.generations import HEADER_BYTES, Generations, is_of
 
 UID = "0123456789abcdef" * 2
 
@@ -56,6 +56,17 @@ def test_generations_when_closed_then_views_stay_and_new_ones_are_refused(tmp_pa
         _ = writer.is_deleted
 
 
+def test_generations_when_objects_moved_then_every_mapping_shows_where_to(tmp_path: Path) -> None:
+    writer = Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    reader = Generations.open(tmp_path / "g", uid=UID)
+    assert reader.objects_epoch == 0
+    writer.move_objects(3)
+    assert reader.objects_epoch == 3
+    assert Generations.open(tmp_path / "g", uid=UID).objects_epoch == 3
+    assert not reader.is_deleted
+    assert not reader.values.any()
+
+
 @pytest.mark.parametrize("nbytes", [0, 50, HEADER_BYTES, HEADER_BYTES + 8, HEADER_BYTES + 17, HEADER_BYTES + 24])
 def test_generations_when_file_has_another_size_then_are_corrupt(tmp_path: Path, nbytes: int) -> None:
     Generations.create(tmp_path / "g", uid=UID, num_rows=2)
@@ -90,3 +101,14 @@ def test_generations_when_uid_is_malformed_then_is_our_bug(tmp_path: Path) -> No
 def test_generations_when_store_has_no_rows_then_are_empty(tmp_path: Path) -> None:
     Generations.create(tmp_path / "g", uid=UID, num_rows=0)
     assert Generations.open(tmp_path / "g", uid=UID).values.shape == (0,)
+
+
+def test_is_of_when_asked_then_by_incarnation_also_where_the_file_is_damaged(tmp_path: Path) -> None:
+    Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    assert is_of(tmp_path / "g", uid=UID)
+    assert not is_of(tmp_path / "g", uid="f" * 32)
+    assert not is_of(tmp_path / "none", uid=UID)
+    os.truncate(tmp_path / "g", 100)
+    assert is_of(tmp_path / "g", uid=UID)
+    os.truncate(tmp_path / "g", 8)
+    assert not is_of(tmp_path / "g", uid=UID)

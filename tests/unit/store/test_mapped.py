@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tdserve.errors import InvalidRequestError
-from tdserve.store.mapped import map_shared
+from tdserve.store.mapped import map_private, map_shared
 
 
 def _open(path: Path, nbytes: int) -> int:
@@ -47,3 +47,26 @@ def test_mapping_when_descriptor_is_not_writable_then_is_refused(tmp_path: Path)
     with pytest.raises(InvalidRequestError, match=str(tmp_path)):
         map_shared(fd, 10, writable=True, path=tmp_path)
     os.close(fd)
+
+
+def test_private_mapping_when_written_then_nobody_else_sees_it_and_what_it_left_alone_is_shared(tmp_path: Path) -> None:
+    fd = _open(tmp_path / "f", 3 * 4096)
+    os.close(fd)
+    with (tmp_path / "f").open("rb") as file:  # to write into its own pages it needs no right to write the file
+        mine = np.frombuffer(map_private(file.fileno(), 3 * 4096, path=tmp_path), np.uint8)
+    mine[0] = 7
+    with (tmp_path / "f").open("r+b") as file:
+        shared = np.frombuffer(map_shared(file.fileno(), 3 * 4096, writable=True, path=tmp_path), np.uint8)
+    assert shared[0] == 0
+    shared[0], shared[5000] = 8, 9
+    assert (mine[0], mine[5000]) == (7, 9)
+    assert (tmp_path / "f").read_bytes()[:1] == bytes([8])
+
+
+def test_private_mapping_when_larger_than_memory_then_taken_all_the_same(tmp_path: Path) -> None:
+    nbytes = 1 << 44  # pages that nobody writes are not promised
+    (tmp_path / "f").touch()
+    os.truncate(tmp_path / "f", nbytes // 1024)
+    with (tmp_path / "f").open("rb") as file:
+        view = np.frombuffer(map_private(file.fileno(), nbytes, path=tmp_path), np.uint8)
+    assert view[0] == 0

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
+import torch
+
+from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.store import version_mappings
+from tdserve.store.version_mappings import VersionMapping
+from tdserve.store.versions import VersionFile
+
+SPEC = Spec(Node((), None, None, None, (("w", TensorLeaf("float32", (2, 3))), ("v", TensorLeaf("int64", ())))))
 
 
 def _open(path: Path) -> int:
@@ -44,3 +52,29 @@ def test_mapping_when_the_file_is_unlinked_then_is_forgotten(tmp_path: Path) -> 
     assert version_mappings.acquire(kept, writable=True, path=tmp_path) is other
     os.close(fd)
     os.close(kept)
+
+
+def test_private_mapping_when_made_then_not_in_the_registry_and_each_has_its_own_tensors(tmp_path: Path) -> None:
+    fd = _open(tmp_path / "a")
+    first, second = (VersionMapping.private(fd, path=tmp_path) for _ in range(2))
+    assert version_mappings.acquire(fd, writable=False, path=tmp_path) not in (first, second)
+    os.close(fd)
+
+
+def test_when_dropped_when_any_tensor_lives_then_not_yet(tmp_path: Path) -> None:
+    file = VersionFile.create(tmp_path / "1.safetensors", SPEC)
+    file.leaves["w",].fill_(3)
+    file.seal()
+    told: list[int] = []
+    fd = os.open(file.path, os.O_RDONLY)
+    mapping = VersionMapping.private(fd, path=file.path)
+    os.close(fd)
+    mapping.when_dropped(told.append, 5)
+    row = mapping.leaves(SPEC)["w",][1]
+    del mapping
+    gc.collect()
+    assert told == []
+    assert torch.equal(row, torch.full((3,), 3.0))
+    del row
+    gc.collect()
+    assert told == [5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tdserve.errors import CapacityError, CorruptDataError
+from tdserve.errors import CapacityError, CorruptDataError, WrongStateError
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.spec.tree import Path as KeyPath
@@ -158,3 +159,68 @@ def test_version_when_the_disk_is_full_then_no_file_stays_and_recycling_still_wo
 def test_leaves_when_listed_then_are_in_canonical_order(tmp_path: Path) -> None:
     paths: list[KeyPath] = list(publish(tmp_path / "1.safetensors", 1).leaves)
     assert paths == [path for path, _ in SPEC.tensors]
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody reads the file."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_map_when_the_user_writes_into_the_tensors_then_the_version_stays_as_it_is(tmp_path: Path) -> None:
+    publish(tmp_path / "1.safetensors", 5).write_values(b"values")
+    with VersionFile.map(tmp_path / "1.safetensors", SPEC) as mapped:
+        assert mapped.metadata == {"step": "5"}
+        assert mapped.read_values() == b"values"
+        mapped.leaves["w",].fill_(9)
+    other = VersionFile.map(tmp_path / "1.safetensors", SPEC)
+    assert other.leaves["w",].eq(5).all()
+    assert load_file(tmp_path / "1.safetensors")["w"].eq(5).all()
+
+
+def test_map_when_the_version_is_retired_then_not_rewritten_while_any_of_its_tensors_lives(tmp_path: Path) -> None:
+    publish(tmp_path / "1.safetensors", 1)
+    kept = VersionFile.map(tmp_path / "1.safetensors", SPEC).leaves["net", "bias"][1:]
+    gc.collect()
+    assert is_locked(tmp_path / "1.safetensors")
+    retire(tmp_path / "1.safetensors")
+    second = publish(tmp_path / "2.safetensors", 2, recycles=tmp_path / "1.safetensors")
+    assert not second.was_recycled
+    assert kept.eq(1).all()
+    assert os.listdir(tmp_path) == ["2.safetensors"]
+
+
+def test_map_when_the_last_of_its_tensors_is_gone_then_the_file_is_recycled_and_nothing_stays_open(
+    tmp_path: Path,
+) -> None:
+    publish(tmp_path / "1.safetensors", 1)
+    num_open = len(os.listdir("/proc/self/fd"))
+    leaves = VersionFile.map(tmp_path / "1.safetensors", SPEC).leaves
+    assert len(os.listdir("/proc/self/fd")) == num_open + 1
+    del leaves
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    retire(tmp_path / "1.safetensors")
+    assert publish(tmp_path / "2.safetensors", 2, recycles=tmp_path / "1.safetensors").was_recycled
+
+
+def test_map_when_it_cannot_be_then_error_and_no_descriptor_stays(tmp_path: Path) -> None:
+    path = publish(tmp_path / "1.safetensors", 1).path
+    other = Spec(Node((), None, None, None, (("x", TensorLeaf("int64", (5,))),)))
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CorruptDataError):
+        VersionFile.map(path, other)
+    with pytest.raises(CorruptDataError):
+        VersionFile.map(tmp_path / "2.safetensors", SPEC)
+    with path.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with pytest.raises(WrongStateError, match="retired"):
+            VersionFile.map(path, SPEC)
+    os.truncate(path, 4096)
+    with pytest.raises(CorruptDataError):
+        VersionFile.map(path, SPEC)
+    assert len(os.listdir("/proc/self/fd")) == num_open

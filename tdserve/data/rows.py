@@ -1,0 +1,41 @@
+"""Chosen rows of a mapped store on their way out: checked, once they were copied, for having moved meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.content import MISSING_GENERATION, ReadStatus, status_column
+from tdserve.data.opened import OpenStore
+from tdserve.layout import Layout
+from tdserve.transport.ends import RowEnd
+
+
+def rows_source(
+    store: OpenStore,
+    layout: Layout,
+    rows: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    added: Mapping[str, bytes],
+) -> RowEnd:
+    """Rows with their numbers and generations, and what a table adds; rows that moved meanwhile are marked.
+
+    Args:
+        layout: As of ``content.rows_layout``.
+        expected: Generations as control saw them when it chose the rows.
+        added: Columns by name.
+    """
+
+    def trail() -> list[NDArray[Any]]:
+        found = store.generations.values[rows]
+        has_moved = (found != expected) | (found & 1 == 1)  # odd: a part of it is being written
+        num_missing = int(np.count_nonzero(has_moved))
+        if num_missing:
+            found[has_moved] = MISSING_GENERATION
+        columns = [np.frombuffer(column, np.uint8) for column in added.values()]
+        return [rows, found, *columns, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
+
+    return RowEnd(layout, store.tables_of(layout), rows, trail)

@@ -1,0 +1,79 @@
+"""Lock files of local sessions: held by a client for as long as it may write into mapped rows, whatever happens to it.
+
+A ``flock`` belongs to the open file: it ends when the process has ended, however it ended, not while it is stopped, and
+it outlives a restart of the server. Time proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from tdserve.errors import ConnectError
+from tdserve.store.faults import os_faults
+from tdserve.store.spools import spool_path
+
+
+class SessionLock:
+    """A session's lock, held by this process until :meth:`release`. Build it with :meth:`hold`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def hold(cls, folder: Path, name: str) -> SessionLock | None:
+        """Makes and locks the file ``name``; None where this process may not write in the folder.
+
+        Raises:
+            ConnectError: The folder is gone, or somebody else has the file.
+        """
+        path = folder / name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return None
+            raise ConnectError(address=str(path), reason=error.strerror or str(error)) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise ConnectError(address=str(path), reason=error.strerror or str(error)) from error
+        return cls(fd)
+
+    def release(self) -> None:
+        """Says that nothing more will be written. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def is_held(folder: Path, name: str) -> bool:
+    """Whether the process behind a session may still write. A file that is gone is held by nobody.
+
+    Raises:
+        CorruptDataError, InvalidRequestError: The file cannot be looked at.
+    """
+    path = folder / name
+    with os_faults(path):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def remove(folder: Path, name: str) -> None:
+    """Removes the files of a session that is over."""
+    for path in (folder / name, spool_path(folder, name)):
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,148 @@
+"""Spool files: where values lie that are too many for a message, until the worker that writes values fetches them.
+
+A local client fills one of its session's; for one elsewhere, the worker that receives them fills one of the store's.
+
+The pages are used again and again, so that nothing is touched for the first time while values are written. A worker
+reads the file and never maps it: a client may cut it short at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Lock
+
+from tdserve.errors import ConnectError, RemoteProtocolError
+from tdserve.store.faults import os_faults
+
+_SUFFIX = ".values"
+
+_STEP_BYTES = 1 << 16
+
+
+class Spool:
+    """A client's end; it is made when it is first needed. Threads: safe.
+
+    Args:
+        folder: Of the sessions.
+        lock_name: The session's.
+    """
+
+    def __init__(self, folder: Path, lock_name: str) -> None:
+        self._path = spool_path(folder, lock_name)
+        self._lock = Lock()
+        self._fd = -1
+        self._is_closed = False
+        self._end = 0
+        self._free: dict[int, list[int]] = {}
+
+    def put(self, content: bytes) -> tuple[int, int]:
+        """Puts content into the file; returns where it begins, and how many bytes it has.
+
+        Raises:
+            CapacityError, InvalidRequestError: The file cannot be written.
+            ConnectError: The session is over.
+        """
+        size = _size_class(len(content))
+        with self._lock:
+            if self._is_closed:
+                raise ConnectError(address=str(self._path), reason="the session is over")
+            with os_faults(self._path):
+                if self._fd < 0:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                    self._fd = os.open(self._path, flags, 0o644)
+                fd = os.dup(self._fd)  # another thread may close the file, and another file get its number
+            places = self._free.get(size)
+            offset = places.pop() if places else self._end
+            self._end = max(self._end, offset + size)
+        try:
+            with os_faults(self._path, asked=len(content)):
+                written = 0
+                while written < len(content):
+                    written += os.pwrite(fd, memoryview(content)[written:], offset + written)
+        finally:
+            os.close(fd)
+        return offset, len(content)
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """The content there is not needed any more."""
+        with self._lock:
+            self._free.setdefault(_size_class(nbytes), []).append(offset)
+
+    def close(self) -> None:
+        """Closes the file and removes it. Idempotent."""
+        with self._lock:
+            fd, self._fd, self._is_closed = self._fd, -1, True
+        if fd >= 0:
+            os.close(fd)
+            self._path.unlink(missing_ok=True)
+
+
+def spool_path(folder: Path, lock_name: str) -> Path:
+    """The spool file that belongs to a session's lock."""
+    return folder / f"{lock_name}{_SUFFIX}"
+
+
+def remove_spool(path: str) -> None:
+    """Removes a spool file; harmless when there is none."""
+    with os_faults(Path(path)):
+        Path(path).unlink(missing_ok=True)
+
+
+def read_spooled(path: str, offset: int, nbytes: int) -> bytes:
+    """What a client has put into its spool file.
+
+    Raises:
+        RemoteProtocolError: It is not there.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise RemoteProtocolError(expected=f"values in {path}", received=error.strerror or str(error)) from error
+    try:
+        content = os.pread(fd, nbytes, offset)
+    except (OSError, OverflowError, ValueError, MemoryError) as error:
+        raise RemoteProtocolError(expected=f"{nbytes} bytes of values in {path}", received=str(error)) from error
+    finally:
+        os.close(fd)
+    if len(content) != nbytes:
+        raise RemoteProtocolError(expected=f"{nbytes} bytes of values in {path}", received=f"{len(content)}")
+    return content
+
+
+class SpoolWriter:
+    """A worker's end of a file that holds one block of values of a client elsewhere; it is written over each time.
+
+    Args:
+        path: The file; its folder is made if missing.
+
+    Raises:
+        CapacityError, InvalidRequestError: It cannot be made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        with os_faults(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """Puts a piece of the block into its place.
+
+        Raises:
+            CapacityError: The disk is full.
+        """
+        with os_faults(self._path, asked=len(content)):
+            written = 0
+            while written < len(content):
+                written += os.pwrite(self._fd, content[written:], offset + written)
+
+    def __enter__(self) -> SpoolWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _size_class(nbytes: int) -> int:
+    return max(_STEP_BYTES, 1 << (nbytes - 1).bit_length())
