@@ -1,0 +1,192 @@
+"""The local socket: messages of sessions whose client runs on the server's machine, without gRPC in between.
+
+A UNIX socket in the root folder, so that whoever may see the files may ask for them; frames as in ``framing``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock, Thread, current_thread
+from typing import cast
+
+from google.protobuf.message import DecodeError
+
+from tdserve.control.framing import FrameReader, frame
+from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
+from tdserve.v1 import control_pb2
+
+SOCKET_NAME = "control.sock"
+
+ATTACH_TIMEOUT_S = 5.0
+"""For a connection to show whose it is, and for the server to look at one file."""
+
+_RECEIVE_BYTES = 1 << 18
+
+
+class LocalLink(asyncio.Protocol):
+    """The control process's end of one connection, on its event loop.
+
+    Args:
+        on_message: Called with this link for every message.
+        on_lost: Called with this link once the client's end is gone.
+
+    Attributes:
+        is_let_in: Whether it belongs to a session; who has not shown that in time is shut out.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[LocalLink, control_pb2.ClientMessage], None],
+        on_lost: Callable[[LocalLink], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+        self._transport: asyncio.WriteTransport | None = None
+        self.is_let_in = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+        asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._close_stranger)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for content in self._reader.feed(data):
+                self._on_message(self, control_pb2.ClientMessage.FromString(content))
+        except (DecodeError, RemoteProtocolError):
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost(self)
+
+    def send(self, message: control_pb2.ServerMessage) -> None:
+        """Sends a message; does nothing when the client is gone."""
+        if self._transport is not None:
+            self._transport.write(frame(message.SerializeToString()))
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _close_stranger(self) -> None:
+        if not self.is_let_in:
+            self.close()
+
+
+async def listen(
+    root: Path,
+    on_message: Callable[[LocalLink, control_pb2.ClientMessage], None],
+    on_lost: Callable[[LocalLink], None],
+) -> asyncio.AbstractServer:
+    """Listens in the root folder, in place of a server that is gone.
+
+    Anybody who sees the socket may connect: what a session needs is the key that it got over gRPC.
+
+    Raises:
+        OSError: The folder takes no socket.
+    """
+    with _short(root) as path:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            bound.bind(path)
+            os.chmod(path, 0o666)  # noqa: S103 (see above)
+        except OSError:
+            bound.close()
+            raise
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: LocalLink(on_message, on_lost), sock=bound, start_serving=False)
+    try:
+        await server.start_serving()
+    except BaseException:  # the server is stopped in this moment
+        server.close()
+        raise
+    return server
+
+
+class SocketEnd:
+    """The client's end: any number of writers, one thread that reads.
+
+    Args:
+        root: The server's root folder, as this process sees it.
+        on_message: Called for every message, in the reading thread.
+        on_end: Called at that thread's end, whoever caused it.
+
+    Raises:
+        ConnectError: Nobody listens there, or this process may not connect.
+    """
+
+    def __init__(
+        self, root: Path, *, on_message: Callable[[control_pb2.ServerMessage], None], on_end: Callable[[], None]
+    ) -> None:
+        self._on_message = on_message
+        self._on_end = on_end
+        self._lock = Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            with _short(root) as path:
+                self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise ConnectError(address=str(root / SOCKET_NAME), reason=error.strerror or str(error)) from error
+        self._thread = Thread(target=self._read, name="tdserve-local-socket", daemon=True)
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._thread.start()
+
+    def send(self, message: control_pb2.ClientMessage) -> None:
+        """Sends a message.
+
+        Raises:
+            ConnectError: The server is gone, or the socket was closed.
+        """
+        data = frame(message.SerializeToString())
+        try:
+            with self._lock:  # held over a send to a local socket with a reading peer: frames must not mix
+                self._socket.sendall(data)
+        except OSError as error:
+            raise ConnectError(address="the local socket", reason=error.strerror or str(error)) from error
+
+    def drop(self) -> None:
+        """Closes this process's copy, in a forked child; the parent's connection goes on."""
+        self._socket.close()
+
+    def close(self) -> None:
+        """Ends the connection, and waits until the thread has finished what it is doing. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive() and self._thread is not current_thread():
+            self._thread.join()
+        elif not self._thread.ident:  # it was never started
+            self._socket.close()
+
+    def _read(self) -> None:
+        reader = FrameReader()
+        try:
+            while data := self._socket.recv(_RECEIVE_BYTES):
+                for content in reader.feed(data):
+                    self._on_message(control_pb2.ServerMessage.FromString(content))
+        except (OSError, DecodeError, TDServeError):
+            pass  # the session is over: told by on_end
+        finally:
+            self._socket.close()
+            self._on_end()
+
+
+@contextlib.contextmanager
+def _short(root: Path) -> Iterator[str]:
+    """A name of the socket within the 107 bytes that the kernel takes, however long the root's is."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+    finally:
+        os.close(fd)

@@ -1,0 +1,288 @@
+"""The local socket: both ends, over a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+import pytest
+
+from tdserve.control.framing import MAX_FRAME_BYTES, frame
+from tdserve.control.local import SOCKET_NAME, LocalLink, SocketEnd, listen
+from tdserve.errors import ConnectError
+from tdserve.v1 import control_pb2
+
+WAIT_S = 20.0
+
+_Result = TypeVar("_Result")
+
+
+class Echo:
+    """A server that answers every message with its number, and a message of number 9 by letting go."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.links: list[LocalLink] = []
+        self.lost: SimpleQueue[LocalLink] = SimpleQueue()
+        self._thread = Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def __call__(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Runs it on the loop."""
+        future: Future[_Result] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        return future.result(WAIT_S)
+
+    def listen(self, root: Path) -> asyncio.AbstractServer:
+        return self(listen(root, self._on_message, self.lost.put))
+
+    def close(self, server: asyncio.AbstractServer | None) -> None:
+        """Lets everybody go, and ends the loop."""
+
+        async def end() -> None:
+            if server is not None:
+                server.close()
+            for link in self.links:
+                link.close()
+            await asyncio.sleep(0)
+
+        self(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def _on_message(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
+        self.links.append(link)
+        if message.request == 9:
+            link.close()
+        else:
+            link.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    """A loop; nobody listens yet."""
+    made = Echo()
+    yield made
+    if made.loop.is_running():
+        made.close(None)
+
+
+@pytest.fixture
+def server(echo: Echo, tmp_path: Path) -> Iterator[Echo]:
+    """Listens."""
+    listening = echo.listen(tmp_path)
+    yield echo
+    echo.close(listening)
+
+
+class Client:
+    """The client's end, with what came."""
+
+    def __init__(self, root: Path, on_message: Callable[[control_pb2.ServerMessage], None] | None = None) -> None:
+        self.came: SimpleQueue[control_pb2.ServerMessage] = SimpleQueue()
+        self.ended = Event()
+        self.end = SocketEnd(root, on_message=on_message or self.came.put, on_end=self.ended.set)
+
+
+def asking(request: int, nbytes: int = 0) -> control_pb2.ClientMessage:
+    """A message of about this size."""
+    return control_pb2.ClientMessage(request=request, read=control_pb2.ReadRequest(fingerprint=bytes(nbytes)))
+
+
+def test_messages_when_sent_then_answered_in_order_whatever_their_size(server: Echo, tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.end.start()
+    for request, nbytes in ((1, 0), (2, 3_000_000), (3, 10)):
+        client.end.send(asking(request, nbytes))
+    assert [client.came.get(timeout=WAIT_S).request for _ in range(3)] == [1, 2, 3]
+    client.end.close()
+    assert client.ended.is_set()
+
+
+def test_send_when_several_threads_do_then_frames_stay_whole(server: Echo, tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.end.start()
+
+    def send(first: int) -> None:
+        for request in range(first, first + 40):
+            client.end.send(asking(request, 100_000))
+
+    threads = [Thread(target=send, args=(first,)) for first in (100, 200, 300)]
+    for thread in threads:
+        thread.start()
+    found = sorted(client.came.get(timeout=WAIT_S).request for _ in range(120))
+    for thread in threads:
+        thread.join()
+    assert found == [*range(100, 140), *range(200, 240), *range(300, 340)]
+    client.end.close()
+
+
+def test_link_when_the_client_closes_then_the_server_is_told_once_and_may_go_on_sending(
+    server: Echo, tmp_path: Path
+) -> None:
+    client = Client(tmp_path)
+    client.end.start()
+    client.end.send(asking(1))
+    assert client.came.get(timeout=WAIT_S).done.version == 7
+    client.end.close()
+    client.end.close()
+    link = server.lost.get(timeout=WAIT_S)
+    assert link is server.links[0]
+
+    async def send() -> None:
+        link.send(control_pb2.ServerMessage())
+        link.close()
+
+    server(send())
+    with pytest.raises(ConnectError):
+        client.end.send(asking(2))
+
+
+def test_end_when_the_server_lets_go_then_told_and_sending_says_so(server: Echo, tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.end.start()
+    client.end.send(asking(9))
+    assert client.ended.wait(WAIT_S)
+    with pytest.raises(ConnectError):
+        client.end.send(asking(1))
+    client.end.close()
+
+
+@pytest.mark.parametrize("junk", [frame(b"\xff\xff\xff"), (MAX_FRAME_BYTES + 1).to_bytes(4, "little")])
+def test_link_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
+    server: Echo, tmp_path: Path, junk: bytes
+) -> None:
+    other = Client(tmp_path)
+    other.end.start()
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(WAIT_S)
+        peer.connect(str(tmp_path / SOCKET_NAME))
+        peer.sendall(junk)
+        assert peer.recv(1) == b""
+    other.end.send(asking(1))
+    assert other.came.get(timeout=WAIT_S).request == 1
+    other.end.close()
+
+
+def test_end_when_what_comes_is_no_message_then_ended(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / SOCKET_NAME))
+        listening.listen()
+        client = Client(tmp_path)
+        client.end.start()
+        peer, _ = listening.accept()
+        with peer:
+            peer.sendall(frame(b"\xff\xff\xff"))
+            assert client.ended.wait(WAIT_S)
+
+
+def test_close_when_a_message_is_being_worked_on_then_waits_for_that(server: Echo, tmp_path: Path) -> None:
+    begun, may_end, done = Event(), Event(), Event()
+
+    def work(message: control_pb2.ServerMessage) -> None:
+        begun.set()
+        may_end.wait(WAIT_S)
+        done.set()
+
+    client = Client(tmp_path, work)
+    client.end.start()
+    client.end.send(asking(1))
+    assert begun.wait(WAIT_S)
+    closing = Thread(target=client.end.close)
+    closing.start()
+    assert not client.ended.is_set()
+    may_end.set()
+    closing.join(WAIT_S)
+    assert done.is_set()
+    assert client.ended.is_set()
+
+
+def test_close_when_called_by_the_reading_thread_itself_then_no_deadlock(server: Echo, tmp_path: Path) -> None:
+    made: list[Client] = []
+    client = Client(tmp_path, lambda message: made[0].end.close())
+    made.append(client)
+    client.end.start()
+    client.end.send(asking(1))
+    assert client.ended.wait(WAIT_S)
+
+
+def test_close_when_never_started_then_no_descriptor_stays(server: Echo, tmp_path: Path) -> None:
+    num_open = len(os.listdir("/proc/self/fd"))
+    Client(tmp_path).end.close()
+    server.lost.get(timeout=WAIT_S)
+    server(asyncio.sleep(0))
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_connect_when_nobody_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(ConnectError, match=SOCKET_NAME):
+        Client(tmp_path)
+    with pytest.raises(ConnectError):
+        Client(tmp_path / "none")
+
+
+def test_listen_when_the_root_has_a_long_name_then_reached_all_the_same(echo: Echo, tmp_path: Path) -> None:
+    root = tmp_path / ("a" * 120) / ("b" * 120)
+    root.mkdir(parents=True)
+    listening = echo.listen(root)
+    client = Client(root)
+    client.end.start()
+    client.end.send(asking(5))
+    assert client.came.get(timeout=WAIT_S).request == 5
+    client.end.close()
+    echo.close(listening)
+
+
+def test_listen_when_a_server_was_killed_then_its_socket_is_replaced_and_anybody_may_connect(
+    echo: Echo, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / SOCKET_NAME))
+    listening = echo.listen(tmp_path)
+    mode = (tmp_path / SOCKET_NAME).stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o666
+    Client(tmp_path).end.close()
+    echo.lost.get(timeout=WAIT_S)
+    echo.close(listening)
+
+
+def test_listen_when_the_folder_takes_no_socket_then_os_error(echo: Echo, tmp_path: Path) -> None:
+    (tmp_path / SOCKET_NAME).mkdir()
+    with pytest.raises(OSError, match=SOCKET_NAME):
+        echo.listen(tmp_path)
+
+
+def test_listen_when_stopped_in_this_moment_then_nothing_stays_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        num_open = len(os.listdir("/proc/self/fd"))
+        listening = asyncio.create_task(listen(tmp_path, lambda link, message: None, lambda link: None))
+        await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait({listening})
+        assert listening.cancelled()
+        assert len(os.listdir("/proc/self/fd")) == num_open
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_drop_when_called_in_a_forked_child_then_the_parents_connection_goes_on(server: Echo, tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    client.end.start()
+    child = os.fork()
+    if child == 0:
+        client.end.drop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    client.end.send(asking(1))
+    assert client.came.get(timeout=WAIT_S).request == 1
+    client.end.close()
