@@ -20,7 +20,10 @@ from tdserve.ids import check_store_name
 from tdserve.server import descriptions
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
+from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
+from tdserve.server.departures import Departures
+from tdserve.server.local_door import LocalDoor
 from tdserve.server.memory import HeldContent
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
@@ -58,7 +61,8 @@ class ControlProcess:
         self._is_draining = False
         self._is_repaired = asyncio.Event()
         self._db = CatalogDB(root.catalog_folder)
-        self._stores = Stores(root, self._db)
+        self._departures = Departures(root.sessions_folder)
+        self._stores = Stores(root, self._db, self._departures)
         self._workers = [
             DataWorker(
                 number,
@@ -69,7 +73,7 @@ class ControlProcess:
             )
             for number in range(config.num_workers)
         ]
-        self._sessions = Sessions(config, self._workers, root.server_id)
+        self._sessions = Sessions(config, self._workers, root)
         self._traffic = Traffic()
         answers = Answers(self._db)
         values_worker = self._workers[VALUES_WORKER]
@@ -97,6 +101,8 @@ class ControlProcess:
             publishing=publishing,
             held=HeldContent(config.memory_limit_bytes),
         )
+
+        self._door = LocalDoor(root, self._sessions, self._departures, self._take_at_once)
 
     def restore(self) -> None:
         """Reads the catalog; to be called before anybody may ask."""
@@ -126,13 +132,16 @@ class ControlProcess:
 
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
+        self._departures.tidy(in_use=set())
         for client_id in self._answers.clients():
             self._forget_later(client_id)
+        await asyncio.to_thread(compact_all, self._root, list(self._stores.catalog))
         for worker in self._workers:
             worker.start()
         repaired = await self._tensordicts.repair()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
+        await self._door.open()
         self._is_repaired.set()
 
     async def drain(self) -> None:
@@ -145,6 +154,9 @@ class ControlProcess:
 
     async def stop(self) -> None:
         """Ends the workers and closes the catalog."""
+        self._door.close()
+        self._departures.close()
+        self._departures.tidy(in_use=set())
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         self._db.sync()
         self._db.close()
@@ -162,7 +174,6 @@ class ControlProcess:
             await link.send(control_pb2.ServerMessage(failure=encode_failure(error)))
             return
         self._answers.forget_before(session.client_id, first.hello.oldest_request)
-        session.opened()
         reading = asyncio.create_task(self._read(session, messages))
         ended = asyncio.create_task(session.ended.wait())
         try:
@@ -175,6 +186,8 @@ class ControlProcess:
 
     async def _end(self, session: ClientSession) -> None:
         await self._sessions.close(session)
+        if session.invitation is not None:
+            self._departures.watch(session.invitation.lock_name, _is_gone)
         self._samples.release(session.number)
         await self._creation.abandon(session.number)
         self._forget_later(session.client_id)
@@ -192,6 +205,9 @@ class ControlProcess:
                 session.rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)
+
+    def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
+        self._take(session, message, session.run_at_once)
 
     def _take(
         self,
@@ -267,10 +283,14 @@ class ControlProcess:
                 session=session.number,
                 host=session.hello.host,
                 pid=session.hello.pid,
-                transport=session.hello.transport,
+                transport=session.transport,
                 worker=session.worker.number,
             )
         return response
+
+
+def _is_gone() -> None:
+    """Nobody waits for the client of a session that has written all that it was let write."""
 
 
 def _package_version() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tdserve.catalog import StoreKind, StoreRecord
+from tdserve.catalog import StoreKind, StoreRecord, checked_max_object_bytes
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     InvalidRequestError,
@@ -62,6 +62,8 @@ class Creation:
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)
         record = _record(name, kind, spec, request)
+        if request.replaces_empty_uid:
+            await self._make_way(name, request.replaces_empty_uid)
         existing = self._stores.existing_or_refuse(name, record, exists_ok=request.exists_ok)
         if request.loading and self._stores.is_loading(name, request.session, spec):
             existing = self._stores.get_loading(name, request.session)  # asked again: the answer was lost
@@ -80,6 +82,19 @@ class Creation:
                 raise TransferAbortedError(transfer=0, reason=f"session {request.session} has ended")
         description = descriptions.describe(self._stores, existing, with_spec=False)
         return control_pb2.CreateStoreResponse(description=description, created=created)
+
+    async def _make_way(self, name: str, uid: str) -> None:
+        """Deletes a replay that nobody has written to.
+
+        Raises:
+            StoreExistsError: Somebody has, or it is another one by now. Nothing was changed.
+            StoreNotFoundError: There is none.
+        """
+        entry = self._stores.get(name)
+        table = entry.table
+        if entry.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
+            raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
+        await self.delete(name)
 
     async def delete(self, name: str) -> None:
         """Deletes a store. Raises StoreNotFoundError."""
@@ -100,7 +115,14 @@ def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateS
     if kind != "replay":
         num_rows = spec.batch_size[0] if spec.batch_size and kind == "tensordict" else 1
         return StoreRecord(
-            name=name, kind=kind, uid="", fingerprint=spec.fingerprint, num_rows=num_rows, loading=request.loading
+            name=name,
+            kind=kind,
+            uid="",
+            fingerprint=spec.fingerprint,
+            num_rows=num_rows,
+            loading=request.loading,
+            share_non_tensor=request.share_non_tensor and kind == "tensordict",
+            max_object_bytes=checked_max_object_bytes(request.max_object_bytes),
         )
     if not 1 <= request.capacity <= MAX_CAPACITY_ROWS:
         raise InvalidRequestError(
@@ -119,4 +141,5 @@ def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateS
         num_rows=request.capacity,
         capacity=request.capacity,
         settings=settings.to_json(),
+        max_object_bytes=checked_max_object_bytes(request.max_object_bytes),
     )

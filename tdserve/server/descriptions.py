@@ -30,6 +30,8 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         extra=record.extra,
         path=str(entry.folder.relative_to(stores.root.path)),
         settings=record.settings,
+        share_non_tensor=record.share_non_tensor,
+        max_object_bytes=record.max_object_bytes,
     )
     if with_spec:
         description.spec.CopyFrom(stores.message_of(spec))

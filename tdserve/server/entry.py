@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tdserve.catalog import StoreRecord
 from tdserve.errors import KeyNotFoundError, WrongStateError
 from tdserve.replay.table import Table
+from tdserve.server.lost import LostRows
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
@@ -38,6 +39,8 @@ class Entry:
         owner_session: Who fills it for the first time.
         group_keys: Leaves by whose values samples have asked for groups of rows: rows that come bring them.
         known_groups: Those of which all rows are known.
+        lost: Rows that report DATA_LOSS.
+        writes: Rows that are being overwritten now, one array per write.
     """
 
     record: StoreRecord
@@ -52,6 +55,8 @@ class Entry:
     owner_session: int = 0
     group_keys: list[Path] = field(default_factory=list)
     known_groups: set[Path] = field(default_factory=set)
+    lost: LostRows = field(default_factory=LostRows)
+    writes: list[NDArray[np.int64]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -125,7 +130,12 @@ class Entry:
     def ref(self, known_specs: set[bytes]) -> worker_pb2.StoreRef:
         """How orders to a worker name this store; the spec goes along the first time that worker meets it."""
         fingerprint = self.spec.fingerprint
-        ref = worker_pb2.StoreRef(uid=self.record.uid, folder=str(self.folder), fingerprint=fingerprint)
+        ref = worker_pb2.StoreRef(
+            uid=self.record.uid,
+            folder=str(self.folder),
+            fingerprint=fingerprint,
+            max_object_bytes=self.record.max_object_bytes,
+        )
         if fingerprint not in known_specs:
             known_specs.add(fingerprint)
             ref.spec.CopyFrom(codec.encode(self.spec))

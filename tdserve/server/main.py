@@ -14,6 +14,7 @@ from contextlib import suppress
 from tdserve.config import ServerConfig
 from tdserve.control.servicer import ControlServer
 from tdserve.errors import InvalidRequestError, TDServeError
+from tdserve.machine import keep_freed_memory
 from tdserve.server.control_process import ControlProcess
 from tdserve.store.root import Root
 
@@ -41,6 +42,7 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="tdserve: %(levelname)s %(message)s")
     _schedule_in_batches()
+    keep_freed_memory()
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     return asyncio.run(_serve(config.validate(), lifeline_fd))
 

@@ -7,10 +7,11 @@ from pathlib import Path as FilePath
 
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import StoreExistsError
+from tdserve.errors import NotSupportedError, StoreExistsError
 from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
+from tdserve.server.local_client import LocalClient
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
@@ -19,6 +20,7 @@ from tdserve.spec import codec
 from tdserve.spec.tree import Spec
 from tdserve.store.version_names import discard, retire
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.weights import Publishing as UnfinishedVersion
 from tdserve.weights import VersionRecord
 
 
@@ -49,19 +51,16 @@ class Publishing:
         versions = entry.weight_versions()
         publishing = versions.begin(fingerprint=spec.fingerprint)
         self._drop(entry, publishing.drops)
-        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
-        body = order.receive_version
-        body.version.CopyFrom(self._ref(entry, publishing.version, spec, session.worker))
-        if publishing.recycles is not None:
-            body.version.recycles = str(_path(entry, publishing.recycles))
-        body.content.CopyFrom(asked.content)
         try:
-            await session.worker.order(order)
+            if session.local is not None:
+                await self._let_write(session.local, request, entry, publishing)
+            else:
+                await session.worker.order(self._receiving(session, request, entry, publishing, spec, asked))
             entry.check_present()
         except BaseException:
             self._drop(entry, versions.abort(publishing))
             raise
-        self._traffic.received(session.hello.transport, asked.content)
+        self._traffic.received(session.transport, asked.content)
         done = control_pb2.Done(version=publishing.version)
         kept = {record.version for record in versions.kept}
         dropped = versions.set_keep(asked.keep) if asked.keep else ()
@@ -97,6 +96,8 @@ class Publishing:
             entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
         )
         spec = self._stores.spec_of(version.fingerprint)
+        if session.local is not None:
+            return self._let_read(session, entry, version, spec, asked)
         is_inline = spec.nbytes <= session.inline_limit(request)
         order = session.order(request, is_accepted=not is_inline and not spec.values)
         order.send_version.version.CopyFrom(self._ref(entry, version.version, spec, session.worker))
@@ -117,6 +118,60 @@ class Publishing:
             if version not in versions.kept:
                 self._retire(entry, version.version)
             self._drop(entry, drops)
+
+    def _receiving(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        publishing: UnfinishedVersion,
+        spec: Spec,
+        asked: control_pb2.PublishRequest,
+    ) -> worker_pb2.Order:
+        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+        body = order.receive_version
+        body.version.CopyFrom(self._ref(entry, publishing.version, spec, session.worker))
+        if publishing.recycles is not None:
+            body.version.recycles = str(_path(entry, publishing.recycles))
+        body.content.CopyFrom(asked.content)
+        return order
+
+    async def _let_write(self, local: LocalClient, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
+        """Lets a local client make the version's file. One that is cut short is unlinked, whoever still fills it."""
+        if not local.lock_name:
+            raise NotSupportedError(feature=f"publishing {entry.name!r}", reason="this client said that it only reads")
+        with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
+            self._stores.save_state(entry, txn, entry.weight_versions().state())
+        accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
+        accepted.path = self._below_root(_path(entry, publishing.version))
+        if publishing.recycles is not None:
+            accepted.recycles = self._below_root(_path(entry, publishing.recycles))
+        await local.written(request, accepted)
+
+    def _let_read(
+        self,
+        session: ClientSession,
+        entry: Entry,
+        version: VersionRecord,
+        spec: Spec,
+        asked: control_pb2.LatestRequest,
+    ) -> control_pb2.Done:
+        """Tells a local client which file to open; it asks again when that was retired before it has."""
+        accepted = control_pb2.Accepted(
+            fingerprint=version.fingerprint,
+            version=version.version,
+            metadata=version.metadata,
+            created_s=version.created_s,
+            uid=entry.record.uid,
+            path=self._below_root(_path(entry, version.version)),
+        )
+        if asked.fingerprint != version.fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(spec))
+        self._traffic.sent(session.transport, 0)
+        return control_pb2.Done(accepted=accepted)
+
+    def _below_root(self, path: FilePath) -> str:
+        return str(path.relative_to(self._stores.root.path))
 
     def _nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
         entry = self._stores.find(asked.store)

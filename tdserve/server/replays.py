@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tdserve.deadline import Deadline
-from tdserve.errors import SelectionError
+from tdserve.errors import NotSupportedError, SelectionError
 from tdserve.replay.plans import Arrival
 from tdserve.replay.ring import Reservation
 from tdserve.row_numbers import encode_rows, spread
@@ -16,10 +18,13 @@ from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers
 from tdserve.server.arrivals import arriving
 from tdserve.server.entry import Entry
+from tdserve.server.local_client import LocalClient
 from tdserve.server.redo import Redo
+from tdserve.server.reserved import ReservedRows
 from tdserve.server.rule_keys import RuleKeys, group_column
 from tdserve.server.samples import Samples, older_store
 from tdserve.server.session import ClientSession
+from tdserve.server.staging_names import StagingNames, values_path
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
@@ -54,6 +59,7 @@ class Replays:
         self._rule_keys = rule_keys
         self._values_worker = values_worker
         self._traffic = traffic
+        self._staging = StagingNames("extend-")
 
     async def extend(self, session: ClientSession, request: int, asked: control_pb2.ExtendRequest) -> control_pb2.Done:
         """Reserves rows, has them filled, commits. See ``ClientSession`` for what happens to refused content.
@@ -77,6 +83,8 @@ class Replays:
             line=("extend", num_rows),
             give_back=table.abort,
         )
+        if entry.lost:
+            entry.lost.written(reservation.rows, (), self._stores.db)
         try:
             found = await self._receive(session, request, entry, reservation, asked)
             arrival = coming.with_columns(entry, found)
@@ -86,9 +94,7 @@ class Replays:
                 arrival.groups[group_column(lacking[0])] = ids
             return self._commit(session, request, entry, reservation, arrival)
         except BaseException:
-            # Whoever could still write is gone: a failed receive closes its channel, a dead worker was reaped.
-            table.abort(reservation)
-            entry.changed.wake()
+            self._give_up(session, request, entry, reservation)
             raise
 
     async def read(
@@ -99,7 +105,10 @@ class Replays:
         table = entry.replay_table()
         if asked.fingerprint != entry.spec_of_row().fingerprint:
             raise older_store(entry)
-        plan = table.plan_read(numbers_of(from_message(asked.selection), table.live_rows(), entry.name))
+        numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name)
+        if entry.lost:
+            entry.lost.check(numbers, store=entry.name)
+        plan = table.plan_read(numbers)
         return await self._samples.send(session, request, entry, plan, tells_spec=False)
 
     async def _receive(
@@ -111,35 +120,94 @@ class Replays:
         asked: control_pb2.ExtendRequest,
     ) -> dict[Path, bytes]:
         content = asked.content
-        receiving = session.order(request, is_accepted=bool(content.message_nbytes))
-        ref = entry.ref(session.worker.known_specs)
-        receiving.receive_rows.store.CopyFrom(ref)
-        receiving.receive_rows.rows = reservation.encoded
-        receiving.receive_rows.keys.extend(asked.keys)
         rule_keys = [path for path in entry.rule_keys if path in dict(entry.spec.tensors)]
-        receiving.receive_rows.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
-        receiving.receive_rows.content.fingerprint = content.fingerprint
-        receiving.receive_rows.content.message_nbytes.extend(content.message_nbytes)
-        if content.HasField("inline"):
-            receiving.receive_rows.content.inline = content.inline
-        receive = session.worker.order(receiving)
-        values = content.values + _nothing_for(entry, asked)
-        if values:
-            storing = worker_pb2.Order()
-            storing.put_values.store.CopyFrom(entry.ref(self._values_worker.known_specs))
-            storing.put_values.values = values  # blocks one after the other are one block
-            storing.put_values.elements = encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:])))
-            spec = entry.spec.select([tuple(key.parts) for key in asked.keys]) if asked.keys else entry.spec
-            paths = [*(path for path, _ in spec.values), *_lacking(entry, asked)]
-            storing.put_values.keys.extend(content_pb2.Path(parts=path) for path in paths)
-            store = self._values_worker.order(storing)
-            await asyncio.wait(
-                {receive, store}
-            )  # both, also when one fails: nobody may write after the rows are given up
-            await store
-        worked = await receive
-        self._traffic.received(session.hello.transport, content)
+        follow = bool(content.values_nbytes) and session.local is None
+        with self._staging.taken(entry, is_needed=follow and session.worker is not self._values_worker) as staging:
+            values = self._values(entry, reservation, asked)
+            if session.local is not None:
+                receive = self._let_write(session.local, request, entry, reservation, rule_keys)
+                session.local.spooled(content, values)
+            else:
+                receiving = self._receiving(session, request, entry, reservation, asked, rule_keys)
+                receiving.receive_rows.spool = values_path(staging)
+                if follow and not staging:
+                    receiving.receive_rows.put_values.CopyFrom(values)
+                receive = session.worker.order(receiving)
+            if staging:
+                await receive
+                values.spool, values.spool_nbytes = values_path(staging), content.values_nbytes
+            if values.spool_nbytes or (values.values and not follow) or staging:
+                storing = worker_pb2.Order(put_values=values)
+                storing.put_values.store.CopyFrom(entry.ref(self._values_worker.known_specs))
+                store = self._values_worker.order(storing)
+                # Both, also when one fails: nobody may write after the rows are given up.
+                await asyncio.wait({receive, store})
+                await store
+            worked = await receive
+        self._traffic.received(session.transport, content)
         return dict(zip(rule_keys, worked.columns, strict=True))
+
+    def _values(self, entry: Entry, reservation: Reservation, asked: control_pb2.ExtendRequest) -> worker_pb2.PutValues:
+        """What is to be done with the values of the rows, but for the store."""
+        if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
+            return worker_pb2.PutValues()
+        spec = entry.spec.select([tuple(key.parts) for key in asked.keys]) if asked.keys else entry.spec
+        keys = spec.memo.get("value_keys")
+        if keys is None:
+            keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]
+        return worker_pb2.PutValues(
+            values=asked.content.values + _nothing_for(entry, asked),  # blocks one after the other are one block
+            keys=[*keys, *(content_pb2.Path(parts=path) for path in _lacking(entry, asked))],
+            elements=encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:]))),
+        )
+
+    def _receiving(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        reservation: Reservation,
+        asked: control_pb2.ExtendRequest,
+        rule_keys: Sequence[Path],
+    ) -> worker_pb2.Order:
+        content = asked.content
+        receiving = session.order(request, is_accepted=bool(content.message_nbytes))
+        body = receiving.receive_rows
+        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.rows = reservation.encoded
+        body.keys.extend(asked.keys)
+        body.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
+        body.content.fingerprint = content.fingerprint
+        body.content.message_nbytes.extend(content.message_nbytes)
+        body.content.values_nbytes = content.values_nbytes
+        if content.HasField("inline"):
+            body.content.inline = content.inline
+        return receiving
+
+    def _let_write(
+        self, local: LocalClient, request: int, entry: Entry, reservation: Reservation, rule_keys: Sequence[Path]
+    ) -> asyncio.Future[Any]:
+        """Lets a local client fill its rows. They are on record before it knows of them."""
+        if not local.lock_name:
+            raise NotSupportedError(feature=f"writing to {entry.name!r}", reason="this client said that it only reads")
+        _record(entry, local, reservation).save(self._stores.db)
+        accepted = control_pb2.Accepted(uid=entry.record.uid, rows=reservation.encoded)
+        accepted.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
+        return local.written(request, accepted)
+
+    def _give_up(self, session: ClientSession, request: int, entry: Entry, reservation: Reservation) -> None:
+        """Frees rows that were not filled, once nobody can write them any more.
+
+        A failed receive has closed its channel, a dead worker was reaped; a local client may be stopped in the middle.
+        """
+        local = session.local
+        if local is not None and local.may_still_write(request):
+            self._stores.unfinished.hold_back(entry, reservation, _record(entry, local, reservation))
+            return
+        entry.replay_table().abort(reservation)
+        if local is not None:
+            self._stores.db.delete("pending", _record(entry, local, reservation).key)
+        entry.changed.wake()
 
     def _commit(
         self, session: ClientSession, request: int, entry: Entry, reservation: Reservation, arrival: Arrival
@@ -154,10 +222,16 @@ class Replays:
         state["inserts"] += len(reservation)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             redo.save(txn)
+            if session.local is not None:
+                txn.delete("pending", _record(entry, session.local, reservation).key)
             self._stores.save_state(entry, txn, state)
         table.commit(reservation, arrival)
         entry.changed.wake()
         return done
+
+
+def _record(entry: Entry, local: LocalClient, reservation: Reservation) -> ReservedRows:
+    return ReservedRows(entry.record.uid, local.lock_name, reservation.num, reservation.encoded)
 
 
 def _lacking(entry: Entry, asked: control_pb2.ExtendRequest) -> list[Path]:

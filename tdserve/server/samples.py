@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
@@ -11,8 +12,9 @@ from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, SpecMismatchError
 from tdserve.replay.plans import RowsPlan
 from tdserve.replay.views import PLAIN, ViewKey
-from tdserve.row_numbers import encode_rows
+from tdserve.row_numbers import encode_rows, spread
 from tdserve.server.entry import Entry
+from tdserve.server.read_values import read_values
 from tdserve.server.rule_keys import RuleKeys
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
@@ -93,12 +95,41 @@ class Samples:
     ) -> control_pb2.Done | None:
         """Sends rows, inline or behind an Accepted."""
         row_spec = entry.spec_of_row()
+        if session.local is not None:
+            return await self._grant(session, request, entry, plan, tells_spec=tells_spec)
         order = self._order(session, request, entry, plan)
         order.is_accepted = not order.send_rows.inline and not entry.spec.values
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if tells_spec:
             accepted.spec.CopyFrom(self._stores.message_of(row_spec))
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+
+    async def _grant(
+        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
+    ) -> control_pb2.Done:
+        """Tells a local client which rows to copy."""
+        local = session.local_client()
+        accepted = control_pb2.Accepted(
+            num_rows=len(plan.rows),
+            fingerprint=entry.spec_of_row().fingerprint,
+            uid=entry.record.uid,
+            rows=encode_rows(plan.rows),
+            generations=plan.generations.tobytes(),
+        )
+        for name, column in plan.columns.items():
+            accepted.added.add(name=name, content=column.tobytes())
+        if tells_spec:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec_of_row()))
+        if local.lacks_values and entry.spec.values:
+            elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
+            paths = [path for path, _ in entry.spec.values]
+            accepted.values = await read_values(session.worker, entry, paths, elements)
+        self._traffic.sent(session.transport, 0)
+        if not len(plan.spent):
+            return control_pb2.Done(accepted=accepted)
+        accepted.wants_written = True  # rows that leave the table must not be given to a writer before
+        await local.written(request, accepted)
+        return control_pb2.Done()
 
     async def _view(self, session: ClientSession, entry: Entry, asked: control_pb2.SampleRequest) -> ViewKey:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
@@ -134,7 +165,7 @@ class Samples:
             order.send_rows.inline = False
             order.is_accepted = True
             session.accepted_requests.add(request)
-            self._traffic.sent(session.hello.transport, (await session.worker.order(order)).nbytes_moved)
+            self._traffic.sent(session.transport, (await session.worker.order(order)).nbytes_moved)
 
         await self._sending(entry, plan, send)
         return None
@@ -167,6 +198,7 @@ class Samples:
             body.columns.add(name=name, content=column.tobytes())
         layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
         body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
+        body.sends_values = session.hello.takes_values
         return order
 
 

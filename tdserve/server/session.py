@@ -15,6 +15,7 @@ from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
 from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.server import eager
+from tdserve.server.local_client import Invitation, LocalClient
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker
 from tdserve.session import SessionEvent, SessionProtocol, tag_of
@@ -34,8 +35,10 @@ class ClientSession:
         worker: The data worker that moves its bytes.
         interface: Address on which that worker waits for it.
         inline_bytes: Content up to this size rides in messages of the stream.
+        invitation: What a client on this machine was told.
 
     Attributes:
+        local: The client, once it reads and writes the files by itself.
         cancelled_requests: Those under way that are to be given up when they begin to wait.
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
     """
@@ -49,7 +52,11 @@ class ClientSession:
         worker: DataWorker,
         interface: str,
         inline_bytes: int,
+        invitation: Invitation | None = None,
     ) -> None:
+        self.invitation = invitation
+        self.local: LocalClient | None = None
+        self._losing: asyncio.Task[None] | None = None
         self.number = number
         self.hello = hello
         self.link = link
@@ -70,8 +77,28 @@ class ClientSession:
         """The client behind this session, the same across its reconnects."""
         return self.hello.client_id
 
+    @property
+    def transport(self) -> str:
+        """How content moves."""
+        return "gloo" if self.local is None else "shm"
+
+    def attach(self, local: LocalClient) -> None:
+        """The client has shown that it is on this machine: from now on it moves its content by itself."""
+        self.local = local
+        self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
+
+    def local_client(self) -> LocalClient:
+        """The client of a session that has attached itself."""
+        if self.local is None:
+            raise LocalProtocolError(reason=f"session {self.number} is not local")
+        return self.local
+
+    async def _lose_at_end(self, local: LocalClient) -> None:
+        await self.ended.wait()
+        local.lose()
+
     def opened(self) -> None:
-        """Welcome was sent: requests may begin."""
+        """Welcome is sent now: requests may begin."""
         self.protocol.on(SessionEvent.OPENED)
 
     def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
@@ -146,7 +173,7 @@ class ClientSession:
             self._is_opened.add(entry.is_mail)
             opening = self.order()
             opening.open_session.is_mail = entry.is_mail
-            opening.open_session.transport = self.hello.transport
+            opening.open_session.transport = "gloo"
             opening.open_session.host = self._interface
             self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
         order = self.order()
@@ -180,7 +207,11 @@ class ClientSession:
 
     async def fail(self, request: int, error: TDServeError) -> None:
         """Answers: refused or failed. Never over the channel, which may be what failed."""
-        await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
+        message = control_pb2.ServerMessage(request=request, failure=encode_failure(error))
+        if self.local is not None:
+            self.local.send(message)
+        else:
+            await self.link.send(message)
 
     async def finish(self, timeout_s: float) -> bool:
         """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that.
@@ -208,7 +239,9 @@ class ClientSession:
         return True
 
     async def _answer(self, message: control_pb2.ServerMessage) -> None:
-        if not self.mail(message):
+        if self.local is not None:
+            self.local.send(message)
+        elif not self.mail(message):
             await self.link.send(message)
 
     def _task_name(self, request: int) -> str:

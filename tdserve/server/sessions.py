@@ -16,8 +16,11 @@ from tdserve.errors import (
     TransferAbortedError,
 )
 from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.machine import boot_id
+from tdserve.server.local_client import Invitation
 from tdserve.server.session import ClientSession, local_address_towards
 from tdserve.server.workers import DataWorker
+from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 OPEN_TIMEOUT_S = 20.0
@@ -26,7 +29,7 @@ OPEN_TIMEOUT_S = 20.0
 END_GRACE_S = 5.0
 """A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""
 
-TRANSPORTS_HERE = ("gloo",)
+TRANSPORTS_HERE = ("auto", "gloo", "shm")
 
 
 class Sessions:
@@ -35,13 +38,15 @@ class Sessions:
     Args:
         config: Of the server.
         workers: The data workers; each session gets one.
-        server_id: Of the root.
+        root: The acquired root.
     """
 
-    def __init__(self, config: ServerConfig, workers: list[DataWorker], server_id: str) -> None:
+    def __init__(self, config: ServerConfig, workers: list[DataWorker], root: Root) -> None:
         self._config = config
         self._workers = workers
-        self._server_id = server_id
+        self._root = root
+        self._server_id = root.server_id
+        self._boot_id = boot_id()
         self._by_number: dict[int, ClientSession] = {}
         self._last_number = 0
 
@@ -70,7 +75,7 @@ class Sessions:
                 address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
             )
         if hello.transport not in TRANSPORTS_HERE:
-            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason="this server has gloo")
+            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason="this server has gloo and shm")
         if len(hello.client_id) != CLIENT_ID_BYTES:
             raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
         for older in self:
@@ -88,6 +93,7 @@ class Sessions:
             worker=worker,
             interface=interface,
             inline_bytes=self._config.inline_bytes,
+            invitation=self._invitation(hello),
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(
@@ -96,8 +102,11 @@ class Sessions:
             worker=worker.number,
             server_id=self._server_id,
             inline_bytes=self._config.inline_bytes,
-            transport=hello.transport,
+            transport=session.transport,
         )
+        if session.invitation is not None:
+            welcome.local.CopyFrom(session.invitation.message(self._root))
+        session.opened()  # before: a local client's first request takes another way, and may be here first
         try:
             await link.send(control_pb2.ServerMessage(welcome=welcome))
         except BaseException:  # the client went away in this moment: nobody else knows of its session
@@ -132,8 +141,13 @@ class Sessions:
     def on_worker_lost(self, worker: DataWorker) -> None:
         """A worker died: its sessions end, and their clients come back."""
         for session in self:
-            if session.worker is worker:
+            if session.worker is worker and session.local is None:
                 session.ended.set()
+
+    def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:
+        """For a client on this machine that may want to use the files."""
+        is_here = bool(hello.boot_id) and hello.boot_id == self._boot_id
+        return Invitation.make() if is_here and hello.transport != "gloo" else None
 
     async def _choose_worker(self) -> DataWorker:
         deadline = Deadline.after(OPEN_TIMEOUT_S)

@@ -12,18 +12,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path as FilePath
 
-import numpy as np
-
-from tdserve.catalog import Catalog, StoreRecord, matches
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, matches
 from tdserve.content import RESERVED_KEYS
 from tdserve.deadline import Deadline
 from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError, StoreNotFoundError
 from tdserve.ids import check_store_name, new_uid
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
+from tdserve.server.departures import Departures
 from tdserve.server.entry import Entry
-from tdserve.server.journal import JOURNAL, Journal
 from tdserve.server.redo import Redo
+from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec
@@ -49,9 +48,11 @@ class Stores:
     Args:
         root: The acquired root.
         db: Its catalog.
+        departures: Tells which local writers may still write.
     """
 
-    def __init__(self, root: Root, db: CatalogDB) -> None:
+    def __init__(self, root: Root, db: CatalogDB, departures: Departures) -> None:
+        self.unfinished = Unfinished(db, departures)
         self.root = root
         self.db = db
         self.catalog = Catalog()
@@ -150,7 +151,14 @@ class Stores:
         name = check_store_name(record.name)
         stored = stored_spec(record, spec)
         created = time.time()
-        hidden = replace(record, uid=new_uid(), created_s=created, nbytes=stored.nbytes, loading=True)
+        hidden = replace(
+            record,
+            uid=new_uid(),
+            created_s=created,
+            nbytes=stored.nbytes,
+            loading=True,
+            max_object_bytes=record.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
+        )
         self.catalog.add(hidden)  # takes the name
         folder = self._folder(hidden)
         try:
@@ -190,6 +198,7 @@ class Stores:
         with self.db.transaction() as txn:  # as one that never became visible: a crash from here on ends in removal too
             txn.put("stores", entry.name.encode(), replace(entry.record, loading=True).to_bytes())
             txn.delete("states", entry.record.uid.encode())
+            self.unfinished.forget(entry.record.uid, txn)
         self._move_to_trash(entry.record)
         self.db.delete("stores", entry.name.encode())
         self.catalog.remove(entry.name)
@@ -275,26 +284,26 @@ class Stores:
         spec = self.spec_of(record.fingerprint)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         if record.kind == "tensordict":
-            return Entry(record, spec, folder, generations=generations)
+            entry = Entry(record, spec, folder, generations=generations)
+            self.unfinished.restore(entry)
+            return entry
         stored = stored_spec(record, spec)
+        reserved = self.unfinished.reserved(record.uid)
         table = Table.restore(
             record.name,
             generations.values[:-1],
             Settings.from_json((state or {}).get("settings", record.settings)),
             state or {},
-            held=self._being_written(record.uid, stored),
+            now_reserved=[rows.rows for rows in reserved],
+            held=self.unfinished.overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
         )
         entry = Entry(record, stored, folder, row_spec=spec, generations=generations, table=table)
         entry.group_keys.extend(tuple(path) for path in (state or {}).get("group_keys", ()))
         entry.known_groups.update(entry.group_keys)
+        self.unfinished.restore(entry, reserved)
         return entry
-
-    def _being_written(self, uid: str, spec: Spec) -> np.ndarray:
-        """Rows of a write that is on record and not yet done: they are nobody else's, odd as they are."""
-        content = self.db.get("pending", JOURNAL + uid.encode())
-        return np.empty(0, np.int64) if content is None else Journal.from_bytes(content).rows(spec)
 
     def _remove_files(self, record: StoreRecord) -> None:
         self._move_to_trash(record)

@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from tdserve.content import selected_spec, write_layout
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.content import selected_spec, write_layout, write_messages
 from tdserve.deadline import Deadline
 from tdserve.errors import (
+    CapacityError,
     InvalidRequestError,
     PeerLostError,
     RemoteProtocolError,
@@ -26,12 +32,17 @@ from tdserve.selection import from_message
 from tdserve.server.answers import Answers
 from tdserve.server.changes import generations_of
 from tdserve.server.entry import Entry
-from tdserve.server.held import Held
+from tdserve.server.held import Held, is_free, wait_for_others
+from tdserve.server.in_place import InPlace
 from tdserve.server.journal import JOURNAL, Journal
+from tdserve.server.local_client import LocalClient
+from tdserve.server.read_values import read_values
 from tdserve.server.session import ClientSession
+from tdserve.server.staging_names import StagingNames, values_path
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
+from tdserve.store.spools import remove_spool
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")
@@ -47,11 +58,12 @@ class TensorDicts:
     """
 
     def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
+        self._in_place = InPlace(stores, answers)
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
         self._traffic = traffic
-        self._staging_in_use: set[str] = set()
+        self._staging = StagingNames()
 
     async def read(
         self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.ReadRequest, deadline: Deadline
@@ -66,16 +78,46 @@ class TensorDicts:
                 deadline,
                 lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
             )
+        if entry.writes:  # of local clients, which may stand still: a worker would wait for them
+            rows = from_message(asked.selection).rows(entry.spec.batch_size)
+            await wait_for_others(session, entry, rows, deadline)
+        if entry.lost:
+            entry.lost.check(from_message(asked.selection).rows(entry.spec.batch_size), store=entry.name)
+        if session.local is not None:
+            return await self._let_read(session, session.local, entry, asked)
         order = session.order(request)
         order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
         order.send_selection.selection.CopyFrom(asked.selection)
         order.send_selection.keys.extend(asked.keys)
         order.send_selection.inline_bytes = session.inline_limit(request)
+        order.send_selection.sends_values = session.hello.takes_values
         fingerprint = entry.spec.fingerprint
         accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
         if asked.fingerprint != fingerprint:
             accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
         return await self._traffic.read(session, request, order, accepted, announces=False)
+
+    async def _let_read(
+        self,
+        session: ClientSession,
+        local: LocalClient,
+        entry: Entry,
+        asked: control_pb2.ReadRequest,
+    ) -> control_pb2.Done:
+        """Tells a local client which store to read."""
+        fingerprint, uid = entry.spec.fingerprint, entry.record.uid
+        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version, uid=uid)
+        if asked.fingerprint != fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+        if local.lacks_values and entry.spec.values:
+            keys = [tuple(key.parts) for key in asked.keys]
+            selection = from_message(asked.selection)
+            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
+            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+            paths = [path for path, _ in chosen.values]
+            accepted.values = await read_values(session.worker, entry, paths, elements)
+        self._traffic.sent(session.transport, 0)
+        return control_pb2.Done(accepted=accepted)
 
     async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Fills a store for the first time, in place since nobody sees it, and shows it."""
@@ -83,19 +125,36 @@ class TensorDicts:
             raise StoreExistsError(name=asked.store)
         entry = self._stores.get_loading(asked.store, session.number)
         _check_fingerprint(entry, asked.content)
-        receiving = self._receiving(session, request, entry, asked)
-        await session.worker.order(receiving)
-        if asked.content.values:
-            storing = self._storing(entry, asked)
-            storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
-            await self._worker.order(storing)
-        self._traffic.received(session.hello.transport, asked.content)
+        is_needed = bool(asked.content.values_nbytes) and session.local is None
+        with self._staging.taken(entry, is_needed=is_needed) as staging:
+            await self._fill(session, request, entry, asked, spool=values_path(staging))
+        self._traffic.received(session.transport, asked.content)
         entry.generation_values()[:] = 2
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.publish_loaded(entry, txn)
         return done
+
+    async def _fill(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str
+    ) -> None:
+        if session.local is not None:
+            await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
+        else:
+            await session.worker.order(self._receiving(session, request, entry, asked, spool=spool))
+        if asked.content.values or spool or asked.content.spool_nbytes:
+            storing = self._storing(entry, asked, spool=spool)
+            if session.local is not None:
+                session.local.spooled(asked.content, storing.put_values)
+            storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+            try:
+                await self._worker.order(storing)
+            except CapacityError:
+                await self._stores.delete(entry)  # they will not fit later either: the name is free again
+                raise
+        if spool:  # no other request will use it soon, and it may be as large as the store
+            await asyncio.to_thread(remove_spool, spool)
 
     async def write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Replaces a selection, whole or not at all.
@@ -108,26 +167,76 @@ class TensorDicts:
         if entry.generations is None:
             raise entry.wrong_kind("tensordict or replay")
         _check_fingerprint(entry, asked.content)
-        _check_content(entry, asked)
         if entry.table is not None:
             _check_rows(entry, asked)
-        staging = "" if not asked.content.message_nbytes else self._take_staging(entry)
-        try:
+        if session.local is not None:
+            return await self._write_in_place(session, request, entry, asked)
+        _check_content(entry, asked)
+        with self._staging.taken(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
-                receiving = self._receiving(session, request, entry, asked, staging)
+                receiving = self._receiving(session, request, entry, asked, staging=staging, spool=values_path(staging))
                 await session.worker.order(receiving)
-            self._traffic.received(session.hello.transport, asked.content)
-            async with entry.write_lock:
-                entry.check_present()
+            self._traffic.received(session.transport, asked.content)
+            async with self._alone(session, entry, asked):
                 done = control_pb2.Done(version=entry.content_version + 1)
                 if entry.table is not None:
                     _check_rows(entry, asked)  # some may be gone since their content began to come
                 journal = Journal(session.client_id, request, done, asked, staging)
                 self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
                 await self._apply(entry, journal)
-        finally:
-            self._staging_in_use.discard(staging)
         return done
+
+    async def _write_in_place(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
+        storing = self._storing(entry, asked)
+
+        session.local_client().spooled(asked.content, storing.put_values)
+
+        async def store_values() -> None:
+            await self._insist(storing, entry)
+
+        rows = np.unique(from_message(asked.selection).rows(entry.spec.batch_size))
+        await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
+        if entry.table is not None:
+            _check_rows(entry, asked)
+        self._traffic.received(session.transport, asked.content)
+        return await self._in_place.write(session, request, entry, asked, rows, store_values)
+
+    @asynccontextmanager
+    async def _alone(
+        self, session: ClientSession, entry: Entry, asked: control_pb2.WriteRequest
+    ) -> AsyncIterator[None]:
+        """A block in which nobody else writes these rows; others are not kept waiting while it waits for that."""
+        deadline = Deadline.after(asked.timeout_s)
+        while True:
+            async with entry.write_lock:
+                entry.check_present()
+                if not (entry.writes or entry.lost):
+                    yield
+                    return
+                rows = from_message(asked.selection).rows(entry.spec.batch_size)
+                if self._is_free(entry, rows):
+                    yield
+                    return
+            await self._wait_for_rows(session, entry, rows, deadline)
+
+    def _is_free(self, entry: Entry, rows: NDArray[np.int64]) -> bool:
+        return is_free(entry, rows) and not self._stores.unfinished.may_be_written(entry, rows)
+
+    async def _wait_for_rows(
+        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
+    ) -> None:
+        """Waits until nobody else writes these rows, nor can any more, and no journalled write is being applied."""
+        while True:
+            await wait_for_others(session, entry, rows, deadline)
+            await self._in_place.wait_for_writers(session, entry, rows, deadline)
+            if entry.write_lock.locked():
+                async with entry.write_lock:  # held for as long as a worker copies
+                    pass
+            elif self._is_free(entry, rows):  # else somebody who had waited too came first
+                break
+        entry.check_present()
 
     async def repair(self) -> int:
         """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it
@@ -146,11 +255,14 @@ class TensorDicts:
         return num_applied
 
     async def _apply(self, entry: Entry, journal: Journal) -> None:
-        held = Held(entry, journal)
+        keys = [tuple(key.parts) for key in journal.asked.keys]
+        rows = journal.rows(entry.spec)
+        held = Held(entry, rows, keys)
         failure: TDServeError | None = None
         try:
-            if journal.asked.content.values:
-                await self._insist(self._storing(entry, journal.asked), entry)
+            spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
+            if journal.asked.content.values or spool:
+                await self._insist(self._storing(entry, journal.asked, spool=spool), entry)
             applying = worker_pb2.Order()
             body = applying.apply_staged
             body.selection.CopyFrom(journal.asked.selection)
@@ -161,6 +273,8 @@ class TensorDicts:
             await self._insist(applying, entry)
         except TDServeError as error:
             failure = error  # such as no room for values: nothing of the tensors was touched
+        if failure is None and entry.lost:
+            entry.lost.written(rows, keys, self._stores.db)
         held.let_go(is_written=failure is None)
         key = JOURNAL + entry.record.uid.encode()
         if failure is not None:
@@ -190,7 +304,9 @@ class TensorDicts:
         request: int,
         entry: Entry,
         asked: control_pb2.WriteRequest,
+        *,
         staging: str = "",
+        spool: str = "",
     ) -> worker_pb2.Order:
         order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
         body = order.receive_selection
@@ -199,14 +315,16 @@ class TensorDicts:
         body.keys.extend(asked.keys)
         body.content.CopyFrom(asked.content)
         body.content.ClearField("values")
-        body.staging = staging
+        body.staging, body.spool = staging, spool
         return order
 
-    def _storing(self, entry: Entry, asked: control_pb2.WriteRequest) -> worker_pb2.Order:
+    def _storing(self, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
         """An order for the values of a write. The store's ref is set when it is sent: a spec goes along only once."""
         order = worker_pb2.Order()
         body = order.put_values
         body.values = asked.content.values
+        if spool:
+            body.spool, body.spool_nbytes = spool, asked.content.values_nbytes
         keys = [tuple(key.parts) for key in asked.keys]
         spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
         body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
@@ -216,13 +334,6 @@ class TensorDicts:
         if not body.everything:
             body.elements = encode_rows(selection.elements(batch_size))
         return order
-
-    def _take_staging(self, entry: Entry) -> str:
-        number = 0
-        while (path := str(entry.folder / "staging" / str(number))) in self._staging_in_use:
-            number += 1
-        self._staging_in_use.add(path)
-        return path
 
 
 def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
@@ -254,10 +365,9 @@ def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:
     """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
     keys = [tuple(key.parts) for key in asked.keys]
     chosen = selected_spec(entry.spec, from_message(asked.selection), keys, store=entry.name)
-    expected, content = write_layout(chosen).message_nbytes, asked.content
-    inline = len(content.inline) if content.HasField("inline") else None
-    if (inline is None and tuple(content.message_nbytes) != expected) or (
-        inline is not None and inline != sum(expected)
-    ):
-        received = f"{sum(content.message_nbytes) if inline is None else inline} bytes"
-        raise RemoteProtocolError(expected=f"{sum(expected)} bytes of content for {entry.name!r}", received=received)
+    layout, content = write_layout(chosen), asked.content
+    if not content.HasField("inline"):
+        write_messages(layout, content.values_nbytes, content.message_nbytes)
+    elif content.values_nbytes or len(content.inline) != sum(layout.message_nbytes):
+        expected = f"{sum(layout.message_nbytes)} bytes of content for {entry.name!r}"
+        raise RemoteProtocolError(expected=expected, received=f"{len(content.inline) + content.values_nbytes} bytes")

@@ -44,9 +44,8 @@ class Traffic:
 
         Args:
             announces: Whether Accepted leaves together with the order. Otherwise the worker first finds out how much
-                there
-                is (non-tensor values, selections): small content comes back and leaves inline, larger is announced
-                then.
+                there is (non-tensor values, selections): small content comes back and leaves inline, larger is
+                announced then.
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.
@@ -54,19 +53,19 @@ class Traffic:
         if announces:
             moving = session.worker.order(order)
             await session.accepted(request, accepted)
-            self.sent(session.hello.transport, (await moving).nbytes_moved)
+            self.sent(session.transport, (await moving).nbytes_moved)
             return None
         announcing: list[asyncio.Task[None]] = []
 
-        def announce(values: bytes) -> None:
-            accepted.values = values
+        def announce(prepared: worker_pb2.Prepared) -> None:
+            accepted.values, accepted.values_nbytes = prepared.values, prepared.values_nbytes
             announcing.append(asyncio.create_task(session.accepted(request, accepted)))
 
         worked = await session.worker.order(order, on_prepared=announce)
         for task in announcing:
             await task
         if not worked.HasField("inline"):
-            self.sent(session.hello.transport, worked.nbytes_moved)
+            self.sent(session.transport, worked.nbytes_moved)
             return None
         accepted.values = worked.values
         self.sent(INLINE, len(worked.inline))

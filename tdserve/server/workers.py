@@ -29,7 +29,7 @@ _log = logging.getLogger("tdserve.server")
 @dataclass
 class _Pending:
     future: asyncio.Future[worker_pb2.Worked]
-    on_prepared: Callable[[bytes], None] | None
+    on_prepared: Callable[[worker_pb2.Prepared], None] | None
 
 
 class DataWorker:
@@ -93,12 +93,12 @@ class DataWorker:
                 return
 
     def order(
-        self, order: worker_pb2.Order, *, on_prepared: Callable[[bytes], None] | None = None
+        self, order: worker_pb2.Order, *, on_prepared: Callable[[worker_pb2.Prepared], None] | None = None
     ) -> asyncio.Future[worker_pb2.Worked]:
         """Sends an order; the future ends with its report.
 
         Args:
-            on_prepared: Called when the worker is about to send the tensors of a read, with the read's values.
+            on_prepared: Called when the worker is about to send the content of a read, with what it says of its values.
 
         Raises (from the future):
             PeerLostError: The worker is not there, or died before it reported.
@@ -173,7 +173,7 @@ class DataWorker:
         if report.HasField("prepared"):
             prepared = self._pending.get(report.order)
             if prepared is not None and prepared.on_prepared is not None:
-                prepared.on_prepared(report.prepared.values)
+                prepared.on_prepared(report.prepared)
             return
         pending = self._pending.pop(report.order, None)
         if pending is None or pending.future.done():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.errors import (
     InvalidRequestError,
     InvalidSpecError,
@@ -47,6 +48,7 @@ def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: A
         ({"kind": 0}, InvalidRequestError),
         ({"spec": None}, InvalidSpecError),
         ({"kind": REPLAY, "capacity": 0}, InvalidRequestError),
+        ({"max_object_bytes": 5}, InvalidRequestError),
         ({"kind": REPLAY, "capacity": MAX_CAPACITY_ROWS + 1}, InvalidRequestError),
         ({"kind": REPLAY, "capacity": 5, "min_size": 6}, InvalidRequestError),
         ({"kind": REPLAY, "capacity": 5, "settings": '{"sampler": {"kind": "psychic"}}'}, NotSupportedError),
@@ -68,6 +70,21 @@ def test_create_when_it_exists_then_returned_only_with_exists_ok(world: World, r
         run(world.creation.create(asked()))
     with pytest.raises(StoreExistsError, match="'x'"):
         run(world.creation.create(asked(exists_ok=True, kind=REPLAY, capacity=3)))
+
+
+@pytest.mark.parametrize("fields", [{}, {"kind": REPLAY, "capacity": 3}])
+def test_create_when_it_names_a_limit_of_values_then_kept_described_and_told_to_workers(
+    world: World, run: Loop, fields: dict[str, Any]
+) -> None:
+    limit = 3 << 20
+    answer = run(world.creation.create(asked(max_object_bytes=limit, **fields)))
+    assert answer.description.max_object_bytes == limit
+    assert world.stores.get("x").ref(set()).max_object_bytes == limit
+    assert not run(world.creation.create(asked(exists_ok=True, **fields))).created
+    with pytest.raises(StoreExistsError, match="max_object_bytes"):
+        run(world.creation.create(asked(exists_ok=True, max_object_bytes=limit * 2, **fields)))
+    default = run(world.creation.create(asked(name="y", **fields)))
+    assert default.description.max_object_bytes == DEFAULT_MAX_OBJECT_BYTES
 
 
 def test_create_when_two_ask_at_once_then_one_is_made_and_both_get_it(world: World, run: Loop) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,23 @@ from safetensors.torch import load_file
 from tensordict import TensorDict
 
 from tdserve.content import read_layout
-from tdserve.errors import DeadlineExceededError, InvalidSpecError, RemoteProtocolError, StoreNotFoundError
+from tdserve.control.status import encode_failure
+from tdserve.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    InvalidSpecError,
+    NotSupportedError,
+    PeerLostError,
+    RemoteProtocolError,
+    StoreNotFoundError,
+)
 from tdserve.server.session import ClientSession
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
+from tdserve.store.versions import VersionFile
 from tdserve.v1 import control_pb2
+from tdserve.weights import Versions
+from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
 
@@ -113,3 +127,105 @@ def test_latest_when_a_version_comes_while_it_waits_then_that(world: World, run:
     done = run(scenario())
     assert done is not None
     assert done.accepted.version == 1
+
+
+def here() -> control_pb2.PublishRequest:
+    """A request of a local client: the content comes another way."""
+    content = control_pb2.Content(fingerprint=SPEC.fingerprint)
+    return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content)
+
+
+def begin(world: World, peer: LocalPeer, request: int = 1) -> asyncio.Task[control_pb2.Done]:
+    """The publication, under way."""
+    return asyncio.create_task(world.publishing.publish(peer.session, request, here()))
+
+
+def make(world: World, accepted: control_pb2.Accepted, number: int) -> VersionFile:
+    """What the client does when it is let; not sealed."""
+    recycles = world.root.path / accepted.recycles if accepted.recycles else None
+    file = VersionFile.create(world.root.path / accepted.path, SPEC, recycles=recycles)
+    file.leaves["w",].fill_(number)
+    return file
+
+
+def test_publish_when_the_client_is_local_then_it_makes_the_file_and_the_next_reader_is_told_where(
+    world: World, run: Loop
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            for number in range(1, 5):
+                write = begin(world, peer, number)
+                accepted = await peer.accepted()
+                assert not os.path.isabs(accepted.path)
+                assert bool(accepted.recycles) == (number == 4)
+                file = make(world, accepted, number)
+                assert file.was_recycled == (number == 4)
+                file.seal()
+                peer.done(number)
+                assert (await write).version == number
+            asked = control_pb2.LatestRequest(store="w")
+            done = await world.publishing.latest(peer.session, 9, asked)
+            assert done is not None
+            with VersionFile.open(world.root.path / done.accepted.path, SPEC) as found:
+                assert found.leaves["w",].eq(4).all()
+            assert (done.accepted.version, codec.decode(done.accepted.spec)) == (4, SPEC)
+
+    run(scenario())
+    assert columns_of(read_layout(SPEC, is_packed=True), latest(world, run).inline)["w"].eq(4).all()
+
+
+@pytest.mark.parametrize("way", ["refuse", "leave"])
+def test_publish_when_the_local_client_does_not_finish_then_the_version_before_stays_and_nothing_of_it(
+    world: World, run: Loop, way: str
+) -> None:
+    publish(world, run, 1)
+
+    async def scenario() -> int:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer)
+            accepted = await peer.accepted()
+            make(world, accepted, 2)
+            if way == "refuse":
+                peer.done(failure=encode_failure(CapacityError(what="a disk", asked=2, free=1)))
+            else:
+                await peer.leave()
+            with pytest.raises(CapacityError if way == "refuse" else PeerLostError):
+                await write
+            return int(accepted.version)
+
+    unfinished = run(scenario())
+    assert [path.name for path in world.stores.get("w").folder.glob("versions/*")] == ["1.safetensors"]
+    assert latest(world, run).accepted.version == 1
+    assert publish(world, run, 3) > unfinished  # one that was stopped may still make its file
+
+
+def test_publish_when_the_server_is_killed_while_a_local_client_writes_then_its_number_is_never_used_again(
+    world: World, run: Loop
+) -> None:
+    publish(world, run, 1)
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer)
+            accepted = await peer.accepted()
+            on_record = world.db.get("states", world.stores.get("w").record.uid.encode())
+            assert on_record is not None
+            after = Versions.restore(json.loads(on_record))
+            assert after.newest is not None
+            assert after.newest.version == 1
+            assert after.begin(fingerprint=SPEC.fingerprint).version > accepted.version
+            make(world, accepted, 2).seal()
+            peer.done()
+            await write
+
+    run(scenario())
+
+
+def test_publish_when_the_local_client_only_reads_then_refused(world: World, run: Loop) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world, is_read_only=True) as peer:
+            with pytest.raises(NotSupportedError, match="only reads"):
+                await begin(world, peer)
+
+    run(scenario())
+    assert latest(world, run, newer_than=0).nothing_newer

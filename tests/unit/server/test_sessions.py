@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +10,10 @@ from tdserve.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.control.servicer import SessionLink
 from tdserve.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
 from tdserve.ids import new_client_id
+from tdserve.machine import boot_id
 from tdserve.server.sessions import Sessions
 from tdserve.server.workers import DataWorker
+from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, Outbox, outbox
 
@@ -27,9 +31,17 @@ def workers() -> list[DataWorker]:
 
 
 @pytest.fixture
-def sessions(workers: list[DataWorker]) -> Sessions:
+def root(tmp_path: Path) -> Iterator[Root]:
+    """Of the server."""
+    made = Root.acquire(tmp_path / "root")
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def sessions(workers: list[DataWorker], root: Root) -> Sessions:
     """No session yet."""
-    return Sessions(ServerConfig(root="unused", inline_bytes=123), workers, "the server")
+    return Sessions(ServerConfig(root=str(root.path), inline_bytes=123), workers, root)
 
 
 def hello(**fields: Any) -> control_pb2.Hello:
@@ -38,15 +50,66 @@ def hello(**fields: Any) -> control_pb2.Hello:
     return control_pb2.Hello(**{**good, **fields})
 
 
-def test_open_when_hello_is_good_then_welcome(sessions: Sessions, run: Loop) -> None:
+def test_open_when_hello_is_good_then_welcome(sessions: Sessions, root: Root, run: Loop) -> None:
     session = run(sessions.open(hello(), SessionLink(Outbox())))
     (message,) = outbox(session).messages
     welcome = message.welcome
-    assert (welcome.session, welcome.server_id, welcome.inline_bytes) == (session.number, "the server", 123)
+    assert (welcome.session, welcome.server_id, welcome.inline_bytes) == (session.number, root.server_id, 123)
+    assert not welcome.HasField("local")
     assert session.number in sessions
     assert list(sessions) == [session]
     assert sessions.find(session.number) is session
     assert session.inline_limit(1) == 123
+
+
+class WatchfulOutbox(Outbox):
+    """Begins a request of the session as soon as it is told of it."""
+
+    async def write(self, message: control_pb2.ServerMessage) -> None:
+        session = self.sessions.find(message.welcome.session)
+        assert session is not None
+        session.protocol.begin(1)
+
+    sessions: Sessions
+
+
+def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_taken(
+    sessions: Sessions, run: Loop
+) -> None:
+    box = WatchfulOutbox()
+    box.sessions = sessions
+    session = run(sessions.open(hello(), SessionLink(box)))
+    assert session.protocol.requests == {1}
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_open_when_the_client_is_on_this_machine_then_told_how_to_find_the_files(
+    sessions: Sessions, root: Root, run: Loop, transport: str
+) -> None:
+    session = run(sessions.open(hello(transport=transport, boot_id=boot_id()), SessionLink(Outbox())))
+    local = outbox(session).messages[0].welcome.local
+    nonce = root.nonce_path.stat()
+    assert (local.root, local.nonce) == (str(root.path), root.nonce_path.read_text())
+    assert (local.device, local.inode) == (nonce.st_dev, nonce.st_ino)
+    assert session.invitation is not None
+    assert (session.invitation.lock_name, session.invitation.key) == (local.lock_name, local.key)
+    assert len(local.key) >= 16
+    other = run(sessions.open(hello(transport=transport, boot_id=boot_id()), SessionLink(Outbox())))
+    assert other.invitation is not None
+    assert other.invitation.key != local.key
+    assert other.invitation.lock_name != local.lock_name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"transport": "gloo", "boot_id": boot_id()}, {"transport": "shm", "boot_id": "another"}, {"transport": "shm"}],
+)
+def test_open_when_the_client_is_elsewhere_or_wants_none_then_no_key_for_the_files(
+    sessions: Sessions, run: Loop, fields: dict[str, Any]
+) -> None:
+    session = run(sessions.open(hello(**fields), SessionLink(Outbox())))
+    assert not outbox(session).messages[0].welcome.HasField("local")
+    assert session.invitation is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
@@ -19,6 +19,7 @@ from tdserve.errors import (
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.journal import Journal
+from tdserve.store.spools import SpoolWriter
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -143,4 +144,43 @@ def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop,
     journal = Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
     world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
     assert run(world.tensordicts.repair()) == 0
+    assert world.db.scan("pending") == []
+
+
+def test_repair_when_values_had_come_over_the_channel_then_they_are_applied_from_their_file(
+    world: World, run: Loop
+) -> None:
+    td = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "v": NonTensorData("old", batch_size=[4])}, [4])
+    entry = run(world.create("y", td))
+    asked = writing(entry, TensorDict({"v": NonTensorData("new", batch_size=[4])}, [4]), (), ("v",))
+    content, asked.content.values = asked.content.values, b""
+    asked.content.ClearField("inline")
+    asked.content.values_nbytes = len(content)
+    asked.content.message_nbytes.append(len(content))
+    staging = str(entry.folder / "staging" / "0")
+    with SpoolWriter(f"{staging}.values") as writer:
+        writer.write(0, memoryview(content))
+    journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, staging)
+    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
+    world.reopen()
+    assert run(world.tensordicts.repair()) == 1
+    again = world.stores.get("y")
+    reading = control_pb2.ReadRequest(store="y", keys=[content_pb2.Path(parts=["v"])])
+    done = run(world.tensordicts.read(world.session(), 1, again, reading, Deadline.after(0)))
+    assert done is not None
+    assert b"new" in done.accepted.values
+
+
+@pytest.mark.parametrize("values_nbytes", [1, 1 << 62])
+def test_write_when_values_are_announced_that_do_not_follow_then_refused_and_nothing_is_left_to_repair(
+    world: World, run: Loop, entry: Entry, values_nbytes: int
+) -> None:
+    asked = writing(entry, TD)
+    asked.content.values_nbytes = values_nbytes
+    with pytest.raises(RemoteProtocolError, match="content for 'x'"):
+        run(world.tensordicts.write(world.session(), 1, asked))
+    asked.content.ClearField("inline")
+    asked.content.message_nbytes.append(values_nbytes)
+    with pytest.raises(RemoteProtocolError):
+        run(world.tensordicts.write(world.session(), 1, asked))
     assert world.db.scan("pending") == []

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from tdserve.client.incoming import views
-from tdserve.client.outgoing import Outgoing
+from tdserve.client.leaves import contents_of
+from tdserve.client.value_blocks import encode_values
+from tdserve.content import write_layout
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import decode_failure
 from tdserve.errors import TDServeError
@@ -21,6 +23,7 @@ from tdserve.replay.settings import Settings
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.creation import Creation
+from tdserve.server.departures import Departures
 from tdserve.server.entry import Entry
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
@@ -35,8 +38,8 @@ from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
-from tdserve.transport.ends import FlatEnd
-from tdserve.transport.stream import unpack
+from tdserve.transport.ends import FlatEnd, JoinedEnd
+from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import control_pb2
 
 TIMEOUT_S = 90.0
@@ -105,7 +108,8 @@ class World:
         """As after a start."""
         self.root = Root.acquire(self.path)
         self.db = CatalogDB(self.root.catalog_folder)
-        self.stores = Stores(self.root, self.db)
+        self.departures = Departures(self.root.sessions_folder)
+        self.stores = Stores(self.root, self.db, self.departures)
         self.stores.restore()
         self.answers = Answers(self.db)
         self.traffic = Traffic()
@@ -185,8 +189,13 @@ def outbox(session: ClientSession) -> Outbox:
 def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = False) -> control_pb2.Content:
     """A tensordict as inline content; the fingerprint is that of the store, by default that of ``td``."""
     captured = capture(td)
-    known = captured.spec.fingerprint if fingerprint is None else fingerprint
-    return Outgoing(captured, fingerprint=known, inline_bytes=INLINE_BYTES, store="", is_packed=is_packed).message
+    layout, contents = write_layout(captured.spec, is_packed=is_packed), contents_of(captured)
+    return control_pb2.Content(
+        fingerprint=captured.spec.fingerprint if fingerprint is None else fingerprint,
+        inline=pack(layout.messages, JoinedEnd([[contents[slot.path]] for slot in layout.slots])),
+        nbytes=sum(layout.message_nbytes),
+        values=encode_values(captured.spec, captured.values, store=""),
+    )
 
 
 def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:

@@ -1,0 +1,30 @@
+"""Giving back, at a start, the space that overwritten non-tensor values took."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import TDServeError
+from tdserve.store import object_folders
+from tdserve.store.root import Root
+
+_log = logging.getLogger("tdserve.server")
+
+
+def compact_all(root: Root, records: Iterable[StoreRecord]) -> None:
+    """Compacts the non-tensor values of all stores; one that cannot be is left as it is, and said in the log.
+
+    To be called before any worker starts. Blocks for the disk.
+    """
+    for record in records:
+        if record.kind == "weights":
+            continue
+        try:
+            num_bytes = object_folders.compact(root.store_folder(record.name), record.uid)
+        except TDServeError as error:  # told again to whoever asks for this store
+            _log.warning("store %r: its non-tensor values were not compacted: %s", record.name, error)
+        else:
+            if num_bytes:
+                _log.info("store %r: %d bytes of its non-tensor values were given back", record.name, num_bytes)

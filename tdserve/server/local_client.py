@@ -1,0 +1,139 @@
+"""A session's client on this machine, which reads and writes the stores' files by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tdserve.control.local import LocalLink
+from tdserve.control.status import decode_failure
+from tdserve.errors import PeerLostError
+from tdserve.ids import new_uid
+from tdserve.machine import pid_namespace
+from tdserve.store.root import Root
+from tdserve.store.spools import spool_path
+from tdserve.v1 import control_pb2, worker_pb2
+
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a client was told that may be on this machine.
+
+    Attributes:
+        lock_name: File that it locks if it is to write.
+        key: Shows on the local socket that it is this session's client.
+    """
+
+    lock_name: str
+    key: bytes
+
+    @classmethod
+    def make(cls) -> Invitation:
+        """A fresh one."""
+        return cls(new_uid(), secrets.token_bytes(_KEY_BYTES))
+
+    def message(self, root: Root) -> control_pb2.LocalRoot:
+        """What the client needs to find out whether it sees the same files."""
+        nonce = os.stat(root.nonce_path)
+        return control_pb2.LocalRoot(
+            root=str(root.path),
+            nonce=root.nonce,
+            device=nonce.st_dev,
+            inode=nonce.st_ino,
+            pid_namespace=pid_namespace(),
+            lock_name=self.lock_name,
+            key=self.key,
+        )
+
+
+class LocalClient:
+    """Sends to a local client, and waits for what it writes.
+
+    Args:
+        session: Number of its session, for errors.
+        link: Its connection.
+        attach: What it said of itself.
+        lock_name: File that it holds; "" when it only reads.
+        is_gone: Whether the holder of that file can write no more.
+        sessions_folder: Where that file is.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        link: LocalLink,
+        attach: control_pb2.Attach,
+        *,
+        lock_name: str,
+        is_gone: Callable[[str], bool],
+        sessions_folder: Path,
+    ) -> None:
+        self._sessions_folder = sessions_folder
+        self._session = session
+        self._link = link
+        self._is_gone = is_gone
+        self._writing: dict[int, asyncio.Future[control_pb2.Written]] = {}
+        self._is_lost = False
+        self.is_read_only = attach.is_read_only
+        self.lacks_values = attach.lacks_values
+        self.lock_name = lock_name
+
+    def send(self, message: control_pb2.ServerMessage) -> None:
+        """Sends an answer."""
+        self._link.send(message)
+
+    def written(self, request: int, accepted: control_pb2.Accepted) -> asyncio.Future[control_pb2.Written]:
+        """Lets the client write (or, of a read, copy) what ``accepted`` says; the future ends when it has.
+
+        Raises (from the future):
+            PeerLostError: The session has ended; the client may still be writing, until it is proved gone.
+            TDServeError: Why the client does not write; it has written nothing and will not.
+        """
+        future: asyncio.Future[control_pb2.Written] = asyncio.get_running_loop().create_future()
+        if self._is_lost:
+            future.set_exception(self._lost())
+        else:
+            self._writing[request] = future
+            self.send(control_pb2.ServerMessage(request=request, accepted=accepted))
+        return future
+
+    def on_written(self, request: int, written: control_pb2.Written) -> None:
+        """The client has done what it was let do, or will not."""
+        future = self._writing.pop(request, None)
+        if future is None or future.done():
+            return
+        if written.HasField("failure"):
+            future.set_exception(decode_failure(written.failure))
+        else:
+            future.set_result(written)
+
+    def spooled(self, content: control_pb2.Content, order: worker_pb2.PutValues) -> None:
+        """Adds to an order where this client has put the values of a write."""
+        if content.spool_nbytes and self.lock_name:
+            order.spool = str(spool_path(self._sessions_folder, self.lock_name))
+            order.spool_offset, order.spool_nbytes = content.spool_offset, content.spool_nbytes
+
+    def is_writing(self, request: int) -> bool:
+        """Whether the client was let write, and has not said that it is done."""
+        return request in self._writing
+
+    def may_still_write(self, request: int) -> bool:
+        """Whether the client is writing, and is not proved gone."""
+        return self.is_writing(request) and bool(self.lock_name) and not self._is_gone(self.lock_name)
+
+    def lose(self) -> None:
+        """The session has ended: whoever waits for the client is told. Idempotent."""
+        self._is_lost = True
+        for future in list(self._writing.values()):
+            if not future.done():
+                future.set_exception(self._lost())
+        self._link.close()
+
+    def _lost(self) -> PeerLostError:
+        return PeerLostError(peer=f"the client of session {self._session}", reason="its session has ended")

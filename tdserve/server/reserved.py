@@ -1,0 +1,58 @@
+"""On record which rows a local writer was let fill: after a restart they wait for the proof that it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.row_numbers import decode_rows
+from tdserve.store.catalog_db import CatalogDB
+
+_PREFIX = b"reserved:"
+
+
+@dataclass(frozen=True, eq=False)
+class ReservedRows:
+    """Rows that one local writer may be filling.
+
+    Attributes:
+        uid: The store's incarnation.
+        lock_name: Held by the writer's process.
+        num: Of the reservation.
+        encoded: The rows (``row_numbers``).
+    """
+
+    uid: str
+    lock_name: str
+    num: int
+    encoded: bytes
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row numbers."""
+        return decode_rows(self.encoded)
+
+    @property
+    def key(self) -> bytes:
+        """Of the record."""
+        return _PREFIX + f"{self.uid}:{self.lock_name}:{self.num}".encode()
+
+    def save(self, db: CatalogDB) -> None:
+        """Writes it down, before the writer is told."""
+        db.put("pending", self.key, self.encoded)
+
+    @classmethod
+    def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
+        """Of all records of one store."""
+        return [key for key, _ in db.scan("pending", _PREFIX + uid.encode())]
+
+    @classmethod
+    def load(cls, db: CatalogDB, uid: str) -> list[ReservedRows]:
+        """All on record of one store."""
+        found = []
+        for key, content in db.scan("pending", _PREFIX + uid.encode() + b":"):
+            lock_name, num = key[len(_PREFIX) :].decode().split(":")[1:]
+            found.append(cls(uid, lock_name, int(num), content))
+        return found

@@ -1,0 +1,137 @@
+"""A client on the server's machine, in a world: its lock, its end of the socket, and what it is told there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import TracebackType
+from typing import Any
+
+from tdserve.control.framing import FrameReader
+from tdserve.control.local import LocalLink
+from tdserve.control.servicer import SessionLink
+from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.ids import new_client_id
+from tdserve.server.entry import Entry
+from tdserve.server.local_client import Invitation, LocalClient
+from tdserve.server.session import ClientSession
+from tdserve.store.session_locks import SessionLock
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import INLINE_BYTES, Outbox, World
+
+WAIT_S = 20.0
+
+
+class LocalPeer:
+    """To be entered on the event loop.
+
+    Args:
+        world: Whose server it talks to.
+        number: Of its session.
+        is_read_only: It holds no lock then.
+        lacks_values: As it says of itself.
+
+    Attributes:
+        session: As the server has it.
+        local: The same.
+    """
+
+    session: ClientSession
+    local: LocalClient
+
+    def __init__(
+        self, world: World, number: int = 1, *, is_read_only: bool = False, lacks_values: bool = False
+    ) -> None:
+        self._world = world
+        self._number = number
+        self._attach = control_pb2.Attach(is_read_only=is_read_only, lacks_values=lacks_values)
+        self._invitation = Invitation.make()
+        self._messages: list[control_pb2.ServerMessage] = []
+        self._reader = FrameReader()
+        self._lock: SessionLock | None = None
+
+    @property
+    def lock_name(self) -> str:
+        """Of the file that it holds."""
+        return self._invitation.lock_name
+
+    async def __aenter__(self) -> LocalPeer:
+        world, loop = self._world, asyncio.get_running_loop()
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        _, link = await loop.create_connection(
+            lambda: LocalLink(lambda link, message: None, lambda link: None), sock=theirs
+        )
+        lock_name = ""
+        if not self._attach.is_read_only:
+            self._lock = SessionLock.hold(world.root.sessions_folder, self.lock_name)
+            lock_name = self.lock_name
+        hello = control_pb2.Hello(client_id=new_client_id(), transport="shm")
+        self.session = ClientSession(
+            self._number,
+            hello,
+            SessionLink(Outbox()),
+            worker=world.worker,
+            interface="127.0.0.1",
+            inline_bytes=INLINE_BYTES,
+            invitation=self._invitation,
+        )
+        self.session.opened()
+        self.local = LocalClient(
+            self._number,
+            link,
+            self._attach,
+            lock_name=lock_name,
+            is_gone=world.departures.is_gone,
+            sessions_folder=world.root.sessions_folder,
+        )
+        self.session.attach(self.local)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.let_go()
+        self.session.ended.set()
+        await self.session.finish(5.0)
+        await asyncio.sleep(0)  # the link's own end
+        self._socket.close()
+
+    async def told(self) -> control_pb2.ServerMessage:
+        """The next message of the server."""
+        while not self._messages:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._socket, 1 << 16), WAIT_S)
+            assert data, "the server has let go"
+            self._messages += [control_pb2.ServerMessage.FromString(each) for each in self._reader.feed(data)]
+        return self._messages.pop(0)
+
+    async def is_let_go(self) -> bool:
+        """Whether the server has ended the connection, and has said nothing more."""
+        return not self._messages and await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16) == b""
+
+    async def accepted(self) -> control_pb2.Accepted:
+        """What it is let do."""
+        message = await self.told()
+        assert message.HasField("accepted"), message
+        return message.accepted
+
+    def done(self, request: int = 1, **fields: Any) -> None:
+        """It has done what it was let do, or will not."""
+        self.local.on_written(request, control_pb2.Written(**fields))
+
+    async def leave(self) -> None:
+        """Its session ends; its process goes on."""
+        self.session.ended.set()
+        await self.session.finish(5.0)
+
+    def let_go(self) -> None:
+        """Its process is gone."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+def mapped(entry: Entry) -> OpenStore:
+    """The files of a store as a client maps them."""
+    stores = OpenStores(writes_values=False)
+    stores.know(entry.spec)
+    return stores.get(entry.ref(set()))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.errors import PeerLostError
+from tdserve.server.read_values import read_values
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import control_pb2
+from tdserve.values import decode_bytes
+from tests.unit.server.replaying import extending
+from tests.unit.server.world import Loop, World
+
+
+def row(number: int) -> TensorDict:
+    """One with values of its own."""
+    return TensorDict({"a": torch.tensor(number), "v": NonTensorData(f"v{number}"), "w": NonTensorData(number)}, [])
+
+
+def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_means(world: World, run: Loop) -> None:
+    entry = run(world.create_replay("r", row(0), 4))
+    batch: Any = torch.stack([row(number) for number in range(4)])
+    run(world.replays.extend(world.session(), 1, extending(entry, batch)))
+
+    def read(paths: list[tuple[str, ...]], elements: list[int] | None) -> list[list[Any]]:
+        numbers = None if elements is None else np.array(elements, np.int64)
+        content = run(read_values(world.worker, entry, paths, numbers))
+        columns = control_pb2.ValueBlock.FromString(content).columns
+        return [[decode_bytes(value, key="v") for value in column.values] for column in columns]
+
+    assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
+    assert read([("v",)], None) == [["v0", "v1", "v2", "v3"]]
+
+
+def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) -> None:
+    entry = run(world.create_replay("r", row(0), 4))
+    absent = DataWorker(1, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+
+    async def read() -> bytes:
+        return await read_values(absent, entry, [("v",)], None)
+
+    with pytest.raises(PeerLostError):
+        run(read())
