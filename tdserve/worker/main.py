@@ -19,6 +19,7 @@ import torch
 from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.framing import WorkerSocket
 from tdserve.data.opened import OpenStores
+from tdserve.machine import keep_freed_memory
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.operations import is_quick, perform
@@ -100,6 +101,7 @@ def main(arguments: list[str]) -> None:
     # gone.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
+    keep_freed_memory()
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     connection = WorkerSocket(socket.socket(fileno=fd))

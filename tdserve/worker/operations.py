@@ -20,6 +20,7 @@ from tdserve.content import (
     selected_spec,
     status_column,
     write_layout,
+    write_messages,
 )
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import plan_read
@@ -32,11 +33,11 @@ from tdserve.selection_torch import to_torch_index
 from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path
 from tdserve.store.staging import Staging
-from tdserve.transport.ends import FlatEnd, LeafEnd, RowEnd
+from tdserve.transport.ends import FlatEnd, LeafEnd, RowEnd, Sink
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.session import WorkerSession
-from tdserve.worker.transfers import answer, check_inline, take
+from tdserve.worker.transfers import answer, check_inline, spooling, take
 from tdserve.worker.versions import receive_version, send_version
 
 MAX_QUICK_BYTES = 256 * 1024
@@ -66,9 +67,7 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
         return [rows, found, *added, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
 
     source = RowEnd(layout, store.tables_of(layout), rows, trail)
-    if values and not wanted.inline:
-        session.prepared(order, values)
-    return answer(session, order, layout, source, values=values, inline=wanted.inline)
+    return answer(session, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 
 
 def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -80,12 +79,30 @@ def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     spec = store.spec.with_rows(len(rows))
     layout = write_layout(spec.select(keys) if keys else spec)
     sink = RowEnd(layout, store.tables_of(layout), rows)
-    worked = take(session, order, wanted.content, layout, sink)
+    if wanted.HasField("put_values"):
+        worked = _take_and_store(session, order, store, layout, sink)
+    else:
+        with spooling(wanted.content, wanted.spool) as values:
+            worked = take(session, order, wanted.content, layout, sink, values=values)
     if keys:
         written = {slot.path for slot in layout.slots}
         for path in store.leaves.keys() - written:  # what a row before had there is nobody's business
             store.table(path)[rows] = 0
     worked.columns.extend(store.table(tuple(key.parts))[rows].tobytes() for key in wanted.columns)
+    return worked
+
+
+def _take_and_store(
+    session: WorkerSession, order: worker_pb2.Order, store: OpenStore, layout: Layout, sink: Sink
+) -> worker_pb2.Worked:
+    """Takes rows whose values come over the channel too, and stores the values: in the one worker that writes them."""
+    wanted, shared = order.receive_rows, session.surroundings
+    write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is taken
+    buffer = shared.pool.take(wanted.content.values_nbytes)
+    worked = take(session, order, wanted.content, layout, sink, values=FlatEnd(buffer))
+    order.is_accepted = False  # the channel is through with it: the values may be refused by themselves
+    with shared.values_lock:
+        put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
     return worked
 
 
@@ -112,9 +129,9 @@ def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb
     source = plan.source(store, plan.trailer(store, before))
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
     is_inline = sum(plan.layout.message_nbytes) <= wanted.inline_bytes
-    if not is_inline:
-        session.prepared(order, values)
-    return answer(session, order, plan.layout, source, values=values, inline=is_inline)
+    return answer(
+        session, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values
+    )
 
 
 def receive_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -122,9 +139,9 @@ def receive_selection(session: WorkerSession, order: worker_pb2.Order) -> worker
     wanted = order.receive_selection
     store = session.surroundings.stores.get(wanted.store)
     layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
-    if not wanted.staging:
-        return take(session, order, wanted.content, layout, LeafEnd(store.leaves_of(layout)))
-    return take(session, order, wanted.content, layout, FlatEnd(_staging(wanted.staging, layout)))
+    staged = FlatEnd(_staging(wanted.staging, layout)) if wanted.staging else None
+    with spooling(wanted.content, wanted.spool) as values:
+        return take(session, order, wanted.content, layout, staged or LeafEnd(store.leaves_of(layout)), values=values)
 
 
 def apply_staged(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -173,8 +190,18 @@ def send_void(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
 
 def store_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Stores non-tensor values; the one worker that writes them is asked."""
-    put_values(session.surroundings.stores.get(order.put_values.store), order.put_values)
+    shared = session.surroundings
+    with shared.values_lock:
+        put_values(shared.stores.get(order.put_values.store), order.put_values)
     return worker_pb2.Worked()
+
+
+def report_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Reports non-tensor values, for a client that cannot read them itself."""
+    wanted = order.read_values
+    store = session.surroundings.stores.get(wanted.store)
+    elements = None if wanted.everything else decode_rows(wanted.elements)
+    return worker_pb2.Worked(values=read_values(store, [tuple(key.parts) for key in wanted.keys], elements))
 
 
 OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Worked]] = {
@@ -189,6 +216,7 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
     "put_values": store_values,
     "send_void": send_void,
     "read_columns": read_columns,
+    "read_values": report_values,
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
@@ -40,6 +40,7 @@ class Surroundings:
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
+        values_lock: Held by the thread that stores non-tensor values.
     """
 
     stores: OpenStores
@@ -47,6 +48,7 @@ class Surroundings:
     pool: BufferPool
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float
+    values_lock: Lock = field(default_factory=Lock)
 
 
 class WorkerSession:
@@ -135,10 +137,10 @@ class WorkerSession:
             raise PeerLostError(peer=f"the client of session {self.number}", reason="its channel is not open")
         return channel
 
-    def prepared(self, order: worker_pb2.Order, values: bytes) -> None:
-        """Tells control that a read's values are these, and that its tensors come next."""
+    def prepared(self, order: worker_pb2.Order, values: bytes, *, values_nbytes: int = 0) -> None:
+        """Tells control that a read's values are these, or so many bytes behind its tensors, which come next."""
         report = worker_pb2.Report(order=order.order, session=self.number)
-        report.prepared.values = values
+        report.prepared.values, report.prepared.values_nbytes = values, values_nbytes
         order.is_accepted = True  # from here on the client waits for bytes: a failure must close the channel
         self.surroundings.report(report)
 

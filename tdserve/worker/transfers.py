@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from tdserve.content import MIN_SENT_VALUES_BYTES, values_messages, write_messages
 from tdserve.errors import RemoteProtocolError
-from tdserve.layout import Layout
+from tdserve.layout import Layout, Message
+from tdserve.store.spools import SpoolWriter
+from tdserve.transport.behind import BytesEnd, SinkBehind
 from tdserve.transport.ends import Sink, Source
 from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
@@ -14,43 +22,109 @@ MAX_POSTED_BYTES = 512 * 1024
 
 
 def answer(
-    session: WorkerSession, order: worker_pb2.Order, layout: Layout, source: Source, *, values: bytes, inline: bool
+    session: WorkerSession,
+    order: worker_pb2.Order,
+    layout: Layout,
+    source: Source,
+    *,
+    values: bytes,
+    inline: bool,
+    sends_values: bool = False,
 ) -> worker_pb2.Worked:
-    """Gives a read's content to the client over the session's channel, or to control when it is inline."""
-    if inline:
+    """Gives a read's content to the client over the session's channel, or to control when it is inline.
+
+    Args:
+        values: A serialised ValueBlock.
+        sends_values: Whether the client takes values over the channel too, where there are many.
+    """
+    are_sent = sends_values and len(values) >= MIN_SENT_VALUES_BYTES
+    if inline and not are_sent:
         return worker_pb2.Worked(inline=pack(layout.messages, source), values=values)
+    if are_sent:
+        session.prepared(order, b"", values_nbytes=len(values))
+    elif not order.is_accepted:
+        session.prepared(order, values)
+    _send(session, order, layout.messages, source)
+    nbytes_moved = sum(layout.message_nbytes)
+    if are_sent:  # behind all of the layout, whose last message speaks of what was sent before it
+        _send(session, order, values_messages(len(values)), BytesEnd(values))
+        nbytes_moved += len(values)
+    return worker_pb2.Worked(nbytes_moved=nbytes_moved)
+
+
+def _send(session: WorkerSession, order: worker_pb2.Order, messages: Sequence[Message], source: Source) -> None:
     shared = session.surroundings
-    if len(layout.messages) == 1 and layout.nbytes <= MAX_POSTED_BYTES:
-        session.keep(start_send(session.channel, order.tag, layout.messages, source, shared.pool))
-        return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))
+    if len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES:
+        session.keep(start_send(session.channel, order.tag, messages, source, shared.pool))
+        return
     timeout_s = PerMessage(shared.transfer_timeout_s)
-    send_messages(session.channel, order.tag, layout.messages, source, pool=shared.pool, timeout_s=timeout_s)
-    return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))
+    send_messages(session.channel, order.tag, messages, source, pool=shared.pool, timeout_s=timeout_s)
 
 
 def take(
-    session: WorkerSession, order: worker_pb2.Order, content: control_pb2.Content, layout: Layout, sink: Sink
+    session: WorkerSession,
+    order: worker_pb2.Order,
+    content: control_pb2.Content,
+    layout: Layout,
+    sink: Sink,
+    *,
+    values: Sink | None = None,
 ) -> worker_pb2.Worked:
     """Takes a write's content from where it comes.
 
+    Args:
+        values: Takes its values, where they come over the channel.
+
     Raises:
-        RemoteProtocolError: The client's sizes are not those of the layout; nothing was received.
+        RemoteProtocolError: The client's sizes are not those of the content; nothing was received.
+        CapacityError: There is no room for the values. The channel stands in the middle of the content.
     """
     shared = session.surroundings
     if content.HasField("inline"):
         check_inline(content, layout)
         unpack(content.inline, layout.messages, sink)
         return worker_pb2.Worked()
-    if tuple(content.message_nbytes) != layout.message_nbytes:
-        received = f"{len(content.message_nbytes)} messages of {sum(content.message_nbytes)} bytes"
-        raise RemoteProtocolError(expected=f"messages of {sum(layout.message_nbytes)} bytes", received=received)
+    messages = write_messages(layout, content.values_nbytes, content.message_nbytes)
     timeout_s = PerMessage(shared.transfer_timeout_s)
-    recv_messages(session.channel, order.tag, layout.messages, sink, pool=shared.pool, timeout_s=timeout_s)
-    return worker_pb2.Worked(nbytes_moved=sum(layout.message_nbytes))
+    if values is not None:
+        sink = SinkBehind(sink, values)
+    elif content.values_nbytes:
+        raise RemoteProtocolError(expected="values in the message", received=f"{content.values_nbytes} bytes behind it")
+    recv_messages(session.channel, order.tag, messages, sink, pool=shared.pool, timeout_s=timeout_s)
+    return worker_pb2.Worked(nbytes_moved=sum(content.message_nbytes))
+
+
+@contextmanager
+def spooling(content: control_pb2.Content, path: str) -> Iterator[Sink | None]:
+    """A block in which a spool file takes the values of a write; None where they do not come over the channel.
+
+    Raises:
+        CapacityError, InvalidRequestError: The file cannot be made.
+    """
+    if not content.values_nbytes:
+        yield None
+        return
+    with SpoolWriter(path) as writer:
+        yield _SpoolEnd(writer)
+
+
+class _SpoolEnd:
+    """Sink: a file that takes a block of values."""
+
+    def __init__(self, writer: SpoolWriter) -> None:
+        self._writer = writer
+
+    def direct(self, message: Message) -> None:
+        return
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        self._writer.write(message.offset, staging.numpy().data)
 
 
 def check_inline(content: control_pb2.Content, layout: Layout) -> None:
-    """Raises RemoteProtocolError unless inline content has the layout's length."""
+    """Raises RemoteProtocolError unless inline content has the layout's length, and nothing comes behind it."""
+    if content.values_nbytes:
+        raise RemoteProtocolError(expected="values in the message, as the rest", received="values behind it")
     if len(content.inline) != sum(layout.message_nbytes):
         raise RemoteProtocolError(
             expected=f"{sum(layout.message_nbytes)} bytes of content", received=f"{len(content.inline)}"

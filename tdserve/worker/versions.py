@@ -38,8 +38,6 @@ def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     with VersionFile.open(wanted.version.path, spec) as file:
         leaves = [file.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
         values = file.read_values() or b"" if spec.values else b""
-        if values and not wanted.inline:
-            session.prepared(order, values)
         source = LeafEnd(leaves, Trailing(layout, _whole))
         return answer(session, order, layout, source, values=values, inline=wanted.inline)
 

@@ -147,7 +147,7 @@ class Peer:
 
 def sampling(store: StoredTensorDict, rows: list[int], *, tag: int = 0) -> worker_pb2.Order:
     """An order for rows of a store, over the channel."""
-    order = worker_pb2.Order(tag=tag)
+    order = worker_pb2.Order(tag=tag, is_accepted=True)  # it tells of no values
     order.send_rows.store.CopyFrom(store.ref)
     order.send_rows.rows = encode_rows(np.array(rows, np.int64))
     order.send_rows.generations = np.full(len(rows), 2, np.int64).tobytes()

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.control.status import decode_failure
 from tdserve.errors import RemoteProtocolError, SelectionError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.row_numbers import encode_rows
@@ -284,3 +285,63 @@ def test_discard_when_done_then_the_channel_is_free_for_the_next(peer: Peer) -> 
     for nbytes in (100, 128):
         peer.channel.send(torch.zeros(nbytes, dtype=torch.uint8), 4).wait(TIMEOUT_S)
     assert peer.next_report().done.nbytes_moved == 228
+
+
+VALUES = control_pb2.ValueBlock(columns=[{"per_row": True, "values": [b"v5", b"v0" * 40_000]}]).SerializeToString()
+
+
+def extending(store: StoredTensorDict, **fields: Any) -> worker_pb2.ReceiveRows:
+    """Rows 5 and 0 of one small leaf, with values behind them."""
+    content = control_pb2.Content(message_nbytes=[16, len(VALUES)], values_nbytes=len(VALUES))
+    return worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content, keys=SMALL, **fields)
+
+
+def send_rows_and_values(peer: Peer) -> None:
+    """As the client does."""
+    content = [np.array([71, 72], "<i8").view(np.uint8), np.frombuffer(bytearray(VALUES), np.uint8)]
+    peer.channel.wait_all([peer.channel.send(torch.from_numpy(each), 9) for each in content], TIMEOUT_S)
+
+
+def values_of(peer: Peer, store: StoredTensorDict) -> list[bytes]:
+    """What lies in rows 5 and 0."""
+    wanted = worker_pb2.ReadValues(store=store.ref, keys=[content_pb2.Path(parts=["v"])], elements=rows(5, 0))
+    return list(control_pb2.ValueBlock.FromString(peer.done(read_values=wanted).values).columns[0].values)
+
+
+@pytest.fixture
+def texts(peer: Peer, tmp_path: Path) -> StoredTensorDict:
+    """A store with a small leaf and a value per row; the channel is open."""
+    peer.open_channel()
+    values = NonTensorStack(*(NonTensorData(f"old {number}") for number in range(6)))
+    return StoredTensorDict(tmp_path / "texts", TensorDict({"small": torch.arange(6), "v": values}, [6]))
+
+
+def test_receive_rows_when_values_follow_then_stored_at_once(peer: Peer, texts: StoredTensorDict) -> None:
+    storing = worker_pb2.PutValues(keys=[content_pb2.Path(parts=["v"])], elements=rows(5, 0))
+    peer.put(worker_pb2.Order(tag=9, is_accepted=True, receive_rows=extending(texts, put_values=storing)))
+    send_rows_and_values(peer)
+    assert peer.next_report().done.nbytes_moved == 16 + len(VALUES)
+    assert texts.leaves[("small",)].tolist() == [72, 1, 2, 3, 4, 71]
+    assert values_of(peer, texts) == [b"v5", b"v0" * 40_000]
+
+
+def test_receive_rows_when_the_values_are_refused_then_the_channel_goes_on(peer: Peer, texts: StoredTensorDict) -> None:
+    storing = worker_pb2.PutValues(keys=[content_pb2.Path(parts=["v"])], elements=rows(5, 0, 1))
+    for _ in range(2):
+        peer.put(worker_pb2.Order(tag=9, is_accepted=True, receive_rows=extending(texts, put_values=storing)))
+        send_rows_and_values(peer)
+        assert isinstance(decode_failure(peer.next_report().failure), RemoteProtocolError)
+    assert peer.reports.empty()
+
+
+def test_receive_rows_when_values_go_to_a_file_then_stored_from_there(
+    peer: Peer, texts: StoredTensorDict, tmp_path: Path
+) -> None:
+    spool = str(tmp_path / "staging" / "0.values")
+    peer.put(worker_pb2.Order(tag=9, is_accepted=True, receive_rows=extending(texts, spool=spool)))
+    send_rows_and_values(peer)
+    assert peer.next_report().HasField("done")
+    storing = worker_pb2.PutValues(store=texts.ref, keys=[content_pb2.Path(parts=["v"])], elements=rows(5, 0))
+    storing.spool, storing.spool_nbytes = spool, len(VALUES)
+    peer.done(put_values=storing)
+    assert values_of(peer, texts) == [b"v5", b"v0" * 40_000]

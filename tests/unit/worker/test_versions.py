@@ -45,7 +45,7 @@ def test_receive_when_over_the_channel_then_straight_into_the_file_and_out_again
         start_send(peer.channel, 1, LAYOUT.messages, LeafEnd(LEAVES), peer.surroundings.pool), TIMEOUT_S
     )
     assert peer.next_report().HasField("done")
-    peer.put(worker_pb2.Order(tag=2, send_version=worker_pb2.SendVersion(version=ref(path))))
+    peer.put(worker_pb2.Order(tag=2, is_accepted=True, send_version=worker_pb2.SendVersion(version=ref(path))))
     layout = read_layout(CAPTURED.spec)
     messages = receive(peer, layout.message_nbytes, 2)
     found = [*map(torch.zeros_like, LEAVES), torch.zeros(8, dtype=torch.int64)]
