@@ -15,6 +15,7 @@ from threading import BoundedSemaphore, Event, Thread, current_thread
 from typing import Any
 
 from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
+from tdserve.client.devices import begin, resolved
 from tdserve.client.sampling import Asked, Query, ask, mended, take
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
@@ -110,7 +111,7 @@ class Batches:
             num_rows=num_rows,
             num_batches=max(1, prefetch // num_under_way) if query.is_exact else 1,
             num_under_way=num_under_way,
-            device=device,
+            device=resolved(device),  # here: which one "cuda" is, depends on the thread
             timeout_s=timeout_s,
             ready=self._ready,
             closed=self._closed,
@@ -139,10 +140,10 @@ class Batches:
             if isinstance(item, BaseException):
                 raise item
             self._order.room.release()
-            came_s, batch = item
+            came_s, upload = item
             now_s = time.monotonic()
             if now_s - came_s <= self._drop_after_s:
-                return batch
+                return upload.take()
             if now_s - began_s > self._timeout_s:
                 what = f"a batch of {self._name!r} that waited for less than {self._drop_after_s} s"
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
@@ -248,7 +249,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             for _ in range(order.num_batches - len(batches)):  # a limiter lets through fewer than were asked for
                 order.room.release()
             for batch in batches:
-                _put(order, (time.monotonic(), batch if order.device is None else batch.to(order.device)))
+                _put(order, (time.monotonic(), begin(batch, order.device)))
             progress.made()
     finally:
         _give_up(order, session, under_way)

@@ -56,14 +56,15 @@ class SessionClient(CatalogClient):
         token: str | None = None,
         timeout_s: float = 30.0,
         allow_pickle: bool = False,
+        root: str | None = None,
     ) -> None:
         chosen = check_transport(transport)
-        if chosen not in ("auto", "gloo"):
-            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has gloo")
-        if allow_pickle:
-            raise NotSupportedError(feature="allow_pickle=True", reason="this version moves no pickled objects")
+        if chosen not in ("auto", "shm", "gloo"):
+            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has shm and gloo")
         super().__init__(address, token=token, timeout_s=timeout_s)
         self.transport = chosen
+        self.allow_pickle = allow_pickle
+        self._root = root
         self.pool = BufferPool()
         self._client_id = new_client_id()
         self._requests = itertools.count(1)
@@ -74,7 +75,8 @@ class SessionClient(CatalogClient):
         self._executor: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reconnect, (type(self), self.address, self.transport, self._token, self.timeout_s))
+        made_of = (self.address, self.transport, self._token, self.timeout_s, self.allow_pickle, self._root)
+        return (_reconnect, (type(self), *made_of))
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """When a call must be over; None is the client's default."""
@@ -106,7 +108,7 @@ class SessionClient(CatalogClient):
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
                     remaining_s = deadline.remaining_s
-                    if remaining_s is not None and remaining_s <= backoff_s:
+                    if not error.retryable or (remaining_s is not None and remaining_s <= backoff_s):
                         raise
                 except ServerBusyError:
                     remaining_s = deadline.remaining_s
@@ -155,9 +157,9 @@ class SessionClient(CatalogClient):
 
     @property
     def has_channel(self) -> bool:
-        """Whether there is a session whose channel is open: to send content waits for no answer then."""
+        """Whether there is a session whose channel is open, or needs none: to send content waits for no answer then."""
         session = self._session
-        return session is not None and not session.is_lost and session.has_channel
+        return session is not None and not session.is_lost and (session.local is not None or session.has_channel)
 
     def next_request(self) -> int:
         """A number for a request; to be handed to ``answered`` when its result is known."""
@@ -197,7 +199,8 @@ class SessionClient(CatalogClient):
             self._session = Session(
                 self._connection,
                 client_id=self._client_id,
-                transport="gloo",
+                transport=self.transport,
+                root=self._root,
                 oldest_request=oldest_request,
                 timeout_s=opening.remaining_s or 0.0,
             )
@@ -235,6 +238,12 @@ def answer_timeout_s(deadline: Deadline) -> float | None:
 
 
 def _reconnect(
-    cls: type[SessionClient], address: str, transport: TransportName, token: str | None, timeout_s: float
+    cls: type[SessionClient],
+    address: str,
+    transport: TransportName,
+    token: str | None,
+    timeout_s: float,
+    allow_pickle: bool,
+    root: str | None,
 ) -> SessionClient:
-    return cls(address, transport=transport, token=token, timeout_s=timeout_s)
+    return cls(address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle, root=root)

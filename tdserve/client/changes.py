@@ -40,9 +40,10 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
         SelectionError: One is negative.
     """
     if is_batch(rows):
-        if INDEX_KEY not in set(rows.keys()):
+        found = rows.get(INDEX_KEY, None)  # not among the keys of rows that are lazy stacks themselves: beside them
+        if found is None:
             raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} is no sampled one")
-        rows = rows.get(INDEX_KEY)
+        rows = found
     array = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise InvalidRequestError(argument="rows", reason=f"{array.dtype} are no row numbers")
@@ -82,8 +83,8 @@ def generations_of(rows: Any, generation: Any, num_rows: int) -> bytes:
     Raises:
         InvalidRequestError: There are more or fewer than rows.
     """
-    if generation is None and is_batch(rows) and GENERATION_KEY in set(rows.keys()):
-        generation = rows.get(GENERATION_KEY)
+    if generation is None and is_batch(rows):
+        generation = rows.get(GENERATION_KEY, None)
     if generation is None:
         return b""
     generations = row_numbers(generation).astype("<u4")

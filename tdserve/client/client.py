@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.catalog import checked_max_object_bytes
 from tdserve.client import weights as weight_calls
 from tdserve.client.description import StoreDescription
 from tdserve.client.queue import QueueHandle
@@ -12,13 +13,14 @@ from tdserve.client.table import check_count
 from tdserve.client.tensordicts import TensorDictClient
 from tdserve.client.weights import Weights
 from tdserve.config import TransportName
-from tdserve.errors import InvalidRequestError, WrongStateError
+from tdserve.errors import InvalidRequestError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name
 from tdserve.replay.limiter import MinSize, Queue
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.settings import Settings
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
+from tdserve.spec.declaring import Declared, declared, widens
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -34,7 +36,9 @@ class Client(TensorDictClient):
         transport: How content travels; ``"auto"`` takes the best there is (``"gloo"`` in this version).
         token: Bearer token, where the server asks for one.
         timeout_s: Default for every call, seconds.
-        allow_pickle: Whether objects without a codec of their own may travel pickled.
+        allow_pickle: Whether non-tensor values of any type may travel: those without a codec of their own are pickled,
+            and unpickled by readers that said so too. Unpickling runs code that the writer chose: only for servers
+            all of whose clients are trusted. Others refuse such values, and get an error when they read one.
     """
 
     def __init__(
@@ -45,8 +49,11 @@ class Client(TensorDictClient):
         token: str | None = None,
         timeout_s: float = 30.0,
         allow_pickle: bool = False,
+        root: str | None = None,
     ) -> None:
-        super().__init__(address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle)
+        super().__init__(
+            address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle, root=root
+        )
         self._weights_specs: dict[str, Spec] = {}
 
     def __repr__(self) -> str:
@@ -65,6 +72,8 @@ class Client(TensorDictClient):
         remover: Any = None,
         limiter: Any = None,
         max_times_sampled: int = 0,
+        ragged: Declared = None,
+        max_object_bytes: int | None = None,
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> ReplayHandle:
@@ -81,6 +90,12 @@ class Client(TensorDictClient):
             remover: What makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
             limiter: Who waits: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or ``Queue``.
             max_times_sampled: A row is deleted when it was sampled so often; 0: never for that.
+            ragged: Keys of tensors whose size along their first dimension differs from row to row, or a dict of such
+                keys with the dimensions that differ; the key of a nested part whose rows differ in their first batch
+                dimension, such as chat histories (``()`` is the row itself). What is nested or a lazy stack in ``like``
+                is ragged anyway.
+            max_object_bytes: Room for its non-tensor values and ragged tensors, 1 GiB by default: address space that
+                is used as it is needed, for good.
             exists_ok: True returns an existing replay of the same structure and settings.
 
         Raises:
@@ -92,7 +107,9 @@ class Client(TensorDictClient):
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
         rules = {part: rule for part, rule in given.items() if rule is not None}
         settings = Settings(**rules, max_times_sampled=max_times_sampled)
-        description = self._create_table(name, like, capacity, settings, exists_ok or existsok)
+        description = self._create_table(
+            name, like, capacity, settings, exists_ok or existsok, max_object_bytes, ragged
+        )
         return ReplayHandle(self, description)
 
     def create_queue(
@@ -102,6 +119,8 @@ class Client(TensorDictClient):
         max_size: int,
         *,
         sampler: Any = None,
+        ragged: Declared = None,
+        max_object_bytes: int | None = None,
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> QueueHandle:
@@ -112,6 +131,8 @@ class Client(TensorDictClient):
             like: One row; its content does not matter.
             max_size: Rows that wait or are taken and not acknowledged; beyond it writers wait.
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
+            ragged: As in ``create_replay``.
+            max_object_bytes: As in ``create_replay``.
             exists_ok: True returns an existing queue of the same structure and settings.
 
         Raises:
@@ -121,7 +142,10 @@ class Client(TensorDictClient):
         if sampler is not None and not isinstance(sampler, (Fifo, Lifo)):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True)
-        return QueueHandle(self, self._create_table(name, like, max_size, settings, exists_ok or existsok))
+        description = self._create_table(
+            name, like, max_size, settings, exists_ok or existsok, max_object_bytes, ragged
+        )
+        return QueueHandle(self, description)
 
     def queue(self, name: str, *, timeout_s: float | None = None) -> QueueHandle:
         """The handle of a queue, waited for if it does not exist yet.
@@ -137,10 +161,18 @@ class Client(TensorDictClient):
         return handle
 
     def _create_table(
-        self, name: str, like: Any, capacity: int, settings: Settings, exists_ok: bool
+        self,
+        name: str,
+        like: Any,
+        capacity: int,
+        settings: Settings,
+        exists_ok: bool,
+        max_object_bytes: int | None,
+        ragged: Declared,
     ) -> StoreDescription:
         settings.check(capacity)
-        spec = capture(like, store=name).spec
+        captured = capture(like, store=name, allow_pickle=self.allow_pickle)
+        spec = declared(captured.spec, captured.values, ragged, store=name)
         for key in settings.rule_keys:
             spec.find(key, store=name)
         request = control_pb2.CreateStoreRequest(
@@ -150,8 +182,17 @@ class Client(TensorDictClient):
             capacity=capacity,
             exists_ok=exists_ok,
             settings=settings.to_json(),
+            max_object_bytes=checked_max_object_bytes(max_object_bytes),
         )
-        return self._create(request, spec, None)[0]
+        try:
+            return self._create(request, spec, None)[0]
+        except StoreExistsError:
+            # Rows of another size may have come since somebody else made it of the same row.
+            found = self.describe(name, timeout_s=0) if exists_ok else None
+            is_same = found is not None and (found.settings, found.capacity) == (request.settings, capacity)
+            if found is None or not is_same or not widens(spec, found.spec):
+                raise
+            return found
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> ReplayHandle:
         """The handle of a replay store, waited for if it does not exist yet.
@@ -202,6 +243,7 @@ class Client(TensorDictClient):
         timeout_s: float | None = None,
         out: Any = None,
         device: Any = None,
+        copy: bool = True,
     ) -> Weights | None:
         """The newest version of some weights, one version whole.
 
@@ -209,6 +251,9 @@ class Client(TensorDictClient):
             newer_than: Waits for a version above this one.
             timeout_s: With 0 and nothing newer, None is returned.
             out: Filled in place; received into directly where its leaves are contiguous CPU tensors.
+            copy: False maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the
+                size, and all processes share the memory. What is written into these tensors stays in this process.
+                The file lives as long as any of them. Over another transport it makes no difference.
 
         Raises:
             DeadlineExceededError: There was none in time.
@@ -220,6 +265,7 @@ class Client(TensorDictClient):
             newer_than=newer_than,
             out=out,
             device=device,
+            copy=copy,
             known=self._weights_specs,
             deadline=self.deadline(timeout_s),
         )
@@ -235,7 +281,7 @@ class Client(TensorDictClient):
         session = self._session
         return {
             "address": self.address,
-            "transport": session.welcome.transport if session is not None else None,
+            "transport": session.transport if session is not None else None,
             "session": session.welcome.session if session is not None else None,
             "server_id": from_server.server_id,
             "version": from_server.version,
@@ -257,6 +303,7 @@ def connect(
     token: str | None = None,
     timeout_s: float = 30.0,
     allow_pickle: bool = False,
+    root: str | None = None,
 ) -> Client:
     """Connects to a server; see ``Client`` for the arguments.
 
@@ -264,7 +311,9 @@ def connect(
         ConnectError: Nobody answered within ``timeout_s``.
         UnauthenticatedError, ProtocolVersionError, NotSupportedError: The server or this version refuses.
     """
-    client = Client(address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle)
+    client = Client(
+        address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle, root=root
+    )
     try:
         client.call(lambda *_: None, client.deadline(None))  # again, should the server be in the middle of a restart
     except BaseException:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tdserve.spec import codec
-from tdserve.spec.tree import Spec
+from tdserve.spec.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2
 
 _KINDS = {
@@ -51,6 +51,8 @@ class StoreDescription:
         settings: Sampler, remover and limiter of a replay, canonical JSON.
         num_leased: Rows of a replay that are handed out and not acknowledged.
         is_closed: Whether a replay takes no more rows in.
+        share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
+        max_object_bytes: Room for its non-tensor values and ragged tensors.
     """
 
     name: str
@@ -73,6 +75,8 @@ class StoreDescription:
     settings: str = ""
     num_leased: int = 0
     is_closed: bool = False
+    share_non_tensor: bool = False
+    max_object_bytes: int = 0
 
     @property
     def rows(self) -> int:
@@ -94,8 +98,15 @@ class StoreDescription:
         leaves = [
             {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
         ]
-        found["spec"] = leaves + [{"key": list(path), "dtype": "non-tensor"} for path, _ in self.spec.values]
+        found["spec"] = leaves + [{"key": list(path), **_shown(leaf)} for path, leaf in self.spec.values]
         return found
+
+
+def _shown(leaf: ValueLeaf) -> dict[str, Any]:
+    """A ragged tensor with -1 where rows differ."""
+    if leaf.ragged is None or not leaf.ragged.dtype:
+        return {"dtype": "non-tensor"}
+    return {"dtype": leaf.ragged.dtype, "shape": [*leaf.batch_size, *leaf.ragged.shape]}
 
 
 def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
@@ -123,4 +134,6 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         settings=message.settings,
         num_leased=message.num_leased,
         is_closed=message.is_closed,
+        share_non_tensor=message.share_non_tensor,
+        max_object_bytes=message.max_object_bytes,
     )

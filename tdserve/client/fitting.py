@@ -12,14 +12,17 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
+from tdserve.client.ragged_values import entries_for, shown, tensors_for
 from tdserve.errors import NotSupportedError, SpecMismatchError
-from tdserve.spec.capture import Captured, capture
+from tdserve.spec.capture import Captured, capture, capture_packed
+from tdserve.spec.changes import rebatch
+from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.torch_types import from_torch, to_torch
-from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, describe, quote, show
+from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, check_node, describe, fits, quote, show
 
 
 def fitted(
-    value: Any, chosen: Spec, *, at: Path = (), store: str, is_whole: bool = False
+    value: Any, chosen: Spec, *, at: Path = (), store: str, is_whole: bool = False, allow_pickle: bool = False
 ) -> tuple[Captured, list[Path]]:
     """A value taken apart into leaves of a structure.
 
@@ -29,6 +32,7 @@ def fitted(
         at: Where in there it goes; the root by default. ``chosen`` has no leaf elsewhere.
         store: Name, for errors.
         is_whole: Whether every leaf below ``at`` must be given.
+        allow_pickle: As of ``capture``.
 
     Returns:
         The leaves that were given, and their keys; no keys when they are all of ``chosen``.
@@ -37,7 +41,8 @@ def fitted(
         SpecMismatchError: It does not fit; names the key, what was expected, what came. Nothing was written.
         NotSupportedError: A value in there cannot travel.
     """
-    reader = _Fitting(store)
+    reader = _Fitting(store, allow_pickle)
+    reader.check_not_within(chosen, at)
     entry = chosen.find(at, store=store)
     reader.put(value, entry, at)
     leaves: list[tuple[Path, Entry]] = [*chosen.tensors, *chosen.values]
@@ -53,8 +58,9 @@ def fitted(
 class _Fitting:
     """One walk over one value."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, allow_pickle: bool) -> None:
         self.store = store
+        self.allow_pickle = allow_pickle
         self.tensors: dict[Path, torch.Tensor] = {}
         self.values: dict[Path, Any] = {}
         self.per_row: dict[Path, bool] = {}
@@ -67,8 +73,12 @@ class _Fitting:
     def put(self, value: Any, entry: Entry, path: Path) -> None:
         if isinstance(entry, TensorLeaf):
             self.tensors[path] = self._broadcast(value, entry, path)
+        elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
+            self._ragged(value, entry, entry.ragged, path)
         elif isinstance(entry, ValueLeaf):
             self._value(value, entry, path)
+        elif entry.inner is not None:
+            self._packed(value, entry, entry.inner, path)
         elif is_tensor_collection(value):
             self._collection(value, entry, path)
         elif isinstance(value, dict):
@@ -97,6 +107,38 @@ class _Fitting:
             raise self.mismatch(path, "no such key", type(item).__name__)
         return found
 
+    def check_not_within(self, spec: Spec, path: Path) -> None:
+        """Raises unless something may be written at a path alone."""
+        for depth in range(len(path)):
+            if path[:depth] in spec.packed:
+                whole = show(path[:depth]) if depth else "whole rows"
+                feature = f"writing {quote(path)} of store {self.store!r} alone"
+                raise NotSupportedError(feature=feature, reason=f"its rows differ in structure; write {whole}")
+
+    def _ragged(self, value: Any, leaf: ValueLeaf, ragged: Ragged, path: Path) -> None:
+        """Elements of any size; one element is taken for all."""
+        if ragged.form is Form.PACKED:
+            found = entries_for(value, leaf.batch_size)
+        else:
+            found = tensors_for(value, leaf.batch_size, ragged)
+        if found is None:
+            raise self.mismatch(path, describe(leaf), shown(value))
+        self.values[path] = found
+
+    def _packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
+        """Tensordicts that describe themselves; a single one is taken for all."""
+        if not is_tensor_collection(value):
+            raise self.mismatch(path, describe(node), type(value).__name__)
+        is_single = bool(node.batch_size) and len(value.batch_size) == len(inner)
+        wanted = rebatch(node, len(node.batch_size), (), None) if is_single else node
+        if tuple(value.batch_size[: len(wanted.batch_size)]) != wanted.batch_size:
+            raise self.mismatch(path, describe(node), f"batch size {list(value.batch_size)}")
+        found, elements = capture_packed(value, wanted.batch_size, store=self.store, allow_pickle=self.allow_pickle)
+        check_node(wanted, found, path, self.store)
+        for size in reversed(node.batch_size) if is_single else ():
+            elements = [elements] * size
+        self.values[path] = elements
+
     def _collection(self, value: Any, node: Node, path: Path) -> None:
         """The leaves of a tensordict; keys, dtypes and shapes count, nested batch sizes and classes do not."""
         batch_size = tuple(value.batch_size)
@@ -106,7 +148,7 @@ class _Fitting:
             except (RuntimeError, ValueError, NotImplementedError, IndexError):
                 expected = f"batch size {list(node.batch_size)}"
                 raise self.mismatch(path, expected, f"{list(batch_size)}") from None
-        captured = capture(value, store=self.store)
+        captured = capture(value, store=self.store, like=Spec(node), allow_pickle=self.allow_pickle)
         entries = dict(node.entries)
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)
@@ -117,8 +159,16 @@ class _Fitting:
         for below, value_leaf in captured.spec.values:
             full = (*path, *below)
             entry = self._entry(entries, full, len(path), captured.values[below])
+            if isinstance(entry, Node) and entry.inner is not None:
+                held = captured.spec.find(below)
+                if not isinstance(held, Node):
+                    raise self.mismatch(full, describe(entry), describe(held))
+                check_node(entry, held, full, self.store)
+                self.values[full] = captured.values[below]
+                continue
+            is_single = isinstance(entry, ValueLeaf) and entry.ragged is None and not value_leaf.per_row
             is_fit = isinstance(entry, ValueLeaf) and (
-                not value_leaf.per_row or value_leaf.batch_size == entry.batch_size
+                (is_single and value_leaf.ragged is None) or fits(entry, value_leaf)
             )
             if not is_fit:
                 raise self.mismatch(full, describe(entry), describe(value_leaf))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,16 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription
+from tdserve.client.live import with_live_leaves
+from tdserve.client.local_views import map_store
 from tdserve.client.overwriting import overwrite
+from tdserve.client.padding import Pad
 from tdserve.client.reading import read_selection
 from tdserve.errors import InvalidRequestError, LocalProtocolError
 from tdserve.selection import Selection, encode
 from tdserve.selection_torch import result_names
-from tdserve.spec.tree import Path, Spec
+from tdserve.spec.entries import entry_at
+from tdserve.spec.tree import Path, Spec, ValueLeaf
 
 _EVERYTHING = Selection()
 _NO_DEFAULT: Any = object()
@@ -26,6 +31,9 @@ class StoreHandle:
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.
     Each read is as of one moment; each write is seen whole or not at all. Threads: safe.
+
+    Of a store made with ``share_non_tensor=True`` the non-tensor leaves of what is read by key, slice or int are live:
+    each look at them is a read of its own, in-place updates of them are writes.
     """
 
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
@@ -33,6 +41,7 @@ class StoreHandle:
         self._description = description
         self.name = description.name
         self.spec: Spec = description.spec
+        self.shares_non_tensor = description.share_non_tensor
 
     def __repr__(self) -> str:
         return f"<StoreHandle {self.name!r} batch_size={list(self.batch_size)} at {self._client.address}>"
@@ -42,8 +51,8 @@ class StoreHandle:
 
     @property
     def batch_size(self) -> torch.Size:
-        """Batch size of the store."""
-        return torch.Size(self.spec.batch_size)
+        """Batch size of the store, -1 where rows differ."""
+        return torch.Size(self.spec.root.shown_batch_size)
 
     @property
     def shape(self) -> torch.Size:
@@ -53,7 +62,7 @@ class StoreHandle:
     @property
     def ndim(self) -> int:
         """Number of batch dimensions."""
-        return len(self.spec.batch_size)
+        return len(self.spec.root.shown_batch_size)
 
     @property
     def device(self) -> torch.device | None:
@@ -76,8 +85,9 @@ class StoreHandle:
         """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
         path = as_path(index)
         if path is not None:
-            return _bare(self.get(path))
-        return self._read(encode(index, batch_size=self.spec.batch_size, store=self.name))
+            is_value = isinstance(self.spec.find(path, store=self.name), ValueLeaf)
+            return _bare(self.snapshot_at(path, ...)) if is_value else self.get(path)
+        return self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """``store["key"] = tensor`` replaces a leaf or part, ``store[3] = td`` rows of everything."""
@@ -87,7 +97,9 @@ class StoreHandle:
         else:
             self.update_at_(value, index)
 
-    def get(self, key: str | Path, default: Any = _NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
+    def get(
+        self, key: str | Path, default: Any = _NO_DEFAULT, *, pad: Pad = None, timeout_s: float | None = None
+    ) -> Any:
         """One leaf or nested part, whole.
 
         Args:
@@ -95,21 +107,22 @@ class StoreHandle:
                 from
                 ``TensorDict.get``; ``store[key]`` gives the value itself.
             default: Returned when the store has no such key; without one KeyNotFoundError is raised, a KeyError.
+            pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
         """
         path = checked_path(key)
         if default is not _NO_DEFAULT and path not in _paths(self.spec):
             return default
-        return self.get_at(path, ..., timeout_s=timeout_s)
+        return self.get_at(path, ..., pad=pad, timeout_s=timeout_s)
 
-    def get_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
+    def get_at(self, key: str | Path, index: Any, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
         """Rows of one leaf or nested part."""
         path = checked_path(key)
-        self.spec.find(path, store=self.name)
-        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-        found = self._read(selection, keys=(path,), timeout_s=timeout_s)
-        for part in path:
-            found = found.get(part)
-        return found
+        return entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
+
+    def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
+        """As ``get_at``; what it returns is never live."""
+        path = checked_path(key)
+        return entry_at(self._read_at(path, index, timeout_s), path)
 
     def set(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces one leaf or nested part."""
@@ -136,9 +149,43 @@ class StoreHandle:
         self._write(index, values, at=(), timeout_s=timeout_s)
         return self
 
-    def to_tensordict(self, *, device: torch.device | str | None = None, timeout_s: float | None = None) -> Any:
-        """Everything, as a local tensordict."""
-        return self._read(_EVERYTHING, device=device, timeout_s=timeout_s)
+    def to_tensordict(
+        self, *, device: torch.device | str | None = None, pad: Pad = None, timeout_s: float | None = None
+    ) -> Any:
+        """Everything, as a local tensordict; never live.
+
+        With ``pad`` ragged tensors are filled up to the longest of them, and there are masks of what is content under
+        ``("masks", *key)``.
+        """
+        return self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+
+    def renew(self) -> None:
+        """In a forked process: goes on over a client of its own."""
+        self._client = copy.copy(self._client)
+
+    def _live(self, td: Any, index: Any) -> Any:
+        return with_live_leaves(td, self, index) if self.shares_non_tensor else td
+
+    def _read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
+        self.spec.find(path, store=self.name)
+        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+        return self._read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
+
+    def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
+        """The store's memory itself, as a locked tensordict: nothing is copied, and later writes of anybody show.
+
+        So its rows may change, and be half written, while they are looked at: who needs rows of one moment reads them.
+        It needs transport ``shm``. After the store's deletion the tensordict keeps the last content.
+
+        Args:
+            writable: False: what is written into the tensors stays in this process. True: it reaches the store at
+                once, without the server, its versions or other readers knowing.
+
+        Raises:
+            NotSupportedError: This client does not share memory with the server, or may not write it.
+        """
+        deadline = self._client.deadline(timeout_s)
+        return self._live(map_store(self._client, self.name, self.spec, writable=writable, deadline=deadline), ...)
 
     def _read(
         self,
@@ -146,16 +193,17 @@ class StoreHandle:
         *,
         keys: Sequence[Path] = (),
         device: torch.device | str | None = None,
+        pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
         deadline = self._client.deadline(timeout_s)
         content = read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
         if content is None:
             raise LocalProtocolError(reason="a read without newer_than brought nothing")
-        td = content.build(device)
+        td = content.build(device, pad)
         names = result_names(self.spec.root.names, self.spec.batch_size, selection)
         if names is not None and isinstance(td, TensorDictBase):
-            td.names = list(names)
+            td.names = [*names, *[None] * (td.ndim - len(names))]
         return td
 
     def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:

@@ -10,11 +10,12 @@ import torch
 
 from tdserve.client.leaves import Leaves
 from tdserve.client.session import Session
-from tdserve.content import ReadStatus
+from tdserve.content import ReadStatus, values_messages
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
-from tdserve.layout import Layout
+from tdserve.layout import Layout, Message
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path
+from tdserve.transport.behind import SinkBehind
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
@@ -114,12 +115,14 @@ def receive(
     timeout_s: float,
     inline: bytes | None,
     into: Leaves | None = None,
+    values: torch.Tensor | None = None,
 ) -> Received:
     """Takes the content of a read.
 
     Args:
         inline: The content itself, when it came in the answer.
         into: Contiguous CPU tensors; by default views of a pooled buffer.
+        values: Takes the block of values that follows behind the leaves, uint8.
 
     Raises:
         PeerLostError, DeadlineExceededError: ``into`` is undefined; the session is closed.
@@ -144,7 +147,10 @@ def receive(
     if inline is not None:
         unpack(inline, layout.messages, sink)
     else:
-        recv_messages(session.channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s)
+        messages: Sequence[Message] = layout.messages
+        if values is not None:
+            messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
+        recv_messages(session.channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, columns)
 
 

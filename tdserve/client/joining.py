@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient
-from tdserve.client.outgoing import Outgoing
+from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
 from tdserve.deadline import Deadline
@@ -77,18 +77,14 @@ class Joining:
 
     Args:
         client: Whose requests they are.
-        fingerprint: Of the row's structure.
-        name: Of the store.
+        target: The table.
         max_rows: Of a joined request; 1 joins nothing.
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
     """
 
-    def __init__(
-        self, client: SessionClient, *, fingerprint: bytes, name: str, max_rows: int, is_ordered: bool = False
-    ) -> None:
+    def __init__(self, client: SessionClient, target: Target, *, max_rows: int, is_ordered: bool = False) -> None:
         self._client = client
-        self._fingerprint = fingerprint
-        self._name = name
+        self._target = target
         self._max_rows = max_rows
         self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_ALONE_UNDER_WAY
         self._lock = Lock()
@@ -173,8 +169,8 @@ class Joining:
         captured = [part.captured for part in parts]
 
         def make_outgoing(session: Session) -> Outgoing:
-            inline_bytes = session.inline_bytes - len(request.priorities) - len(request.ends)
-            return Outgoing.of(captured, fingerprint=self._fingerprint, inline_bytes=inline_bytes, store=self._name)
+            margin_nbytes = len(request.priorities) + len(request.ends)
+            return Outgoing(captured, self._target, session, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)

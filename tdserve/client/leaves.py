@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tdserve.content import write_layout
 from tdserve.layout import Layout
 from tdserve.spec.capture import Captured
+from tdserve.spec.tree import Path
 from tdserve.transport.ends import as_bytes
 
 
@@ -36,3 +38,11 @@ def leaves_of(captured: Captured, layout: Layout) -> Leaves:
         contents = [as_bytes(tensor).numpy() for tensor in tensors] if is_plain else None
         leaves = captured.memo[kept] = Leaves(tensors, contents)
     return leaves
+
+
+def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
+    """The bytes of every leaf of a capture; copied where it is not contiguous, or not on the CPU."""
+    layout = write_layout(captured.spec)
+    leaves = leaves_of(captured, layout)
+    contents = leaves.contents or [as_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
+    return dict(zip((slot.path for slot in layout.slots), contents, strict=True))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tdserve.client.leaves import leaves_of
+from tdserve.client.leaves import contents_of, leaves_of
+from tdserve.client.local_writes import put_rows, put_selection, put_version
+from tdserve.client.pending import OnGranted
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import encode_values
-from tdserve.content import write_layout
+from tdserve.content import MIN_SENT_VALUES_BYTES, values_messages, write_layout
+from tdserve.errors import LocalProtocolError
 from tdserve.layout import Layout
+from tdserve.selection import Selection
 from tdserve.spec.capture import Captured
-from tdserve.spec.tree import Path
+from tdserve.spec.tree import Spec
+from tdserve.transport.behind import BytesEnd, SourceBehind
 from tdserve.transport.channel import Work
 from tdserve.transport.ends import JoinedEnd, LeafEnd, Source
 from tdserve.transport.pool import BufferPool
@@ -24,60 +27,120 @@ MAX_POSTED_BYTES = 32 * 1024 * 1024
 """Up to this size all messages are posted at once; above, a window keeps the staging memory small."""
 
 
+_EVERYTHING = Selection()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a write goes.
+
+    Attributes:
+        store: Name.
+        fingerprint: Of the structure that the request names: of one row for a replay, of the content for a version.
+        stored: The store's whole structure; None for a version, which is a file of its own.
+        selection: What is replaced, where rows are that are there already.
+        is_packed: Whether it is a version of weights, laid out as its file.
+        allow_pickle: Whether non-tensor values of any type may go there.
+    """
+
+    store: str
+    fingerprint: bytes
+    stored: Spec | None = None
+    selection: Selection = _EVERYTHING
+    is_packed: bool = False
+    allow_pickle: bool = False
+
+
 class Outgoing:
-    """The content of one write, ready to be sent any number of times (once per attempt).
+    """The content of one write, ready to be sent any number of times (once per attempt), or put in place.
 
     Args:
-        captured: What is written.
-        fingerprint: Of the store's structure, as this client knows it.
-        inline_bytes: Content up to this size rides in the request.
-        store: Name, for errors.
-        is_packed: Whether it is a version of weights, laid out as its file.
+        captured: What is written: one tensordict, or the rows of several of one structure, one after the other; several
+            may have no values.
+        target: Where it goes.
+        session: Through which; small content rides in the request, that of a local session is written in place.
+        margin_nbytes: What else the request carries.
+
+    Attributes:
+        message: What the request says of the content.
+        spooled: Where a local session has put the values.
 
     Raises:
         CapacityError: The non-tensor values are larger than a message may be. Nothing was sent.
+        NotSupportedError: One of them cannot travel; names its key. Nothing was sent.
     """
 
     def __init__(
-        self, captured: Captured, *, fingerprint: bytes, inline_bytes: int, store: str, is_packed: bool = False
+        self, captured: Sequence[Captured], target: Target, session: Session, *, margin_nbytes: int = 0
     ) -> None:
-        layout = write_layout(captured.spec, is_packed=is_packed)
-        values = encode_values(captured.spec, captured.values, store=store)
-        self._take(layout, _leaf_end(captured, layout), values, fingerprint, inline_bytes)
-
-    @classmethod
-    def of(cls, captured: Sequence[Captured], *, fingerprint: bytes, inline_bytes: int, store: str) -> Outgoing:
-        """The rows of several batches of one structure, one after the other; several may have no values."""
+        self._captured = captured
+        self._target = target
+        self._session = session
+        first = captured[0]
+        self._values = b""
         if len(captured) == 1:
-            return cls(captured[0], fingerprint=fingerprint, inline_bytes=inline_bytes, store=store)
-        outgoing = cls.__new__(cls)
-        layout = write_layout(captured[0].spec.with_rows(sum(each.spec.batch_size[0] for each in captured)))
-        found = [_contents_of(each) for each in captured]
-        pieces = [[each[slot.path] for each in found] for slot in layout.slots]  # larger leaves may stand elsewhere
-        outgoing._take(layout, JoinedEnd(pieces), b"", fingerprint, inline_bytes)
-        return outgoing
+            self._values = encode_values(first.spec, first.values, store=target.store, allow_pickle=target.allow_pickle)
+        self.message = control_pb2.Content(fingerprint=target.fingerprint)
+        self.spooled: tuple[int, int] | None = None
+        if session.local is None:
+            self._lay_out(session.inline_bytes - margin_nbytes)
+            return
+        session.local.check_writable(f"writing to {target.store!r}")
+        if not target.is_packed:  # a version's lie beside its file, and are written with it
+            self.spooled = session.local.spool(self._values)
+            if self.spooled is None:
+                self.message.values = self._values
+            else:
+                self.message.spool_offset, self.message.spool_nbytes = self.spooled
 
-    def _take(self, layout: Layout, source: Source, values: bytes, fingerprint: bytes, inline_bytes: int) -> None:
-        self._layout = layout
-        self._source = source
-        self.nbytes = sum(layout.message_nbytes)
-        self.message = control_pb2.Content(fingerprint=fingerprint, nbytes=self.nbytes)
-        self.message.values = values
-        if self.nbytes <= inline_bytes:
-            self.message.inline = pack(layout.messages, source)
+    def _lay_out(self, inline_bytes: int) -> None:
+        spec = self._captured[0].spec
+        if len(self._captured) > 1:
+            spec = spec.with_rows(sum(each.spec.batch_size[0] for each in self._captured))
+        layout = write_layout(spec, is_packed=self._target.is_packed)
+        self._source: Source = _source(self._captured, layout)
+        self._messages = layout.messages
+        self.nbytes = self.message.nbytes = sum(layout.message_nbytes)
+        if len(self._values) >= MIN_SENT_VALUES_BYTES and not self._target.is_packed:
+            self.message.values_nbytes = len(self._values)
+            self._messages = (*layout.messages, *values_messages(len(self._values)))
+            self._source = SourceBehind(self._source, BytesEnd(self._values))
+            self.nbytes += len(self._values)
         else:
-            self.message.message_nbytes.extend(layout.message_nbytes)
+            self.message.values = self._values
+            if self.nbytes <= inline_bytes:
+                self.message.inline = pack(layout.messages, self._source)
+                return
+        self.message.message_nbytes.extend(message.nbytes for message in self._messages)
+
+    @property
+    def place(self) -> OnGranted | None:
+        """Of a local session: writes the content where the server lets it, in the thread that brings the grant."""
+        return None if self._session.local is None else self._put
+
+    def _put(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
+        local, target = self._session.local, self._target
+        if local is None:
+            raise LocalProtocolError(reason="content was let be written in place over a session that is not local")
+        if target.stored is None:
+            put_version(local, accepted, self._captured[0], self._values)
+            return control_pb2.Written()
+        store = local.store(target.store, accepted.uid, target.stored)
+        if accepted.rows:
+            return put_rows(store, accepted, self._captured)
+        put_selection(store, target.selection, self._captured[0])
+        return control_pb2.Written()
 
     @property
     def is_inline(self) -> bool:
-        """Whether the content rides in the request."""
-        return self.message.HasField("inline")
+        """Whether nothing is sent behind the request."""
+        return self._session.local is not None or self.message.HasField("inline")
 
     def post(self, session: Session, tag: int, pool: BufferPool) -> list[Work]:
         """Starts to send everything; the leaves must not change until the works are over."""
         if self.is_inline:
             return []
-        return start_send(session.channel, tag, self._layout.messages, self._source, pool)
+        return start_send(session.channel, tag, self._messages, self._source, pool)
 
     def send(self, session: Session, tag: int, pool: BufferPool, timeout_s: float) -> None:
         """Sends everything, and returns when the server has taken it."""
@@ -86,16 +149,14 @@ class Outgoing:
         if self.nbytes <= MAX_POSTED_BYTES:
             session.channel.wait_all(self.post(session, tag, pool), timeout_s)
         else:
-            send_messages(session.channel, tag, self._layout.messages, self._source, pool=pool, timeout_s=timeout_s)
+            send_messages(session.channel, tag, self._messages, self._source, pool=pool, timeout_s=timeout_s)
 
 
-def _leaf_end(captured: Captured, layout: Layout) -> LeafEnd:
-    leaves = leaves_of(captured, layout)
-    if leaves.contents is None:
-        return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
-    return LeafEnd(leaves.tensors, contents=leaves.contents)
-
-
-def _contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
-    layout = write_layout(captured.spec)
-    return dict(zip((slot.path for slot in layout.slots), _leaf_end(captured, layout).contents, strict=True))
+def _source(captured: Sequence[Captured], layout: Layout) -> Source:
+    if len(captured) == 1:
+        leaves = leaves_of(captured[0], layout)
+        if leaves.contents is None:
+            return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+        return LeafEnd(leaves.tensors, contents=leaves.contents)
+    found = [contents_of(each) for each in captured]  # larger leaves may stand elsewhere in the layout of all
+    return JoinedEnd([[each[slot.path] for each in found] for slot in layout.slots])

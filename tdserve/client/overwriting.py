@@ -38,7 +38,7 @@ def overwrite(
     """
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
-    captured, keys = fitted(value, chosen, at=at, store=name, is_whole=bool(at))
+    captured, keys = fitted(value, chosen, at=at, store=name, is_whole=bool(at), allow_pickle=client.allow_pickle)
     if not captured.tensors and not captured.values:
         return
     write_selection(
@@ -47,7 +47,7 @@ def overwrite(
         selection,
         captured,
         keys=keys or ((at,) if at else ()),
-        fingerprint=stored.fingerprint,
+        stored=stored,
         generations=generations,
         deadline=deadline,
     )

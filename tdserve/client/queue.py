@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.client.padding import Pad
 from tdserve.client.table import TableHandle, check_num_rows
 from tdserve.client.taking import Taken, TakenBatches, acknowledge, taken
 
@@ -15,13 +16,14 @@ class QueueHandle(TableHandle):
     raised, left or died before that stand in front again.
     """
 
-    def take(self, num_rows: int, *, ack: bool = True, timeout_s: float | None = None) -> Any:
+    def take(self, num_rows: int, *, ack: bool = True, pad: Pad = None, timeout_s: float | None = None) -> Any:
         """Takes rows, the oldest first (of a stack, the newest).
 
         Args:
             num_rows: At least 1, at most ``max_size``. Of a closed queue the last ones may be fewer.
             ack: True gives a context manager, ``with queue.take(8) as rows``: acknowledged at a clean exit, given back
                 on an exception. False gives the rows, to be acknowledged with :meth:`ack`.
+            pad: Fills ragged tensors up to the longest, as of ``ReplayHandle.sample``.
             timeout_s: Seconds to wait for so many; None is the client's default, 0 asks once.
 
         Raises:
@@ -29,9 +31,13 @@ class QueueHandle(TableHandle):
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
         check_num_rows(num_rows, None)
-        query = self._query(is_lease=True)
-        rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s)).build()
-        return Taken(self._client, query, rows, None) if ack else rows
+        deadline = self._client.deadline(timeout_s)
+
+        def draw() -> Any:
+            return taken(self._client, self._query(is_lease=True, pad=pad), num_rows, deadline)
+
+        rows = self._following(draw)
+        return Taken(self._client, self._query(is_lease=True), rows, None) if ack else rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Consumes rows that were taken with ``ack=False``.
@@ -42,7 +48,9 @@ class QueueHandle(TableHandle):
         """
         acknowledge(self._client, self._query(is_lease=True), rows, self._client.deadline(timeout_s))
 
-    def batches(self, num_rows: int, *, device: Any = None, timeout_s: float | None = None) -> TakenBatches:
+    def batches(
+        self, num_rows: int, *, device: Any = None, pad: Pad = None, timeout_s: float | None = None
+    ) -> TakenBatches:
         """An iterator that takes rows until the queue is closed and drained; a context manager.
 
         A batch is acknowledged when the next one is asked for, and given back when the iterator is closed before.
@@ -50,8 +58,10 @@ class QueueHandle(TableHandle):
         Args:
             num_rows: Of a batch; the last one of a closed queue may have fewer.
             device: Where batches go.
+            pad: Fills ragged tensors up to the longest of a batch, as of ``ReplayHandle.sample``.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
         check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        return TakenBatches(self._client, self._query(is_lease=True), num_rows, device=device, timeout_s=seconds)
+        query = self._query(is_lease=True, pad=pad)
+        return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

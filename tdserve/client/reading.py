@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
+from tdserve.client.devices import to_device
 from tdserve.client.incoming import Posted, Received, receive
 from tdserve.client.leaves import Leaves, leaves_of
-from tdserve.client.session import ANSWER_GRACE_S, Pending, Session
+from tdserve.client.local import LocalEnd
+from tdserve.client.local_reads import copy_selection
+from tdserve.client.padding import Pad, padded
+from tdserve.client.pending import Pending
+from tdserve.client.session import ANSWER_GRACE_S, Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
+from tdserve.data.opened import OpenStore
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransportError
+from tdserve.errors import (
+    DeadlineExceededError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
 from tdserve.layout import Layout
 from tdserve.selection import Selection
 from tdserve.session import tag_of
@@ -25,7 +39,8 @@ from tdserve.spec.capture import capture
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 
-_NOTHING_SAID = control_pb2.Accepted()
+MAX_LOCAL_TRIES = 100
+"""Copies of a selection that writers keep changing; each lasts about as long as one of their writes."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +49,34 @@ class Content:
 
     Attributes:
         spec: Its structure.
-        received: Its columns.
+        leaves: Its tensors by path.
         values: Its non-tensor values by path.
         version: Content version of the store.
         accepted: What the server said of it.
+        received: The columns that came, where it was received or copied by rows.
     """
 
     spec: Spec
-    received: Received
+    leaves: dict[Path, torch.Tensor]
     values: dict[Path, Any]
     version: int
-    accepted: control_pb2.Accepted
+    accepted: control_pb2.Accepted = field(default_factory=control_pb2.Accepted)
+    received: Received | None = None
 
-    def build(self, device: torch.device | str | int | None = None) -> Any:
-        """The tensordict (or tensorclass instance); its leaves are views of one buffer, moved if a device is named."""
-        td = build(on_cpu(self.spec), self.received.leaves(), self.values)
-        return td if device is None else td.to(device)
+    @property
+    def columns(self) -> Received:
+        """All that was received, what the service has added too."""
+        if self.received is None:
+            raise LocalProtocolError(reason="nothing was received with these leaves")
+        return self.received
+
+    def build(self, device: torch.device | str | int | None = None, pad: Pad = None) -> Any:
+        """The tensordict (or tensorclass instance); its leaves are views of one buffer, moved if a device is named.
+
+        ``pad`` as of ``padded``.
+        """
+        td = build(*padded(on_cpu(self.spec), self.leaves, self.values, pad))
+        return to_device(td, device)
 
 
 def on_cpu(spec: Spec) -> Spec:
@@ -73,17 +100,21 @@ class Destination:
 
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless content of this structure fits; nothing was written."""
+        if spec.has_ragged:
+            self._captured = capture(self.out, store=self._store, is_destination=True, like=spec)
         check_matches(spec, self._captured.spec, store=self._store)
 
     def places(self, layout: Layout) -> Leaves | None:
         """The leaves in the layout's order; None when they cannot be received into."""
+        if self._captured.spec.has_ragged:
+            return None  # of a lazy stack a capture has copies
         leaves = leaves_of(self._captured, layout)
         return None if leaves.contents is None else leaves
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place."""
         if not was_direct or content.values:
-            fill(self.out, content.spec, content.received.leaves(), content.values)
+            fill(self.out, content.spec, content.leaves, content.values)
 
 
 def finish_read(
@@ -117,6 +148,7 @@ def finish_read(
         except TDServeError as error:
             mismatch = error
     timeout_s = transfer_timeout_s(deadline)
+    block = _room(client, accepted)
     try:
         received = receive(
             layout,
@@ -126,17 +158,24 @@ def finish_read(
             timeout_s=timeout_s,
             inline=inline,
             into=places,
+            values=block,
         )
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error
     if mismatch is not None:
         raise mismatch
     version = received.version
-    spec, values = decode_values(spec, accepted.values)
-    content = Content(spec, received, values, version or accepted.version, accepted)
+    encoded = accepted.values if block is None else block.numpy().tobytes()
+    spec, values = decode_values(spec, encoded, allow_pickle=client.allow_pickle)
+    content = Content(spec, received.leaves(), values, version or accepted.version, accepted, received)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content
+
+
+def _room(client: SessionClient, accepted: control_pb2.Accepted) -> torch.Tensor | None:
+    """Memory for a block of values that follows behind the leaves; None when there is none."""
+    return client.pool.take(accepted.values_nbytes) if accepted.values_nbytes else None
 
 
 def finish_posted(
@@ -150,7 +189,7 @@ def finish_posted(
     if received.is_void:
         pending.wait(ANSWER_GRACE_S, "a refused read")
         return None
-    return Content(spec, received, {}, received.version, _NOTHING_SAID)
+    return Content(spec, received.leaves(), {}, received.version, received=received)
 
 
 def read_selection(
@@ -171,6 +210,11 @@ def read_selection(
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Content | None:
+        if session.local is not None and spec is not None and newer_than is None:
+            known = session.local.known(name, spec)
+            content = None if known is None else read_here(client, known, selection, keys, destination=destination)
+            if content is not None:
+                return content
         asked = control_pb2.ReadRequest(
             store=name,
             selection=selection.to_message(),
@@ -187,6 +231,8 @@ def read_selection(
         stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
         if stored is None:
             raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
+        if session.local is not None:
+            return _read_granted(client, session.local, name, stored, selection, keys, accepted, destination)
         chosen = selected_spec(stored, selection, keys, store=name)
         return finish_read(
             client,
@@ -201,3 +247,52 @@ def read_selection(
         )
 
     return client.call(attempt, deadline)
+
+
+def _read_granted(
+    client: SessionClient,
+    local: LocalEnd,
+    name: str,
+    stored: Spec,
+    selection: Selection,
+    keys: Sequence[Path],
+    accepted: control_pb2.Accepted,
+    destination: Destination | None,
+) -> Content:
+    """Reads a store that the server has let a local client read."""
+    store = local.store(name, accepted.uid, stored)
+    if not local.lacks_values or not stored.values:
+        local.grant(store)
+    for _ in range(MAX_LOCAL_TRIES):
+        content = read_here(client, store, selection, keys, values=accepted.values, destination=destination)
+        if content is not None:
+            return content
+        time.sleep(0)  # lets the writer go on
+    raise TransferAbortedError(
+        transfer=0, reason=f"rows of {name!r} were written, again and again, while they were read"
+    )
+
+
+def read_here(
+    client: SessionClient,
+    store: OpenStore,
+    selection: Selection,
+    keys: Sequence[Path],
+    *,
+    values: bytes = b"",
+    destination: Destination | None = None,
+) -> Content | None:
+    """Copies a selection out of a mapped store; None when it is being written, or the store was deleted."""
+    places = None
+    if destination is not None:
+        chosen = selected_spec(store.spec, selection, keys, store=store.name)
+        destination.check(chosen)
+        places = destination.places(read_layout(chosen))
+    found = copy_selection(store, selection.to_message(), keys, values=values, pool=client.pool, into=places)
+    if found is None:
+        return None
+    spec, decoded = decode_values(found.spec, found.values, allow_pickle=client.allow_pickle)
+    content = Content(spec, found.leaves, decoded, found.version)
+    if destination is not None:
+        destination.finish(content, was_direct=places is not None)
+    return content

@@ -6,6 +6,8 @@ from typing import Any
 
 from tdserve.client.batches import Batches
 from tdserve.client.changes import change, priorities_message
+from tdserve.client.devices import to_device
+from tdserve.client.padding import Pad
 from tdserve.client.sampling import Query, sampled
 from tdserve.client.table import TableHandle, check_count, check_num_rows
 from tdserve.client.taking import Taken, TakenBatches, acknowledge, taken
@@ -23,6 +25,7 @@ class ReplayHandle(TableHandle):
         group_by: Any = None,
         group_size: int = 0,
         device: Any = None,
+        pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows, as the table's sampler says.
@@ -36,6 +39,8 @@ class ReplayHandle(TableHandle):
                 group after the other. ``num_rows`` is a multiple of ``group_size``.
             group_size: Rows of a complete group.
             device: Where the result goes; None leaves it on the CPU.
+            pad: Fills ragged tensors up to the longest of the result with this number (or numbers by key), and adds
+                masks of what is content under ``("masks", *key)``; None leaves them ragged.
             timeout_s: Seconds to wait until there are enough rows; None is the client's default, 0 asks once.
 
         Returns:
@@ -50,16 +55,25 @@ class ReplayHandle(TableHandle):
                 ``min_size`` where a learner may start before its actors.
         """
         check_num_rows(num_rows, device)
-        query = self._query(
-            require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=bool(consumer)
-        )
         deadline = self._client.deadline(timeout_s)
-        if consumer:
-            td = taken(self._client, query, num_rows, deadline).build()
+
+        def draw() -> Any:
+            query = self._query(
+                require=require,
+                consumer=consumer,
+                group_by=group_by,
+                group_size=group_size,
+                is_lease=bool(consumer),
+                pad=pad,
+            )
+            if not consumer:
+                return sampled(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
+            td = taken(self._client, query, num_rows, deadline)
             acknowledge(self._client, query, td, self._client.deadline(None))
-        else:
-            td = sampled(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
-        return td if device is None else td.to(device)
+            return td
+
+        td = self._following(draw)
+        return to_device(td, device)
 
     def take(
         self,
@@ -70,6 +84,7 @@ class ReplayHandle(TableHandle):
         group_by: Any = None,
         group_size: int = 0,
         ack: bool = True,
+        pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows for a consumer, which has had them once they are acknowledged, and not before.
@@ -82,8 +97,10 @@ class ReplayHandle(TableHandle):
         Other arguments and errors as of :meth:`sample`.
         """
         check_count("num_rows", num_rows)
-        query = self._query(require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=True)
-        rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s)).build()
+        query = self._query(
+            require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=True, pad=pad
+        )
+        rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s))
         return Taken(self._client, query, rows, None) if ack else rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -134,6 +151,7 @@ class ReplayHandle(TableHandle):
         *,
         prefetch: int = 4,
         device: Any = None,
+        pad: Pad = None,
         drop: float | None = None,
         require: Any = None,
         consumer: str = "",
@@ -147,6 +165,7 @@ class ReplayHandle(TableHandle):
             num_rows: Rows of each batch.
             prefetch: Batches under way or waiting, at most; several of them share one message.
             device: Where batches go.
+            pad: As of :meth:`sample`; each batch is as long as its own longest row.
             drop: Seconds: a batch that has waited longer for its taker is dropped, and a fresh one taken. None: none
                 is.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
@@ -157,7 +176,12 @@ class ReplayHandle(TableHandle):
         check_count("prefetch", prefetch)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         query: Query = self._query(
-            require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=bool(consumer)
+            require=require,
+            consumer=consumer,
+            group_by=group_by,
+            group_size=group_size,
+            is_lease=bool(consumer),
+            pad=pad,
         )
         if consumer:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

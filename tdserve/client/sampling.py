@@ -11,11 +11,17 @@ import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.incoming import Posted, post
+from tdserve.client.local import LocalEnd
+from tdserve.client.local_reads import copy_rows
+from tdserve.client.padding import Pad, padded
+from tdserve.client.pending import Pending
 from tdserve.client.reading import Content, finish_posted, finish_read, on_cpu
-from tdserve.client.session import Pending, Session
+from tdserve.client.session import Session
+from tdserve.client.value_blocks import decode_values
 from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
+from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
-from tdserve.errors import TransferAbortedError
+from tdserve.errors import TDServeError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.session import tag_of
 from tdserve.spec.build import build
@@ -36,6 +42,7 @@ class Query:
         added: Columns that come with the rows.
         is_exact: Whether just as many rows come as were asked for.
         is_ordered: Whether the order of the rows means something.
+        pad: What ragged tensors are filled up with.
     """
 
     name: str
@@ -48,6 +55,7 @@ class Query:
     is_lease: bool = False
     is_exact: bool = True
     is_ordered: bool = False
+    pad: Pad = None
 
     def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """The request for batches of ``num_rows``."""
@@ -86,13 +94,14 @@ class Sampled:
     def __init__(self, content: Content, query: Query) -> None:
         shown = (INDEX_KEY, GENERATION_KEY, *(name for name in query.added if name != SLICE_END_KEY))
         self.spec = _with_added_keys(content.spec, shown)
-        received = content.received
+        received = content.columns
         self.tensors: dict[Path, torch.Tensor] = received.leaves()
         self.tensors.update({(name,): received.trailing(name) for name in shown})
         if SLICE_END_KEY in query.added and _TRUNCATED in self.tensors:
             self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
         self.values = content.values
-        self.num_missing = content.received.num_missing
+        self._pad = query.pad
+        self.num_missing = received.num_missing
 
     @property
     def missing(self) -> torch.Tensor:
@@ -110,19 +119,25 @@ class Sampled:
 
     def build(self) -> Any:
         """The tensordict of all rows; its leaves are views of one buffer."""
-        return build(self.spec, self.tensors, self.values)
+        return build(*padded(self.spec, self.tensors, self.values, self._pad))
 
     def split(self, num_rows: int) -> list[Any]:
         """The tensordicts of the batches, each of ``num_rows`` rows, as views."""
         total = self.spec.batch_size[0]
         if total == num_rows:
             return [self.build()]
-        if self.values:
-            return list(self.build().split(num_rows))
         spec = self.spec.with_rows(num_rows)
-        paths = list(self.tensors)
-        pieces = zip(*(torch.split(tensor, num_rows) for tensor in self.tensors.values()), strict=True)
-        return [build(spec, dict(zip(paths, piece, strict=True)), {}) for piece in pieces]
+        columns = {path: torch.split(tensor, num_rows) for path, tensor in self.tensors.items()}
+        is_per_row = {path: leaf.per_row for path, leaf in self.spec.values}
+        batches = []
+        for number, first in enumerate(range(0, total, num_rows)):
+            values = {
+                path: column[first : first + num_rows] if is_per_row[path] else column
+                for path, column in self.values.items()
+            }
+            tensors = {path: column[number] for path, column in columns.items()}
+            batches.append(build(*padded(spec, tensors, values, self._pad)))
+        return batches
 
 
 class Asked(NamedTuple):
@@ -162,7 +177,7 @@ def ask(
 
 def _expected(session: Session, query: Query, total: int) -> tuple[int, ...]:
     """The messages to wait for without an answer first; none when the content may be inline or has values."""
-    if query.stored.values or not query.is_exact:
+    if session.local is not None or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.layout(total).message_nbytes
     return message_nbytes if sum(message_nbytes) > session.inline_bytes else ()
@@ -197,11 +212,53 @@ def take(
         if is_over():  # looked at after asking: whoever gives up either saw this request, or was seen here
             session.cancel(request)
     answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
+    if session.local is not None:
+        return _taken_here(client, session, session.local, request, pending, answer, query, deadline)
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     total = accepted.num_rows
     spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
     content = finish_read(client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline)
     return Sampled(content, query)
+
+
+def _taken_here(
+    client: SessionClient,
+    session: Session,
+    local: LocalEnd,
+    request: int,
+    pending: Pending,
+    answer: control_pb2.ServerMessage,
+    query: Query,
+    deadline: Deadline,
+) -> Sampled:
+    """Copies the rows that were drawn for a local client."""
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    try:
+        content = rows_here(client, local, query.name, query.stored, query.added, accepted)
+    except TDServeError as error:
+        if accepted.wants_written:
+            session.answer(request, control_pb2.Written(failure=encode_failure(error)))
+        raise
+    if accepted.wants_written:
+        session.answer(request, control_pb2.Written())
+        pending.wait(answer_timeout_s(deadline), f"the end of a sample of {query.name!r}")
+    return Sampled(content, query)
+
+
+def rows_here(
+    client: SessionClient,
+    local: LocalEnd,
+    name: str,
+    stored: Spec,
+    added: tuple[str, ...],
+    accepted: control_pb2.Accepted,
+) -> Content:
+    """The content of rows that the server has chosen, copied by this local client."""
+    copied = copy_rows(local, name, stored, added, accepted, client.pool)
+    spec, values = decode_values(
+        on_cpu(stored.with_rows(accepted.num_rows)), copied.values, allow_pickle=client.allow_pickle
+    )
+    return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received)
 
 
 def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 import socket
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Lock, current_thread, main_thread
+from threading import Lock
 from typing import Any
 
+from tdserve.client.local import LocalEnd
 from tdserve.client.mailbox import Mailbox
+from tdserve.client.pending import OnAnswer, OnGranted, Pending
 from tdserve.config import MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
-from tdserve.control.status import decode_failure
-from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError, TransportError
+from tdserve.control.status import encode_failure
+from tdserve.errors import (
+    ConnectError,
+    LocalProtocolError,
+    NotLocalError,
+    PeerLostError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.machine import boot_id
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.forming import Forming
 from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, GlooChannel, KVStore
@@ -25,64 +34,7 @@ from tdserve.v1 import control_pb2
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
 
-SIGNAL_POLL_S = 0.5
-"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
-
-MAX_POLL_S = 3600.0
-"""Longer than this no lock of Python can wait everywhere."""
-
-Answer = control_pb2.ServerMessage | TDServeError
-OnAnswer = Callable[[Answer], None]
-
-
-class Pending:
-    """A request that was sent; its answers arrive here, in order.
-
-    Args:
-        on_answer: Called in the stream's thread instead of keeping the answer for ``wait``; must not block.
-        on_silence: Called when ``wait`` has waited in vain: what may still come, nobody would take.
-
-    Attributes:
-        has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
-        is_mailed: Whether the request went as mail.
-    """
-
-    def __init__(self, on_answer: OnAnswer | None = None, *, on_silence: Callable[[], None]) -> None:
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
-        self._on_silence = on_silence
-        self.put: OnAnswer = on_answer or self._answers.put
-        self.has_failed = False
-        self.is_mailed = False
-
-    def wait(self, timeout_s: float | None, what: str) -> control_pb2.ServerMessage:
-        """Returns the next answer.
-
-        Raises:
-            DeadlineExceededError: There was none in time.
-            TDServeError: What the server answered, or how the session ended.
-        """
-        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        poll_s = SIGNAL_POLL_S if current_thread() is main_thread() else MAX_POLL_S  # no other thread gets signals
-        while True:
-            remaining_s = max(end_s - time.monotonic(), 0.0)
-            try:
-                answer = self._answers.get(timeout=min(remaining_s, poll_s))
-                break
-            except Empty:
-                if remaining_s <= poll_s:
-                    self._on_silence()
-                    raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
-        self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
-        return checked(answer)
-
-
-def checked(answer: Answer) -> control_pb2.ServerMessage:
-    """The server's message, unless it or the session's end is an error, which is raised."""
-    if isinstance(answer, TDServeError):
-        raise answer
-    if answer.HasField("failure"):
-        raise decode_failure(answer.failure)
-    return answer
+_log = logging.getLogger("tdserve.client")
 
 
 class Session:
@@ -94,8 +46,11 @@ class Session:
         transport: Of the content.
         oldest_request: Requests before it will not be retried.
         timeout_s: For Hello and Welcome.
+        root: Where this process sees the server's root folder, if elsewhere than the server does.
 
     Attributes:
+        local: Its other end, where the client reads and writes the server's files by itself.
+        why_not_local: Why it does not, for messages.
         connect_timeout_s: For whoever uses the channel first: its call may take no longer than it was told.
 
     Raises:
@@ -110,7 +65,10 @@ class Session:
         transport: str,
         oldest_request: int,
         timeout_s: float,
+        root: str | None = None,
     ) -> None:
+        self.local: LocalEnd | None = None
+        self.why_not_local = ""
         self.address = connection.address
         self.known_specs: set[bytes] = set()
         self.connect_timeout_s = CONNECT_TIMEOUT_S
@@ -122,23 +80,29 @@ class Session:
         self._forming: Forming | None = None
         self._mailbox: Mailbox | None = None
         self._kept: dict[int, list[Work]] = {}
+        self._spooled: dict[int, tuple[int, int]] = {}
         self._kv_store = KVStore(self._publish)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         hello = control_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             client_id=client_id,
             transport=transport,
-            boot_id=_boot_id(),
+            boot_id=boot_id(),
             pid=os.getpid(),
             host=socket.gethostname(),
             oldest_request=oldest_request,
+            takes_values=True,
         )
         self._stream.send(control_pb2.ClientMessage(hello=hello))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
+            if transport != "gloo":
+                self._open_local(transport, root)
         except BaseException:
             self.close()
             raise
+        if self.local is not None:
+            return
         mailbox = Mailbox(
             lambda: address_towards(self.address), self._send_rendezvous, self._on_message, peer=self._peer
         )
@@ -152,12 +116,26 @@ class Session:
         """Whether this session is over; the next call opens another."""
         return self._lost is not None
 
-    def send(self, request: int, *, on_answer: OnAnswer | None = None, **body: Any) -> Pending:
+    @property
+    def transport(self) -> str:
+        """How content moves."""
+        return "gloo" if self.local is None else "shm"
+
+    def send(
+        self,
+        request: int,
+        *,
+        on_answer: OnAnswer | None = None,
+        place: OnGranted | None = None,
+        spooled: tuple[int, int] | None = None,
+        **body: Any,
+    ) -> Pending:
         """Sends a request.
 
         Args:
             request: Its number.
-            on_answer: As in Pending.
+            on_answer, place: As in Pending.
+            spooled: Where its values lie, until it is forgotten.
             **body: One field of ClientMessage.
 
         Raises:
@@ -165,12 +143,17 @@ class Session:
         """
         # The server answers within the time that it was told. When it does not, and then grants after all, its content
         # would stand in the channel in front of everything else.
-        pending = Pending(on_answer, on_silence=self.close)
+        pending = Pending(on_answer, on_silence=self.close, place=place)
         with self._lock:
             if self._lost is not None:
                 raise self._lost
             self._pending[request] = pending
+            if spooled is not None:
+                self._spooled[request] = spooled
         message = control_pb2.ClientMessage(request=request, **body)
+        if self.local is not None:
+            self.local.send(message)
+            return pending
         pending.is_mailed = self._mailbox is not None and self._mailbox.send(message)
         if not pending.is_mailed:
             self._stream.send(message)
@@ -191,12 +174,18 @@ class Session:
         """The request is answered, or its answer does not matter any more."""
         with self._lock:
             self._pending.pop(request, None)
+            spooled = self._spooled.pop(request, None) if self._spooled else None
+        if spooled is not None and self.local is not None:
+            self.local.free(spooled)
 
     def cancel(self, request: int) -> None:
         """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
         pending = self._pending.get(request)
-        if pending is not None and pending.is_mailed and self._mailbox is not None:
+        if self.local is not None:
+            with suppress(TransportError):
+                self.local.send(message)
+        elif pending is not None and pending.is_mailed and self._mailbox is not None:
             with suppress(TransportError):
                 self._mailbox.send(message)
         else:
@@ -257,6 +246,8 @@ class Session:
     def close(self) -> None:
         """Ends the session and everything under way in it. Idempotent."""
         self._on_lost(ConnectError(address=self.address, reason="the session was closed by this client"))
+        if self.local is not None:
+            self.local.close()
         self._stream.close()
 
     def _make_channel(self) -> Channel:
@@ -283,8 +274,58 @@ class Session:
                 self._mailbox.feed(entry)
             return
         pending = self._pending.get(message.request)
-        if pending is not None:
+        if pending is not None and pending.is_write and message.HasField("accepted"):
+            self._write_in_place(message.request, pending, message.accepted)
+        elif pending is not None:
             pending.put(message)
+        elif message.HasField("accepted") and self.local is not None:  # nobody waits for this request any more
+            self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
+
+    def _write_in_place(self, request: int, pending: Pending, accepted: control_pb2.Accepted) -> None:
+        try:
+            written = pending.grant(accepted)
+        except TDServeError as error:
+            self._tell(request, error)
+        except Exception:  # noqa: BLE001 (the outermost frame: what was written of it, nobody knows)
+            _log.exception("content could not be written in place")
+            self._lose(LocalProtocolError(reason="content could not be written in place; the log says why"))
+        else:
+            self.answer(request, written)
+
+    def _tell(self, request: int, error: TDServeError) -> None:
+        self.answer(request, control_pb2.Written(failure=encode_failure(error)))
+
+    def answer(self, request: int, written: control_pb2.Written) -> None:
+        """Tells the server that what it has let this client do is done; it learns by itself when the socket is gone."""
+        if self.local is not None:
+            with suppress(ConnectError):
+                self.local.send(control_pb2.ClientMessage(request=request, written=written))
+
+    def _open_local(self, transport: str, root: str | None) -> None:
+        """Raises NotLocalError where shared memory was asked for and there is none."""
+        error: ConnectError
+        if self.welcome.HasField("local"):
+            try:
+                self.local = LocalEnd.open(
+                    self.welcome, root=root, on_message=self._on_message, on_lost=self._on_local_lost
+                )
+                return
+            except ConnectError as failure:
+                error = failure
+        else:
+            error = ConnectError(address=self.address, reason="the server runs on another machine")
+        self.why_not_local = str(error.fields["reason"])
+        if transport == "shm":
+            raise NotLocalError(address=self.address, reason=self.why_not_local) from error
+
+    def _on_local_lost(self) -> None:
+        self._on_lost(PeerLostError(peer=self._peer, reason="the local socket was closed"))
+        self._stream.close()
+
+    def _lose(self, error: TDServeError) -> None:
+        self._on_lost(error)
+        if self.local is not None:
+            self.local.close()
 
     def _on_lost(self, error: TDServeError) -> None:
         with self._lock:
@@ -316,11 +357,3 @@ def address_towards(address: str) -> str:
         except OSError as error:
             raise ConnectError(address=address, reason=f"no route: {error}") from error
         return str(probe.getsockname()[0])
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,14 +14,23 @@ from tdserve.client.changes import as_priorities, change, generations_of, row_nu
 from tdserve.client.description import StoreDescription
 from tdserve.client.handle import checked_path
 from tdserve.client.joining import Joining, Part
+from tdserve.client.outgoing import Target
 from tdserve.client.overwriting import overwrite
-from tdserve.client.reading import finish_read
-from tdserve.client.sampling import Query
+from tdserve.client.padding import Pad
+from tdserve.client.reading import Content, finish_read
+from tdserve.client.sampling import Query, rows_here
 from tdserve.client.session import Session
+from tdserve.client.widening import makes_dense, renewed, widen
 from tdserve.client.writer import ReplayWriter
 from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, InvalidRequestError, SpecMismatchError, TransferAbortedError
+from tdserve.errors import (
+    CapacityError,
+    InvalidRequestError,
+    SpecMismatchError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
@@ -31,6 +41,8 @@ from tdserve.selection import encode, parse
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
+
+T = TypeVar("T")
 
 
 class TableHandle:
@@ -46,15 +58,20 @@ class TableHandle:
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
         self._client = client
         self.name = description.name
+        self._follow(description)
+
+    def _follow(self, description: StoreDescription) -> None:
+        """Makes this the handle of the table as it is described."""
+        client = self._client
         self.capacity = description.capacity
         self.spec: Spec = description.spec
+        self._is_in_use = description.inserts > 0
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
         is_joining = isinstance(self.settings.limiter, MinSize) and not self.spec.values
         self._joining = Joining(
             client,
-            fingerprint=self.spec.fingerprint,
-            name=self.name,
+            Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=client.allow_pickle),
             max_rows=self.capacity // 4 if is_joining else 1,
             is_ordered=isinstance(self.settings.sampler, Slices),
         )
@@ -124,7 +141,9 @@ class TableHandle:
         if return_early or self._joining.is_waiting:  # what waits there came first
             self._joining.submit(part)
             return part.future if return_early else part.future.result()
-        return self._joining.send(part)
+        index = self._joining.send(part)
+        self._is_in_use = True
+        return index
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
         """A writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
@@ -209,7 +228,7 @@ class TableHandle:
             if array.dtype != np.bool_:
                 shape = array.shape
                 encode(index, batch_size=(num_rows,), store=self.name)
-        found = self._read(index, deadline)
+        found = self._following(lambda: self._read(index, deadline))
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
@@ -227,20 +246,16 @@ class TableHandle:
             pending = session.send(request, read=asked)
             answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
             accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+            if session.local is not None:
+                content = rows_here(self._client, session.local, self.name, self._stored, (), accepted)
+                _check_whole(content, request)
+                return content.build()
             spec = self._stored.with_rows(accepted.num_rows)
             layout = rows_layout(self._stored, accepted.num_rows)
             content = finish_read(
-                self._client,
-                session,
-                request,
-                pending,
-                answer=answer,
-                spec=spec,
-                layout=layout,
-                deadline=deadline,
+                self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
             )
-            if content.received.num_missing:
-                raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
+            _check_whole(content, request)
             return content.build()
 
         return self._client.call(attempt, deadline)
@@ -253,6 +268,7 @@ class TableHandle:
         group_by: Any = None,
         group_size: int = 0,
         is_lease: bool = False,
+        pad: Pad = None,
     ) -> Query:
         """What a sample asks for, checked as far as this end can.
 
@@ -279,13 +295,43 @@ class TableHandle:
             group_by=group,
             group_size=group_size,
             is_lease=is_lease,
+            pad=pad,
             is_ordered=isinstance(self.settings.sampler, (Fifo, Lifo)),
             is_exact=not is_lease and getattr(self.settings.sampler, "strict_length", True),
         )
 
+    def _following(self, act: Callable[[], T]) -> T:
+        """Does something; anew, where the table was made anew meanwhile for rows that differ in size."""
+        try:
+            result = act()
+        except (StoreNotFoundError, SpecMismatchError):
+            description = None if self._is_in_use else renewed(self._client, self.name, self.spec)
+            if description is None:
+                raise
+            self._follow(description)
+            result = act()
+        self._is_in_use = True
+        return result
+
     def _captured(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
-        """The batch taken apart, and which leaves it has: none are named when it has all."""
-        captured = capture(batch, store=self.name)
+        """The batch taken apart, and which leaves it has: none are named when it has all.
+
+        The first rows decide whether a table holds rows that differ in size: nested tensors do, whatever their lengths.
+        """
+        try:
+            found = self._taken_apart(batch)
+            if self._is_in_use or not makes_dense(batch, found[0].spec):
+                return found
+        except SpecMismatchError:
+            if self._is_in_use:
+                raise
+        description = widen(self._client, self.name, self.spec, batch)
+        if description is not None:
+            self._follow(description)
+        return self._taken_apart(batch)
+
+    def _taken_apart(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+        captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
         batch_size = captured.spec.batch_size
         if len(batch_size) != len(self.spec.batch_size) + 1:
             expected = f"batch size {['n', *self.spec.batch_size]}"
@@ -302,6 +348,11 @@ class TableHandle:
         if batch_size[0] > self.capacity:
             raise CapacityError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
         return captured, keys
+
+
+def _check_whole(content: Content, request: int) -> None:
+    if content.columns.num_missing:
+        raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
 
 
 def check_num_rows(num_rows: Any, device: Any) -> None:

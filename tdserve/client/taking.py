@@ -11,8 +11,10 @@ from typing import Any
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.changes import change, generations_of, row_numbers
+from tdserve.client.devices import to_device
 from tdserve.client.sampling import Query, Sampled, ask, take
 from tdserve.client.session import Session
+from tdserve.content import GENERATION_KEY, INDEX_KEY
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     ClosedError,
@@ -31,23 +33,34 @@ GIVE_BACK_TIMEOUT_S = 5.0
 """To give rows back when their work has failed; without it they are free when the session ends."""
 
 
-def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Sampled:
-    """Takes rows on lease.
+def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
+    """Takes rows on lease; the tensordict of them.
 
     Raises:
         EndOfStreamError: The table was closed, and is drained.
         DeadlineExceededError: There were not enough in time. Nothing was taken.
+        InvalidRequestError, NotSupportedError: They cannot be put together as was asked. They were given back.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
         asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
         rows = take(client, session, request, asked, query=query, deadline=deadline)
         if rows.num_missing:
-            give_back(client, query, rows.build(), GIVE_BACK_TIMEOUT_S)
+            give_back(client, query, _named(rows), GIVE_BACK_TIMEOUT_S)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows
 
-    return client.call(attempt, deadline)
+    found = client.call(attempt, deadline)
+    try:
+        return found.build()
+    except TDServeError:
+        give_back(client, query, _named(found), GIVE_BACK_TIMEOUT_S)
+        raise
+
+
+def _named(rows: Sampled) -> dict[str, Any]:
+    """What says which rows they are."""
+    return {name: rows.tensors[(name,)] for name in (INDEX_KEY, GENERATION_KEY)}
 
 
 def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadline) -> None:
@@ -144,11 +157,11 @@ class TakenBatches:
                 continue
             except EndOfStreamError:
                 raise StopIteration from None
-            self._held = rows.build()
+            self._held = rows
             if self._closed.is_set():  # meanwhile, by another thread, which has found nothing to give back
                 self.close()
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
-            return self._held if self._device is None else self._held.to(self._device)
+            return to_device(self._held, self._device)
 
     def __enter__(self) -> TakenBatches:
         return self

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tdserve.catalog import checked_max_object_bytes
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.handle import StoreHandle
+from tdserve.client.live import show_stored, with_live_leaves
+from tdserve.client.padding import Pad
 from tdserve.client.queue import QueueHandle
 from tdserve.client.reading import Content, Destination, read_selection
 from tdserve.client.replay import ReplayHandle
 from tdserve.client.session import Session
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, LocalProtocolError, StoreExistsError, WrongStateError
+from tdserve.errors import InvalidRequestError, LocalProtocolError, NotSupportedError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
 from tdserve.spec import codec
 from tdserve.spec.capture import Captured, capture
+from tdserve.spec.declaring import Declared, declared, first_values
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import control_pb2
 
@@ -45,6 +49,8 @@ class TensorDictClient(SessionClient):
         *,
         exists_ok: bool = False,
         existsok: bool = False,
+        share_non_tensor: bool = False,
+        max_object_bytes: int | None = None,
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
@@ -54,6 +60,11 @@ class TensorDictClient(SessionClient):
             td: TensorDict or tensorclass instance.
             name: Of the store.
             exists_ok: True writes the content into an existing store of the same structure.
+            share_non_tensor: True makes the non-tensor leaves live wherever somebody loads the store or reads its
+                handle: to look at one reads its newest value, an in-place update of one is a write. Of an existing
+                store it counts how it was made.
+            max_object_bytes: Room for its non-tensor values and ragged tensors, 1 GiB by default: address space that
+                is used as it is needed, for good.
 
         Returns:
             The store's content version, or a future of it.
@@ -63,10 +74,19 @@ class TensorDictClient(SessionClient):
             NotSupportedError: A leaf cannot be stored; names its key. Nothing was created.
             CapacityError: No room on the server's disk. Nothing was created.
         """
-        captured = capture(td, store=check_store_name(name))
+        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
         deadline = self.deadline(timeout_s)
         return self.perform(
-            lambda: self._fill_new(name, captured, deadline, exists_ok=exists_ok or existsok), return_early
+            lambda: self._fill_new(
+                name,
+                captured,
+                td,
+                deadline,
+                exists_ok=exists_ok or existsok,
+                share_non_tensor=share_non_tensor,
+                max_object_bytes=max_object_bytes,
+            ),
+            return_early,
         )
 
     def from_remote_init(
@@ -76,6 +96,7 @@ class TensorDictClient(SessionClient):
         device: Any = None,
         keys: Sequence[str | Path] | None = None,
         out: Any = None,
+        pad: Pad = None,
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
@@ -86,6 +107,8 @@ class TensorDictClient(SessionClient):
             device: Where the tensors go; None leaves them on the CPU.
             keys: Leaves or nested parts to fetch; None is all.
             out: Filled in place of a new tensordict; must fit.
+            pad: Fills ragged tensors up to the longest of them with this number (or numbers by key), and adds masks of
+                what is content under ``("masks", *key)``; None leaves them ragged.
 
         Raises:
             StoreNotFoundError: With ``timeout_s=0``.
@@ -100,7 +123,7 @@ class TensorDictClient(SessionClient):
             content = self._fetch(name, deadline, keys=paths, destination=destination)
             if content is None:
                 raise LocalProtocolError(reason="a read without newer_than brought nothing")
-            return content.build(device) if out is None else out
+            return self._shown(name, content, device, pad) if out is None else out
 
         return self.perform(fetch, return_early)
 
@@ -111,9 +134,9 @@ class TensorDictClient(SessionClient):
             StoreNotFoundError: There is no such store: ``init_remote`` makes one.
             SpecMismatchError: The tensordict does not fit. Nothing was written.
         """
-        captured = capture(td, store=name)
+        captured = capture(td, store=name, allow_pickle=self.allow_pickle)
         deadline = self.deadline(timeout_s)
-        return self.perform(lambda: self._replace(name, captured, deadline=deadline), return_early)
+        return self.perform(lambda: self._replace(name, captured, td, deadline=deadline), return_early)
 
     def recv(self, td: Any, name: str, *, newer_than: int | None = None, timeout_s: float | None = None) -> int | None:
         """Fills a tensordict in place with a store's content.
@@ -139,16 +162,45 @@ class TensorDictClient(SessionClient):
         existsok: bool = False,
         timeout_s: float | None = None,
         return_early: bool = False,
+        share_non_tensor: bool = False,
+        max_object_bytes: int | None = None,
     ) -> Any:
         """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it."""
-        captured = capture(td, store=check_store_name(name))
+        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
         deadline = self.deadline(timeout_s)
 
         def fill() -> StoreHandle:
-            self._fill_new(name, captured, deadline, exists_ok=exists_ok or existsok)
+            may_exist = exists_ok or existsok
+            self._fill_new(
+                name,
+                captured,
+                td,
+                deadline,
+                exists_ok=may_exist,
+                share_non_tensor=share_non_tensor,
+                max_object_bytes=max_object_bytes,
+            )
             return StoreHandle(self, self.describe(name))
 
         return self.perform(fill, return_early)
+
+    def memmap_(self, td: Any, name: str, *, return_early: bool = False, **options: Any) -> Any:
+        """As ``memmap``, with its arguments, but returns the tensordict itself, locked, or a future of it.
+
+        From then on it shows what the store holds: its tensors are the store's memory, as of ``StoreHandle.map``, where
+        the client shares memory with the server, and of a store made with ``share_non_tensor=True`` its non-tensor
+        leaves are live. What is written into its tensors stays in this process.
+        """
+
+        def share() -> Any:
+            handle = self.memmap(td, name, **options)
+            try:
+                mapped = handle.map()
+            except NotSupportedError:
+                mapped = None
+            return show_stored(td, handle, mapped=mapped, is_live=handle.shares_non_tensor)
+
+        return self.perform(share, return_early)
 
     def memmap_like(
         self,
@@ -156,8 +208,11 @@ class TensorDictClient(SessionClient):
         name: str,
         *,
         batch_size: Sequence[int] = (),
+        ragged: Declared = None,
         exists_ok: bool = False,
         existsok: bool = False,
+        share_non_tensor: bool = False,
+        max_object_bytes: int | None = None,
         timeout_s: float | None = None,
     ) -> StoreHandle:
         """Creates a store of zeros with the structure of ``like``.
@@ -166,54 +221,73 @@ class TensorDictClient(SessionClient):
             like: TensorDict or tensorclass instance; its content does not matter, but for non-tensor values, which are
                 kept.
             batch_size: Dimensions put in front of ``like``'s own.
+            ragged: What differs from row to row, as in ``create_replay``; empty at first.
             exists_ok: True returns an existing store of the same structure.
+            share_non_tensor, max_object_bytes: As in ``init_remote``.
 
         Raises:
             StoreExistsError, NotSupportedError, CapacityError: Nothing was created.
         """
-        captured = capture(like, store=name)
+        captured = capture(like, store=name, allow_pickle=self.allow_pickle)
         sizes = tuple(batch_size)
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
             raise InvalidRequestError(
                 argument="batch_size", reason=f"{list(sizes)} has a size that is no natural number"
             )
-        spec = captured.spec.prepend(sizes) if sizes else captured.spec
+        row = declared(captured.spec, captured.values, ragged, store=name)
+        spec = row.prepend(sizes) if sizes else row
         description, created = self._create(
             control_pb2.CreateStoreRequest(
                 name=check_store_name(name),
                 kind=control_pb2.STORE_KIND_TENSORDICT,
                 spec=codec.encode(spec),
                 exists_ok=exists_ok or existsok,
+                share_non_tensor=share_non_tensor,
+                max_object_bytes=checked_max_object_bytes(max_object_bytes),
             ),
             spec,
             timeout_s,
         )
         handle = StoreHandle(self, description)
         if spec.values and created and 0 not in sizes:
-            values_only = spec.select([path for path, _ in spec.values])
-            content = Captured(values_only, {}, captured.values, {})
             keys = [path for path, _ in spec.values]
+            values_only, values = first_values(spec.select(keys), captured.values, sizes)
+            content = Captured(values_only, {}, values, {})
             write_selection(
                 self,
                 name,
                 _EVERYTHING,
                 content,
                 keys=keys,
-                fingerprint=spec.fingerprint,
+                stored=spec,
                 deadline=self.deadline(timeout_s),
             )
         return handle
 
-    def load_memmap(self, name: str, *, device: Any = None, out: Any = None, timeout_s: float | None = None) -> Any:
+    def load_memmap(
+        self, name: str, *, device: Any = None, out: Any = None, pad: Pad = None, timeout_s: float | None = None
+    ) -> Any:
         """The content of a store as a local tensordict; as ``from_remote_init``."""
-        return self.from_remote_init(name, device=device, out=out, timeout_s=timeout_s)
+        return self.from_remote_init(name, device=device, out=out, pad=pad, timeout_s=timeout_s)
 
-    def _fill_new(self, name: str, captured: Captured, deadline: Deadline, *, exists_ok: bool) -> int:
+    def _fill_new(
+        self,
+        name: str,
+        captured: Captured,
+        td: Any,
+        deadline: Deadline,
+        *,
+        exists_ok: bool,
+        share_non_tensor: bool,
+        max_object_bytes: int | None,
+    ) -> int:
         request = control_pb2.CreateStoreRequest(
             name=name,
             kind=control_pb2.STORE_KIND_TENSORDICT,
             spec=codec.encode(captured.spec),
             loading=True,
+            share_non_tensor=share_non_tensor,
+            max_object_bytes=checked_max_object_bytes(max_object_bytes),
         )
 
         def create(session: Session) -> None:
@@ -232,14 +306,24 @@ class TensorDictClient(SessionClient):
                 name,
                 _EVERYTHING,
                 captured,
-                fingerprint=captured.spec.fingerprint,
+                stored=captured.spec,
                 create=create,
                 deadline=deadline,
             )
         except StoreExistsError:
             if not exists_ok:
                 raise
-            return self._replace(name, captured, deadline=deadline)
+            return self._replace(name, captured, td, deadline=deadline)
+
+    def _shown(self, name: str, content: Content, device: Any, pad: Pad) -> Any:
+        """What was read of a store, live where the store shares its non-tensor leaves."""
+        td = content.build(device, pad)
+        if not content.spec.values:
+            return td
+        handle = self._handle(self.describe(name))
+        if not isinstance(handle, StoreHandle) or not handle.shares_non_tensor:
+            return td
+        return with_live_leaves(td, handle)
 
     def _handle(self, description: StoreDescription) -> StoreHandle | ReplayHandle | QueueHandle:
         if description.kind == "replay":
@@ -277,11 +361,11 @@ class TensorDictClient(SessionClient):
             destination=destination,
         )
 
-    def _replace(self, name: str, captured: Captured, *, deadline: Deadline) -> int:
+    def _replace(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:
         handle = self._handle(self.describe(name))
         if not isinstance(handle, StoreHandle):
             raise WrongStateError(state=f"store {name!r} is a replay", event="send()")
+        if handle.spec.has_ragged or captured.spec.has_ragged:
+            captured = capture(td, store=name, allow_pickle=self.allow_pickle, like=handle.spec)
         check_matches(handle.spec, captured.spec, store=name)
-        return write_selection(
-            self, name, _EVERYTHING, captured, fingerprint=handle.spec.fingerprint, deadline=deadline
-        )
+        return write_selection(self, name, _EVERYTHING, captured, stored=handle.spec, deadline=deadline)

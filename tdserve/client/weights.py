@@ -8,8 +8,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
-from tdserve.client.outgoing import Outgoing
-from tdserve.client.reading import Destination, finish_read
+from tdserve.client.local_versions import version_here
+from tdserve.client.outgoing import Outgoing, Target
+from tdserve.client.reading import Content, Destination, finish_read
 from tdserve.client.session import Session
 from tdserve.client.table import check_count
 from tdserve.client.writing import write
@@ -43,15 +44,17 @@ def publish(
 ) -> int:
     """Stores the next version; see ``Client.publish``."""
     check_store_name(name)
-    captured = capture(TensorDict.from_module(td) if isinstance(td, nn.Module) else td, store=name)
+    content = TensorDict.from_module(td) if isinstance(td, nn.Module) else td
+    captured = capture(content, store=name, allow_pickle=client.allow_pickle)
     spec = captured.spec
     said = encode_bytes(dict(metadata or {}), key="metadata")
     if keep != 0:
         check_count("keep", keep)
 
     def make_outgoing(session: Session) -> Outgoing:
-        inline_bytes = session.inline_bytes
-        return Outgoing(captured, fingerprint=spec.fingerprint, inline_bytes=inline_bytes, store=name, is_packed=True)
+        return Outgoing(
+            [captured], Target(name, spec.fingerprint, is_packed=True, allow_pickle=client.allow_pickle), session
+        )
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         request = control_pb2.PublishRequest(
@@ -72,6 +75,7 @@ def latest(
     newer_than: int | None,
     out: Any,
     device: Any,
+    copy: bool,
     known: dict[str, Spec],
     deadline: Deadline,
 ) -> Weights | None:
@@ -94,10 +98,15 @@ def latest(
                 raise mismatch
             return None
         accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+        if session.local is not None and mismatch is not None:
+            raise mismatch
         if accepted.HasField("spec"):
             spec = known[name] = codec.decode(accepted.spec)
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
+        if session.local is not None:
+            content = version_here(client, session.local, spec, accepted, destination, copy=copy)
+            return _weights(content, accepted, out, device)
         content = finish_read(
             client,
             session,
@@ -110,10 +119,14 @@ def latest(
             destination=destination,
             mismatch=mismatch,
         )
-        data = content.build(device) if out is None else out
-        return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
+        return _weights(content, accepted, out, device)
 
     return client.call(attempt, deadline)
+
+
+def _weights(content: Content, accepted: control_pb2.Accepted, out: Any, device: Any) -> Weights:
+    data = content.build(device) if out is None else out
+    return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
 
 
 def _destination(out: Any, name: str) -> tuple[Destination | None, TDServeError | None]:

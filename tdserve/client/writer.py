@@ -13,10 +13,10 @@ from tdserve.client.nstep import NStep
 from tdserve.client.row_buffer import NO_PRIORITY
 from tdserve.client.row_delivery import Table
 from tdserve.client.row_sender import RowSender
+from tdserve.client.value_blocks import row_nbytes
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
 from tdserve.spec.rows import RowReader
-from tdserve.values import encode_bytes
 
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -80,9 +80,11 @@ class ReplayWriter:
         self.name = table.name
         self._timeout_s: float | None = handle._client.timeout_s if timeout_s is None else timeout_s
         Deadline.after(self._timeout_s)
+        self._spec = table.spec
         self._has_values = bool(table.spec.values)
         self._has_priority = "priority" in handle.settings.columns
-        self._reader = RowReader(table.spec, store=table.name)
+        self._allows_pickle: bool = handle._client.allow_pickle
+        self._reader = RowReader(table.spec, store=table.name, allow_pickle=self._allows_pickle)
         self._sender = RowSender(
             table,
             batch=batch,
@@ -140,7 +142,7 @@ class ReplayWriter:
         weight = NO_PRIORITY if priority is None else _checked_priority(priority)
         if self._has_values:
             values = [copy.deepcopy(value) for value in values]
-            nbytes = sum(len(encode_bytes(value)) for value in values)
+            nbytes = row_nbytes(self._spec, values, allow_pickle=self._allows_pickle)
             self._sender.put(leaves, values, nbytes, weight, self._timeout_s)
         else:
             self._sender.put(leaves, [], 0, weight, self._timeout_s)

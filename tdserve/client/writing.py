@@ -7,14 +7,15 @@ from concurrent.futures import Future
 from typing import Any
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
-from tdserve.client.outgoing import Outgoing
-from tdserve.client.session import Answer, Session, checked
+from tdserve.client.outgoing import Outgoing, Target
+from tdserve.client.pending import Answer, checked
+from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, ServerBusyError, TDServeError, TransportError
 from tdserve.selection import Selection
 from tdserve.session import tag_of
 from tdserve.spec.capture import Captured
-from tdserve.spec.tree import Path
+from tdserve.spec.tree import Path, Spec
 from tdserve.transport.channel import Work
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -42,11 +43,14 @@ def write(
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
         outgoing = make_outgoing(session)
-        pending = session.send(request, **make_body(session, outgoing, deadline))
+        pending = session.send(
+            request, place=outgoing.place, spooled=outgoing.spooled, **make_body(session, outgoing, deadline)
+        )
         try:
             outgoing.send(session, tag_of(request), client.pool, transfer_timeout_s(deadline))
             return pending.wait(answer_timeout_s(deadline), what).done
         except (TransportError, DeadlineExceededError) as error:
+            pending.withdraw()
             if outgoing.is_inline:
                 raise
             # What was posted may still be read by the peer: it must not see the caller's next content.
@@ -101,7 +105,8 @@ def write_early(
     try:
         session = client.session(deadline)
         outgoing = make_outgoing(session)
-        session.send(request, on_answer=settle, **make_body(session, outgoing, deadline))
+        body = make_body(session, outgoing, deadline)
+        session.send(request, on_answer=settle, place=outgoing.place, spooled=outgoing.spooled, **body)
     except TransportError:
         retry()
         return future
@@ -136,7 +141,7 @@ def write_selection(
     captured: Captured,
     *,
     keys: Sequence[Path] = (),
-    fingerprint: bytes,
+    stored: Spec,
     create: Callable[[Session], None] | None = None,
     generations: bytes = b"",
     deadline: Deadline,
@@ -144,17 +149,20 @@ def write_selection(
     """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made.
 
     Args:
+        stored: The store's whole structure, as this client knows it.
         generations: Of a replay's rows: nothing is written when one was overwritten since.
         create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with
             the
             session: called for every session that is tried.
     """
 
+    target = Target(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)
+
     def make_outgoing(session: Session) -> Outgoing:
+        outgoing = Outgoing([captured], target, session)
         if create is not None:
             create(session)
-        inline_bytes = session.inline_bytes
-        return Outgoing(captured, fingerprint=fingerprint, inline_bytes=inline_bytes, store=name)
+        return outgoing
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         return {

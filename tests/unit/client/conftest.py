@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import tdserve
+from tdserve.client.session import Session
+from tdserve.deadline import Deadline
+from tests.integration.processes import wait_for
 
 _numbers = itertools.count()
 
@@ -19,10 +22,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
         yield made
 
 
+@pytest.fixture(params=["shm", "gloo"])
+def client(server: tdserve.Server, request: pytest.FixtureRequest) -> Iterator[tdserve.Client]:
+    """A client of it, over either transport."""
+    with server.client(transport=request.param, timeout_s=20.0) as made:
+        yield made
+
+
 @pytest.fixture
-def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of it."""
-    with server.client(timeout_s=20.0) as made:
+def local_client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client that reads and writes the files by itself."""
+    with server.client(transport="shm", timeout_s=20.0) as made:
+        yield made
+
+
+@pytest.fixture
+def remote_client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client whose content takes the network."""
+    with server.client(transport="gloo", timeout_s=20.0) as made:
         yield made
 
 
@@ -30,3 +47,13 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 def name() -> str:
     """Of a store that nobody has."""
     return f"store-{next(_numbers)}"
+
+
+@pytest.fixture
+def mailing(remote_client: tdserve.Client) -> Session:
+    """A session whose small messages ride a channel already."""
+    session = remote_client.session(Deadline.after(10.0))
+    mailbox = session._mailbox
+    assert mailbox is not None
+    wait_for(lambda: mailbox.is_open, "the opening of the mailbox")
+    return session

@@ -31,4 +31,4 @@ def rows_content(
     ending = status(num_missing=sum(number < 0 for number in generation))
     received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), *added.values(), ending])
     spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
-    return Content(spec, received, values, 0, control_pb2.Accepted())
+    return Content(spec, received.leaves(), values, 0, control_pb2.Accepted(), received)

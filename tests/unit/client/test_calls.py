@@ -25,7 +25,7 @@ from tdserve.errors import (
 )
 
 
-@pytest.mark.parametrize("transport", ["shm", "nccl", "grpc"])
+@pytest.mark.parametrize("transport", ["nccl", "grpc"])
 def test_client_when_the_transport_is_not_there_yet_then_refused(transport: Any) -> None:
     with pytest.raises(NotSupportedError, match=transport):
         SessionClient("127.0.0.1:1", transport=transport)
@@ -34,8 +34,12 @@ def test_client_when_the_transport_is_not_there_yet_then_refused(transport: Any)
 def test_client_when_an_argument_is_wrong_then_refused() -> None:
     with pytest.raises(InvalidRequestError):
         SessionClient("127.0.0.1:1", transport="pigeon")  # type: ignore[arg-type]
-    with pytest.raises(NotSupportedError, match="pickle"):
-        SessionClient("127.0.0.1:1", allow_pickle=True)
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_client_when_pickled_then_allows_what_it_allowed(allow_pickle: bool) -> None:
+    with SessionClient("127.0.0.1:1", allow_pickle=allow_pickle) as made:
+        assert pickle.loads(pickle.dumps(made)).allow_pickle is allow_pickle
 
 
 def test_timeouts_when_a_deadline_is_given_then_with_grace() -> None:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict, lazy_stack
 
 from tdserve.client.fitting import fitted
-from tdserve.errors import SpecMismatchError
+from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.capture import capture
+from tests.unit.spec.ragged import jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec
 
@@ -55,3 +56,53 @@ def test_fitted_when_it_does_not_fit_then_error_names_the_key(value: Any, key: s
     with pytest.raises(SpecMismatchError) as raised:
         fitted(value, CHOSEN, store="x")
     assert (raised.value.store, raised.value.key) == ("x", key)
+
+
+def test_fitted_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -> None:
+    td = TensorDict({"v": NonTensorData({1}, batch_size=[2])}, [2])
+    spec = capture(td, allow_pickle=True).spec
+    assert fitted(td, spec, store="x", allow_pickle=True)[0].values == {("v",): {1}}
+    with pytest.raises(NotSupportedError, match="'v'"):
+        fitted(td, spec, store="x")
+
+
+RAGGED = capture(
+    TensorDict({"t": jagged([3, 1]), "h": lazy_stack([turns(2), turns(3)]), "a": torch.zeros(2)}, [2])
+).spec
+
+
+def test_fitted_when_leaf_is_ragged_then_any_form_of_its_elements() -> None:
+    captured, keys = fitted({"t": [torch.arange(2), torch.arange(5)]}, RAGGED, store="x")
+    assert keys == [("t",)]
+    assert [len(element) for element in captured.values["t",]] == [2, 5]
+    with pytest.raises(SpecMismatchError, match=r"expected ragged int64\[2, -1\], got float32\[2, 3\]"):
+        fitted({"t": torch.zeros(2, 3)}, RAGGED, store="x")
+
+
+def test_fitted_when_node_is_packed_then_its_elements_or_one_for_all() -> None:
+    histories = lazy_stack([turns(1), turns(4)])
+    captured, _ = fitted({"h": histories}, RAGGED, store="x")
+    assert [element.batch_size[0] for element in captured.values["h",]] == [1, 4]
+    captured, _ = fitted({"h": turns(5)}, RAGGED, store="x")
+    assert [element.batch_size[0] for element in captured.values["h",]] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "value", [lazy_stack([turns(1)] * 3), TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), 3, torch.zeros(2)]
+)
+def test_fitted_when_it_does_not_fit_a_packed_node_then_names_it(value: Any) -> None:
+    with pytest.raises(SpecMismatchError) as raised:
+        fitted({"h": value}, RAGGED, store="x")
+    assert raised.value.key == "h"
+
+
+def test_fitted_when_whole_rows_come_then_everything() -> None:
+    td = TensorDict({"t": jagged([0, 9]), "h": lazy_stack([turns(1), turns(4)]), "a": torch.ones(2)}, [2])
+    captured, keys = fitted(td, RAGGED, store="x")
+    assert keys == []
+    assert {*captured.tensors, *captured.values} == {("a",), ("t",), ("h",)}
+
+
+def test_fitted_when_key_lies_in_a_packed_node_then_says_what_to_write() -> None:
+    with pytest.raises(NotSupportedError, match="write h"):
+        fitted(["x"], RAGGED, at=("h", "role"), store="x")

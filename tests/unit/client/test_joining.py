@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.joining import Joining, Part
+from tdserve.client.outgoing import Target
 from tdserve.client.replay import ReplayHandle
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
@@ -141,7 +142,7 @@ def test_fits_when_what_is_said_of_the_rows_differs_then_not_joined() -> None:
 
 
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
-    joining = Joining(client, fingerprint=b"", name="replay", max_rows=100)
+    joining = Joining(client, Target("replay", b""), max_rows=100)
     for num_rows in (40, 40, 40):
         joining._waiting.append(part(num_rows))
     assert [each.request.num_rows for each in joining._take_parts()] == [40, 40]

@@ -66,7 +66,7 @@ def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
     posted = post(layout, session, tag_of(request), client.pool)
     content = finish_posted(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
     assert (content is None) == (num_live == 0)
-    assert content is None or torch.equal(content.received.leaves()[("a",)], rows["a"])
+    assert content is None or torch.equal(content.columns.leaves()[("a",)], rows["a"])
 
 
 def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.Client, name: str) -> None:

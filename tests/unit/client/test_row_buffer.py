@@ -210,7 +210,7 @@ def test_take_when_rows_are_anything_then_stacked(td: Any, num_rows: int) -> Non
     for path, tensor in captured.tensors.items():
         assert [row.tobytes() for row in _bits(found.tensors[path])] == [_bits(tensor[None])[0].tobytes()] * num_rows
     for number, (path, _) in enumerate(captured.spec.values):
-        assert same_value(found.values[path], [values[number]] * num_rows)
+        assert same_value(list(found.values[path]), [values[number]] * num_rows)
 
 
 def _bits(tensor: torch.Tensor) -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 import tdserve
 from tdserve.client.sampling import Query, Sampled, ask, check_together, take
 from tdserve.deadline import Deadline
-from tdserve.errors import StoreNotFoundError, TransferAbortedError
+from tdserve.errors import NotSupportedError, StoreNotFoundError, TransferAbortedError
 from tdserve.spec.capture import capture
 from tests.unit.client.content import rows_content
 
@@ -75,10 +75,10 @@ class Drawing:
 
 
 def test_ask_when_it_is_known_what_comes_then_received_without_an_answer(
-    client: tdserve.Client, replay: tdserve.ReplayHandle
+    remote_client: tdserve.Client, replay: tdserve.ReplayHandle
 ) -> None:
     replay.extend(WIDE)
-    drawing = Drawing(client, replay)
+    drawing = Drawing(remote_client, replay)
     assert drawing.asked.posted is not None
     rows = drawing.take()
     assert rows.num_missing == 0
@@ -96,9 +96,9 @@ def test_ask_when_the_content_may_ride_in_the_answer_then_that_comes_first(
 
 
 def test_take_when_there_are_no_rows_yet_then_waits_for_them(
-    client: tdserve.Client, replay: tdserve.ReplayHandle
+    remote_client: tdserve.Client, replay: tdserve.ReplayHandle
 ) -> None:
-    drawing, is_void = Drawing(client, replay), Event()
+    drawing, is_void = Drawing(remote_client, replay), Event()
 
     def is_over() -> bool:
         is_void.set()
@@ -115,9 +115,9 @@ def test_take_when_there_are_no_rows_yet_then_waits_for_them(
 
 @pytest.mark.parametrize("num_looks", [1, 2], ids=["before it asks again", "behind that"])
 def test_take_when_nobody_wants_the_rows_any_more_then_given_up(
-    client: tdserve.Client, replay: tdserve.ReplayHandle, num_looks: int
+    remote_client: tdserve.Client, replay: tdserve.ReplayHandle, num_looks: int
 ) -> None:
-    drawing = Drawing(client, replay)
+    drawing = Drawing(remote_client, replay)
     looks = iter([False] * (num_looks - 1) + [True])
     with pytest.raises(TransferAbortedError):
         drawing.take(lambda: next(looks))
@@ -221,3 +221,17 @@ def test_check_together_when_rows_that_belong_together_are_missing_then_all_are_
         check_together(query, rows)
     check_together(query, sampled([3, 1]))
     check_together(ANY, rows)
+
+
+def test_sampled_when_a_local_client_cannot_take_the_values_then_the_rows_are_there_for_the_next(
+    server: tdserve.Server, local_client: tdserve.Client, name: str
+) -> None:
+    like = TensorDict({"a": torch.zeros(()), "v": NonTensorData("plain")}, [])
+    table = local_client.create_replay(name, like, 4, max_times_sampled=1)
+    with server.client(transport="shm", allow_pickle=True) as pickling:
+        row = TensorDict({"a": torch.ones(()), "v": NonTensorData({1, 2})}, [])
+        pickling.replay(name).extend(torch.stack([row]))
+        for _ in range(2):
+            with pytest.raises(NotSupportedError, match="pickle"):
+                table.sample(1, timeout_s=5.0)
+        assert pickling.replay(name).sample(1, timeout_s=5.0)[0]["v"] == {1, 2}

@@ -3,55 +3,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session import Pending, Session, address_towards, checked
+from tdserve.client.session import Session, address_towards
 from tdserve.config import DEFAULT_INLINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
-from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
 from tdserve.errors import (
+    CapacityError,
     ConnectError,
-    DeadlineExceededError,
     InvalidRequestError,
-    PeerLostError,
+    LocalProtocolError,
     StoreNotFoundError,
     TransportError,
 )
+from tdserve.spec.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
-from tests.integration.processes import wait_for
 
-FAILURE = control_pb2.ServerMessage(failure=encode_failure(StoreNotFoundError(name="x")))
-
-
-def test_wait_when_answered_then_in_order() -> None:
-    pending = Pending(on_silence=lambda: None)
-    for request in (1, 2):
-        pending.put(control_pb2.ServerMessage(request=request))
-    assert [pending.wait(1.0, "").request for _ in range(2)] == [1, 2]
-
-
-def test_wait_when_nothing_comes_then_deadline_and_silence_is_told() -> None:
-    told: list[str] = []
-    pending = Pending(on_silence=lambda: told.append("silence"))
-    with pytest.raises(DeadlineExceededError, match="an answer to a miracle"):
-        pending.wait(0.01, "a miracle")
-    assert told == ["silence"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"), [(FAILURE, StoreNotFoundError), (PeerLostError(peer="a", reason="b"), PeerLostError)]
-)
-def test_wait_when_it_failed_then_raised(
-    answer: control_pb2.ServerMessage | PeerLostError, error: type[Exception]
-) -> None:
-    pending = Pending(on_silence=lambda: None)
-    pending.put(answer)
-    with pytest.raises(error):
-        pending.wait(1.0, "")
-    assert pending.has_failed
-    with pytest.raises(error):
-        checked(answer)
+ROWS = TensorDict({"a": torch.arange(4)}, [4])
 
 
 @pytest.fixture
@@ -91,16 +62,6 @@ def test_session_when_its_client_opens_another_then_lost(connection: ControlConn
 def test_session_when_hello_is_refused_then_typed_error(connection: ControlConnection) -> None:
     with pytest.raises(InvalidRequestError, match="client_id"):
         opened(connection, b"short")
-
-
-@pytest.fixture
-def mailing(client: tdserve.Client) -> Session:
-    """A session whose small messages ride a channel already."""
-    session = client.session(Deadline.after(10.0))
-    mailbox = session._mailbox
-    assert mailbox is not None
-    wait_for(lambda: mailbox.is_open, "the opening of the mailbox")
-    return session
 
 
 WAITING = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
@@ -157,3 +118,76 @@ def test_address_towards_when_the_name_resolves_then_ours() -> None:
 def test_address_towards_when_it_does_not_then_connect_error() -> None:
     with pytest.raises(ConnectError, match="does not resolve"):
         address_towards("no.such.name.invalid:1")
+
+
+@pytest.fixture
+def local_session(local_client: tdserve.Client) -> Session:
+    """Of a client on the server's machine."""
+    return local_client.session(Deadline.after(10.0))
+
+
+def test_local_requests_when_they_wait_and_are_cancelled_then_they_end_and_the_session_goes_on(
+    local_session: Session,
+) -> None:
+    pending = local_session.send(4_000, read=WAITING)
+    local_session.cancel(4_000)
+    assert not pending.is_mailed
+    with pytest.raises(TransportError, match="4000"):
+        pending.wait(10.0, "a read")
+    assert not local_session.is_lost
+
+
+def test_local_session_when_closed_then_what_waits_ends_and_nothing_more_is_sent(local_session: Session) -> None:
+    pending = local_session.send(4_000, read=WAITING)
+    local_session.close()
+    with pytest.raises(TransportError):
+        pending.wait(10.0, "a read")
+    with pytest.raises(TransportError):
+        local_session.send(4_001, read=WAITING)
+    local_session.answer(4_001, control_pb2.Written())  # the server has learnt by itself
+
+
+def test_local_write_when_its_caller_gave_up_before_it_was_let_then_the_rows_are_free(
+    local_client: tdserve.Client, local_session: Session, name: str
+) -> None:
+    table = local_client.create_replay(name, ROWS[0], 4)
+    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
+    asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
+    given_up = local_session.send(4_000, extend=asked, place=lambda accepted: control_pb2.Written())
+    given_up.withdraw()
+    assert local_session.local is not None
+    local_session.local.send(control_pb2.ClientMessage(request=4_002, extend=asked))  # nobody waits for it at all
+    with pytest.raises(TransportError, match="nobody waits"):
+        given_up.wait(10.0, "an extend")
+    assert table.extend(ROWS).tolist() == [0, 1, 2, 3]
+    assert not local_session.is_lost
+
+
+def test_local_write_when_it_cannot_be_done_then_the_caller_is_told_why_and_the_rows_are_free(
+    local_client: tdserve.Client, local_session: Session, name: str
+) -> None:
+    def full(accepted: control_pb2.Accepted) -> control_pb2.Written:
+        raise CapacityError(what="a disk", asked=2, free=1)
+
+    table = local_client.create_replay(name, ROWS[0], 4)
+    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
+    asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
+    with pytest.raises(CapacityError, match="a disk"):
+        local_session.send(4_000, extend=asked, place=full).wait(10.0, "an extend")
+    assert len(table.extend(ROWS)) == 4
+
+
+def test_local_write_when_it_fails_by_a_fault_of_ours_then_the_session_ends_and_the_rows_are_free(
+    local_client: tdserve.Client, local_session: Session, name: str
+) -> None:
+    def broken(accepted: control_pb2.Accepted) -> control_pb2.Written:
+        raise ZeroDivisionError
+
+    table = local_client.create_replay(name, ROWS[0], 4)
+    content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
+    asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
+    pending = local_session.send(4_000, extend=asked, place=broken)
+    with pytest.raises(LocalProtocolError, match="the log says why"):
+        pending.wait(10.0, "an extend")
+    assert local_session.is_lost
+    assert len(table.extend(ROWS)) == 4

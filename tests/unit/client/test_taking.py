@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, WrongStateError
+from tdserve.errors import ClosedError, DeadlineExceededError, InvalidRequestError, WrongStateError
 from tests.integration.processes import wait_for
 
 
@@ -150,3 +150,18 @@ def test_batches_when_for_a_consumer_then_each_row_once(replay: tdserve.ReplayHa
         with pytest.raises(DeadlineExceededError):
             next(batches)
     assert sorted(numbers) == [1, 2, 3, 4]
+
+
+def test_take_when_rows_cannot_be_padded_as_asked_then_they_are_in_front_again(
+    client: tdserve.Client, name: str
+) -> None:
+    lengths = torch.nested.nested_tensor([torch.arange(1), torch.arange(2)], layout=torch.jagged)
+    queue = client.create_queue(name, rows(0)[0].set("t", torch.arange(2)), 8, ragged=["t"])
+    queue.extend(rows(1, 2).set("t", lengths))
+    with pytest.raises(InvalidRequestError, match="pad"):
+        queue.take(2, pad={"u": 0})
+    assert num_leased(queue) == 0
+    with pytest.raises(InvalidRequestError, match="pad"), queue.batches(2, pad={"u": 0}) as batches:
+        next(batches)
+    with queue.take(2, pad=0) as taken:
+        assert taken["t"].tolist() == [[0, 0], [0, 1]]

@@ -40,13 +40,13 @@ def test_init_remote_when_it_exists_with_another_structure_then_refused(client: 
     assert torch.equal(client.load_memmap(name)["a"], TD["a"])
 
 
-def test_read_when_small_and_again_then_counted_whoever_answered(client: tdserve.Client, name: str) -> None:
+def test_read_when_small_and_again_then_counted_whoever_answered(remote_client: tdserve.Client, name: str) -> None:
     def num_reads() -> int:
-        found: int = client.stats()["transports"]["inline"]["transfers_out"]
+        found: int = remote_client.stats()["transports"]["inline"]["transfers_out"]
         return found
 
-    client.init_remote(TD.select("a"), name)
-    handle, before = client[name], num_reads()
+    remote_client.init_remote(TD.select("a"), name)
+    handle, before = remote_client[name], num_reads()
     for _ in range(20):
         assert torch.equal(handle[1:]["a"], TD["a"][1:])
     assert num_reads() == before + 20

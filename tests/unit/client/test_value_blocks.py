@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.client import value_blocks
-from tdserve.client.value_blocks import decode_values, encode_values
+from tdserve.client.value_blocks import decode_values, encode_values, row_nbytes
 from tdserve.errors import CapacityError, NotSupportedError, RemoteProtocolError
+from tdserve.spec.build import build
 from tdserve.spec.capture import capture
+from tdserve.spec.deferred import Deferred
 from tdserve.spec.tree import Node, Spec, ValueLeaf
 from tdserve.v1 import control_pb2
+from tdserve.values import decode_many
+from tests.unit.spec.ragged import CASES, check_same, jagged, turns
 
 
 def values_spec(batch_size: tuple[int, ...], *, per_row: bool) -> Spec:
@@ -73,3 +79,66 @@ def test_values_when_of_an_unknown_type_then_error_names_the_key() -> None:
 def test_values_when_there_are_none_then_no_bytes() -> None:
     captured = capture(TensorDict({"a": torch.zeros(3)}, [3]))
     assert encode_values(captured.spec, {}, store="x") == b""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_when_rows_differ_then_they_come_back_equal(case: str) -> None:
+    captured = capture(CASES[case])
+    spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
+    check_same(CASES[case], build(spec, captured.tensors, values))
+
+
+def test_values_when_there_are_many_then_decoded_at_the_first_look() -> None:
+    texts = [f"{number}" for number in range(64)]
+    spec = values_spec((64,), per_row=True)
+    found = decode_values(spec, encode_values(spec, {("v",): texts}, store=""))[1]["v",]
+    assert isinstance(found, Deferred)
+    td = build(spec, {}, {("v",): found})
+    assert isinstance(td.get("v"), NonTensorStack)
+    assert td["v"] == texts
+    assert type(td.get("v")) is NonTensorStack
+
+
+def test_values_when_many_histories_come_then_rows_at_the_first_look() -> None:
+    td = TensorDict({"h": lazy_stack([turns(number % 3 + 1) for number in range(40)])}, [40])
+    captured = capture(td)
+    spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
+    assert isinstance(values["h",], Deferred)
+    check_same(td, build(spec, {}, values))
+
+
+def test_values_when_many_are_pickled_and_that_is_not_allowed_then_refused_at_once() -> None:
+    spec = values_spec((64,), per_row=True)
+    content = encode_values(spec, {("v",): [{1}] * 64}, store="", allow_pickle=True)
+    with pytest.raises(NotSupportedError, match="'v'"):
+        decode_values(spec, content)
+    assert list(decode_values(spec, content, allow_pickle=True)[1]["v",]) == [{1}] * 64
+
+
+def test_values_when_a_column_has_too_few_then_error() -> None:
+    content = encode_values(values_spec((2,), per_row=True), {("v",): ["a", "b"]}, store="")
+    with pytest.raises(RemoteProtocolError, match="3 values"):
+        decode_values(values_spec((3,), per_row=True), content)
+
+
+def test_row_nbytes_when_a_row_is_ragged_then_as_much_as_is_sent() -> None:
+    captured = capture(TensorDict({"t": jagged([3]), "s": "text"}, []))
+    values = [captured.values[path] for path, _ in captured.spec.values]
+    sent = encode_values(captured.spec, captured.values, store="")
+    block = control_pb2.ValueBlock.FromString(sent)
+    assert row_nbytes(captured.spec, values) == sum(len(blob) for column in block.columns for blob in column.values)
+    assert row_nbytes(values_spec((), per_row=False), ["text"]) == 6
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.booleans())
+def test_block_when_joined_by_hand_then_as_protobuf_would_have_it(contents: list[bytes], per_row: bool) -> None:
+    batch_size = (len(contents),) if per_row else ()
+    spec = Spec(
+        Node(batch_size, None, None, None, (("v", ValueLeaf(batch_size, per_row)), ("w", ValueLeaf((), False))))
+    )
+    values: dict[tuple[str, ...], Any] = {("v",): contents if per_row else b"x", ("w",): "y" * 200}
+    found = encode_values(spec, values, store="")
+    block = control_pb2.ValueBlock.FromString(found)
+    assert [column.per_row for column in block.columns] == [per_row, False]
+    assert decode_many(list(block.columns[0].values)) == (contents if per_row else [b"x"])
+    assert block.SerializeToString() == found

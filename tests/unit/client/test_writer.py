@@ -127,7 +127,9 @@ def append_all(subject: ReplayWriter, numbers: Iterable[int]) -> None:
 
 
 class TimedTable(RecordingTable):
-    """A recording table with the one thing more that a writer looks up."""
+    """A recording table with the two things more that a writer looks up."""
+
+    allow_pickle = False
 
     def __init__(self, timeout_s: float = WAIT_S) -> None:
         super().__init__()

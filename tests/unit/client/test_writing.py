@@ -1,19 +1,37 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.deadline import Deadline
 from tdserve.errors import StoreNotFoundError
+from tests.integration.processes import wait_for
 
 SMALL, LARGE = 3, 100_000
+
+MANY_VALUES = 2_000
+"""Of a kilobyte: they do not ride in a message."""
 
 
 def rows(num_rows: int) -> TensorDict:
     """Rows that tell which they are."""
     return TensorDict({"a": torch.arange(num_rows)}, [num_rows])
+
+
+def texts(start: int) -> TensorDict:
+    """Rows with a value each, that tell which they are."""
+    values = [NonTensorData(f"{number} ".ljust(1000, "x")) for number in range(start, start + MANY_VALUES)]
+    return TensorDict({"a": torch.arange(start, start + MANY_VALUES), "v": NonTensorStack(*values)}, [MANY_VALUES])
+
+
+def assert_texts(found: TensorDict, start: int) -> None:
+    """Just those rows."""
+    assert found["a"].tolist() == list(range(start, start + MANY_VALUES))
+    assert found.get("v").tolist() == texts(start).get("v").tolist()
 
 
 @pytest.fixture
@@ -46,6 +64,17 @@ def test_write_when_the_session_is_lost_in_the_middle_then_stored_once(
     assert replay.info()["inserts"] == 3 * num_rows
 
 
+def test_write_when_the_session_is_lost_while_values_are_on_their_way_then_stored_once(
+    client: tdserve.Client, name: str
+) -> None:
+    made = client.create_replay(name, texts(0)[0], 10 * MANY_VALUES)
+    done = [made.extend(texts(each * MANY_VALUES), return_early=True) for each in range(3)]
+    client.session(Deadline.after(10.0)).close()
+    for each, future in enumerate(done):
+        assert_texts(made[future.result(20.0)], each * MANY_VALUES)
+    assert made.info()["inserts"] == 3 * MANY_VALUES
+
+
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
 def test_write_when_refused_early_then_the_future_says_so_and_the_next_works(
     client: tdserve.Client, replay: tdserve.ReplayHandle, name: str, num_rows: int
@@ -55,3 +84,27 @@ def test_write_when_refused_early_then_the_future_says_so_and_the_next_works(
         replay.extend(rows(num_rows), return_early=True).result(20.0)
     again = client.create_replay(name, rows(1)[0], LARGE)
     assert torch.equal(again.extend(rows(num_rows)), torch.arange(num_rows))
+
+
+def test_values_when_another_worker_takes_them_than_the_one_that_writes_them_then_stored(tmp_path: Path) -> None:
+    with (
+        tdserve.Server(str(tmp_path / "root"), num_workers=2).start() as server,
+        server.client(transport="gloo", timeout_s=20.0) as first,
+    ):
+        wait_for(lambda: all(worker["is_ready"] for worker in first.stats()["workers"]), "both workers")
+        second = server.client(transport="gloo", timeout_s=20.0)
+        clients = [first, second]
+        assert {client.session(Deadline.after(10.0)).welcome.worker for client in clients} == {0, 1}
+        made = first.create_replay("r", texts(0)[0], 10 * MANY_VALUES)
+        for number, client in enumerate(clients):
+            table = client["r"]
+            done = [table.extend(texts(each), return_early=True) for each in (number, number + 10)]
+            assert_texts(table[done[0].result(20.0)], number)
+            assert_texts(made[done[1].result(20.0)], number + 10)
+            client.init_remote(texts(number), f"t{number}")
+            assert_texts(first.from_remote_init(f"t{number}"), number)
+            client.send(texts(number + 5), f"t{number}")
+            assert_texts(second.from_remote_init(f"t{number}"), number + 5)
+        # What the second worker took it has not stored itself.
+        assert "extend-0.values" in [path.name for path in (tmp_path / "root").rglob("*.values")]
+        second.close()

@@ -1,0 +1,220 @@
+"""A session's end on the server's own machine: the socket, the lock that proves it alive, the mapped stores."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from queue import Empty, SimpleQueue
+
+from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
+from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.errors import ConnectError, CorruptDataError, NotSupportedError, StoreNotFoundError, TransferAbortedError
+from tdserve.machine import pid_namespace
+from tdserve.spec.tree import Spec
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import is_of
+from tdserve.store.session_locks import SessionLock
+from tdserve.store.spools import Spool
+from tdserve.v1 import control_pb2, worker_pb2
+
+MIN_SPOOLED_BYTES = 32 * 1024
+"""Fewer values are sent along faster than they are written to a file and read again."""
+
+
+class LocalEnd:
+    """Build it with :meth:`open`. Threads: safe.
+
+    Attributes:
+        root: The server's root folder, as this process sees it.
+        is_read_only: Whether this process may not write the files.
+        lacks_values: Whether it cannot read non-tensor values by itself.
+    """
+
+    def __init__(self, root: FilePath, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
+        self.root = root
+        self.is_read_only = lock is None
+        self.lacks_values = lacks_values
+        self._lock = lock
+        self._spool = spool
+        self._socket: SocketEnd | None = None
+        self._stores = OpenStores(writes_values=False, is_read_only=self.is_read_only)
+        self._welcomed: SimpleQueue[bool] = SimpleQueue()
+        _ends.add(self)
+
+    @classmethod
+    def open(
+        cls,
+        welcome: control_pb2.Welcome,
+        *,
+        root: str | None,
+        on_message: Callable[[control_pb2.ServerMessage], None],
+        on_lost: Callable[[], None],
+    ) -> LocalEnd:
+        """Shows the server that this process sees its files.
+
+        Args:
+            welcome: The server's, with what it says of its root.
+            root: Where this process sees that folder, if elsewhere than the server does.
+            on_message: Called for every message, in a thread of its own, which also writes content in place.
+            on_lost: Called at that thread's end.
+
+        Raises:
+            ConnectError: It does not see them, or may not use them. Says why.
+        """
+        said = welcome.local
+        folder = FilePath(root or said.root)
+        _check_same(folder, said)
+        lock = SessionLock.hold(folder / "sessions", said.lock_name)
+        try:
+            spool = None if lock is None else Spool(folder / "sessions", said.lock_name)
+            # To read values is to write into a lock file, by process id.
+            lacks_values = lock is None or not said.pid_namespace or said.pid_namespace != pid_namespace()
+            end = cls(folder, lock=lock, spool=spool, lacks_values=lacks_values)
+            end._attach(welcome, on_message, on_lost)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        return end
+
+    def send(self, message: control_pb2.ClientMessage) -> None:
+        """Sends a message. Raises ConnectError when the server is gone."""
+        if self._socket is None:
+            raise ConnectError(address=str(self.root), reason="the local socket was closed")
+        self._socket.send(message)
+
+    def store(self, name: str, uid: str, spec: Spec) -> OpenStore:
+        """The store of this incarnation, mapped.
+
+        Args:
+            spec: Its whole structure.
+
+        Raises:
+            TransferAbortedError: It was deleted meanwhile.
+            CorruptDataError: Its files are missing or damaged.
+        """
+        found = self._stores.find(uid)
+        if found is not None:
+            return found
+        self._stores.know(spec)
+        self._stores.forget_deleted()
+        folder = self.root / "stores" / name
+        try:
+            return self._stores.get(worker_pb2.StoreRef(uid=uid, folder=str(folder), fingerprint=spec.fingerprint))
+        except (CorruptDataError, StoreNotFoundError) as error:
+            if isinstance(error, CorruptDataError) and is_of(folder / GENERATION_FILE, uid=uid):
+                raise
+            reason = f"store {name!r} was deleted meanwhile"
+            raise TransferAbortedError(transfer=0, reason=reason) from error
+
+    def known(self, name: str, spec: Spec) -> OpenStore | None:
+        """The store of this name and structure, if this client has read it before and it was not deleted since."""
+        store = self._stores.granted(name)
+        if store is None:
+            self._stores.forget_deleted()
+        return store if store is not None and store.spec.fingerprint == spec.fingerprint else None
+
+    def grant(self, store: OpenStore) -> None:
+        """The server has let this client read a store: until it is deleted, its name means this one."""
+        self._stores.grant(store)
+
+    def spool(self, values: bytes) -> tuple[int, int] | None:
+        """Puts values where the worker fetches them; None: they are few, and ride in the request.
+
+        Raises:
+            CapacityError, InvalidRequestError: There is no room for them.
+        """
+        return None if self._spool is None or len(values) < MIN_SPOOLED_BYTES else self._spool.put(values)
+
+    def free(self, spooled: tuple[int, int]) -> None:
+        """The values there were fetched, or will not be."""
+        if self._spool is not None:
+            self._spool.free(*spooled)
+
+    def check_writable(self, what: str) -> None:
+        """Raises NotSupportedError where this process may only read."""
+        if self.is_read_only:
+            reason = f"this process may not write the files in {self.root}; connect with transport='gloo' to write"
+            raise NotSupportedError(feature=what, reason=reason)
+
+    def close(self) -> None:
+        """Ends the connection; content that is being written now is written first. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _attach(
+        self,
+        welcome: control_pb2.Welcome,
+        on_message: Callable[[control_pb2.ServerMessage], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        is_in = False
+
+        def on_first(message: control_pb2.ServerMessage) -> None:
+            nonlocal is_in
+            if message.HasField("welcome"):
+                is_in = True
+                self._welcomed.put(True)
+            else:
+                on_message(message)
+
+        def on_end() -> None:
+            # Nothing more is written by this session: from here on its rows may go to others.
+            if self._spool is not None:
+                self._spool.close()
+            if self._lock is not None:
+                self._lock.release()
+            self._welcomed.put(False)
+            if is_in:  # else the session goes on without it
+                on_lost()
+            self._stores.close()
+
+        self._socket = SocketEnd(self.root, on_message=on_first, on_end=on_end)
+        attach = control_pb2.Attach(
+            session=welcome.session,
+            key=welcome.local.key,
+            is_read_only=self.is_read_only,
+            lacks_values=self.lacks_values,
+        )
+        self._socket.start()
+        try:
+            self.send(control_pb2.ClientMessage(attach=attach))
+            was_let_in = self._welcomed.get(timeout=ATTACH_TIMEOUT_S)
+        except (Empty, ConnectError):
+            was_let_in = False
+        if not was_let_in:
+            self._socket.close()
+            raise ConnectError(address=str(self.root), reason="the server did not let this client in")
+
+    def _forget(self) -> None:
+        """In a forked child: its copies of the lock and the socket must not outlive the parent's."""
+        if self._lock is not None:
+            self._lock.release()
+        if self._socket is not None:
+            self._socket.drop()
+
+
+def _check_same(folder: FilePath, said: control_pb2.LocalRoot) -> None:
+    """Raises ConnectError unless the folder is the server's: the same file, on the same mounted file system."""
+    path = folder / "nonce"
+    try:
+        found = os.stat(path)
+        nonce = path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        reason = f"this process does not see the server's root folder there: {error.strerror}"
+        raise ConnectError(address=str(folder), reason=reason) from error
+    if nonce != said.nonce or (found.st_dev, found.st_ino) != (said.device, said.inode):
+        raise ConnectError(address=str(folder), reason="the folder there is not the server's root, but another one")
+
+
+_ends: weakref.WeakSet[LocalEnd] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for end in list(_ends):
+        end._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,42 @@
+"""A store as it lies in memory: the mapped leaves themselves, for a client on the server's machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.reading import on_cpu
+from tdserve.client.session import Session
+from tdserve.client.value_blocks import decode_values
+from tdserve.data.values import ReadBlock, read_block
+from tdserve.deadline import Deadline
+from tdserve.errors import NotSupportedError
+from tdserve.spec.build import build
+from tdserve.spec.tree import Spec
+from tdserve.store.mapping import open_leaves
+from tdserve.v1 import control_pb2
+
+
+def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, deadline: Deadline) -> Any:
+    """A locked tensordict over the store's files; see ``StoreHandle.map``."""
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> Any:
+        local = session.local
+        if local is None:
+            why = session.why_not_local or "this client was told to use gloo"
+            reason = f"it needs transport 'shm', and there is none here: {why}; read the store instead"
+            raise NotSupportedError(feature=f"mapping store {name!r}", reason=reason)
+        if writable:
+            local.check_writable(f"mapping store {name!r} writable")
+        asked = control_pb2.ReadRequest(store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s)
+        pending = session.send(request, read=asked)
+        accepted = pending.wait(answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
+        store = local.store(name, accepted.uid, spec)
+        values: bytes | ReadBlock = accepted.values
+        if spec.values and not values:
+            values = read_block(store, [path for path, _ in spec.values], None)
+        found, decoded = decode_values(on_cpu(spec), values)
+        leaves = open_leaves(store.folder, spec, writable=writable, is_private=not writable)
+        return build(found, leaves, decoded).lock_()
+
+    return client.call(attempt, deadline)

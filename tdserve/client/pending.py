@@ -1,0 +1,92 @@
+"""A request of a client that was sent: where its answers arrive, and its content until it is written."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Lock, current_thread, main_thread
+
+from tdserve.control.status import decode_failure
+from tdserve.errors import DeadlineExceededError, TDServeError, TransferAbortedError
+from tdserve.v1 import control_pb2
+
+SIGNAL_POLL_S = 0.5
+"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
+
+MAX_POLL_S = 3600.0
+"""Longer than this no lock of Python can wait everywhere."""
+
+Answer = control_pb2.ServerMessage | TDServeError
+OnAnswer = Callable[[Answer], None]
+OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
+"""Writes content in place; raises a TDServeError when it has written nothing."""
+
+
+class Pending:
+    """A request that was sent; its answers arrive here, in order.
+
+    Args:
+        on_answer: Called in the stream's thread instead of keeping the answer for ``wait``; must not block.
+        on_silence: Called when ``wait`` has waited in vain: what may still come, nobody would take.
+        place: Of a write of a local session: called in the stream's thread when the server lets it write.
+
+    Attributes:
+        has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
+        is_mailed: Whether the request went as mail.
+    """
+
+    def __init__(
+        self, on_answer: OnAnswer | None = None, *, on_silence: Callable[[], None], place: OnGranted | None = None
+    ) -> None:
+        self.is_write = place is not None
+        self._place = place
+        self._placing = Lock()
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._on_silence = on_silence
+        self.put: OnAnswer = on_answer or self._answers.put
+        self.has_failed = False
+        self.is_mailed = False
+
+    def grant(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
+        """Writes the content where the server lets it. Raises what ``place`` raises."""
+        with self._placing:
+            if self._place is None:
+                raise TransferAbortedError(transfer=0, reason="nobody waits for this write any more")
+            return self._place(accepted)
+
+    def withdraw(self) -> None:
+        """The content may change from now on: it is not written any more, or was written whole."""
+        with self._placing:
+            self._place = None
+
+    def wait(self, timeout_s: float | None, what: str) -> control_pb2.ServerMessage:
+        """Returns the next answer.
+
+        Raises:
+            DeadlineExceededError: There was none in time.
+            TDServeError: What the server answered, or how the session ended.
+        """
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        poll_s = SIGNAL_POLL_S if current_thread() is main_thread() else MAX_POLL_S  # no other thread gets signals
+        while True:
+            remaining_s = max(end_s - time.monotonic(), 0.0)
+            try:
+                answer = self._answers.get(timeout=min(remaining_s, poll_s))
+                break
+            except Empty:
+                if remaining_s <= poll_s:
+                    self._on_silence()
+                    raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
+        self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
+        return checked(answer)
+
+
+def checked(answer: Answer) -> control_pb2.ServerMessage:
+    """The server's message, unless it or the session's end is an error, which is raised."""
+    if isinstance(answer, TDServeError):
+        raise answer
+    if answer.HasField("failure"):
+        raise decode_failure(answer.failure)
+    return answer

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+
+import pytest
+
+from tdserve.client.pending import Pending, checked
+from tdserve.control.status import encode_failure
+from tdserve.errors import DeadlineExceededError, PeerLostError, StoreNotFoundError, TransferAbortedError
+from tdserve.v1 import control_pb2
+
+WAIT_S = 20.0
+FAILURE = control_pb2.ServerMessage(failure=encode_failure(StoreNotFoundError(name="x")))
+
+
+def test_wait_when_answered_then_in_order() -> None:
+    pending = Pending(on_silence=lambda: None)
+    for request in (1, 2):
+        pending.put(control_pb2.ServerMessage(request=request))
+    assert [pending.wait(1.0, "").request for _ in range(2)] == [1, 2]
+    assert not pending.has_failed
+
+
+def test_wait_when_the_answer_comes_later_in_another_thread_then_returned_whatever_the_poll() -> None:
+    pending = Pending(on_silence=lambda: None)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(pending.wait, None, "an answer")  # no main thread: it polls once an hour
+        pending.put(control_pb2.ServerMessage(request=3))
+        assert waiting.result(WAIT_S).request == 3
+
+
+def test_wait_when_nothing_comes_then_deadline_and_silence_is_told() -> None:
+    told: list[str] = []
+    pending = Pending(on_silence=lambda: told.append("silence"))
+    with pytest.raises(DeadlineExceededError, match="an answer to a miracle"):
+        pending.wait(0.01, "a miracle")
+    assert told == ["silence"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [(FAILURE, StoreNotFoundError), (PeerLostError(peer="a", reason="b"), PeerLostError)]
+)
+def test_wait_when_it_failed_then_raised(
+    answer: control_pb2.ServerMessage | PeerLostError, error: type[Exception]
+) -> None:
+    pending = Pending(on_silence=lambda: None)
+    pending.put(answer)
+    with pytest.raises(error):
+        pending.wait(1.0, "")
+    assert pending.has_failed
+    with pytest.raises(error):
+        checked(answer)
+
+
+def test_put_when_somebody_else_takes_the_answers_then_at_once() -> None:
+    taken: list[object] = []
+    pending = Pending(taken.append, on_silence=lambda: None)
+    pending.put(FAILURE)
+    assert taken == [FAILURE]
+
+
+def test_grant_when_it_is_a_write_then_the_content_is_put_in_place() -> None:
+    written = control_pb2.Written(columns=[b"c"])
+    seen: list[control_pb2.Accepted] = []
+
+    def place(accepted: control_pb2.Accepted) -> control_pb2.Written:
+        seen.append(accepted)
+        return written
+
+    pending = Pending(on_silence=lambda: None, place=place)
+    accepted = control_pb2.Accepted(uid="u")
+    assert pending.is_write
+    assert pending.grant(accepted) is written
+    assert seen == [accepted]
+    assert not Pending(on_silence=lambda: None).is_write
+
+
+def test_grant_when_the_caller_gave_up_before_then_nothing_is_written() -> None:
+    seen: list[control_pb2.Accepted] = []
+
+    def place(accepted: control_pb2.Accepted) -> control_pb2.Written:
+        seen.append(accepted)
+        return control_pb2.Written()
+
+    pending = Pending(on_silence=lambda: None, place=place)
+    pending.withdraw()
+    pending.withdraw()
+    assert pending.is_write  # a grant that comes now is still answered
+    with pytest.raises(TransferAbortedError, match="nobody waits"):
+        pending.grant(control_pb2.Accepted())
+    assert seen == []
+
+
+def test_withdraw_when_the_content_is_being_written_then_returns_only_behind_that() -> None:
+    begun, may_end, withdrawn = Event(), Event(), Event()
+
+    def place(accepted: control_pb2.Accepted) -> control_pb2.Written:
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        assert not withdrawn.is_set()
+        return control_pb2.Written()
+
+    pending = Pending(on_silence=lambda: None, place=place)
+
+    def withdraw() -> None:
+        pending.withdraw()
+        withdrawn.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        granting = thread.submit(pending.grant, control_pb2.Accepted())
+        assert begun.wait(WAIT_S)
+        withdrawing = Thread(target=withdraw)
+        withdrawing.start()
+        withdrawing.join(0.05)
+        assert not withdrawn.is_set()
+        may_end.set()
+        granting.result(WAIT_S)
+        withdrawing.join(WAIT_S)
+    assert withdrawn.is_set()
