@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tdserve.bench.measure import Series, latency_ratio, rate_ratio
+from tdserve.errors import InvalidRequestError
 
 Unit = Literal["us", "ms", "rows/s", "GB/s"]
 
@@ -18,15 +19,16 @@ PER_SECOND: dict[Unit, float] = {"us": 1e6, "ms": 1e3}
 class Target:
     """What the plan asks of a figure.
 
-    ``at least`` and ``below`` bound the figure in its own unit, ``of floor`` the ratio to its first
-    floor, from below.
+    ``at least`` and ``below`` bound the figure in its own unit, ``of floor`` from below the ratio to the floor named
+    ``floor``, or to the first where that is empty.
     """
 
     kind: Literal["at least", "below", "of floor"]
     bound: float
+    floor: str = ""
 
     def is_met(self, value: float, ratio: float) -> bool:
-        """Whether a figure with this value and ratio reaches the target."""
+        """Whether a figure with this value, and this ratio to the floor that is meant, reaches the target."""
         if self.kind == "at least":
             return value >= self.bound
         return value < self.bound if self.kind == "below" else ratio >= self.bound
@@ -52,8 +54,8 @@ class Figure:
         unit: Of ``value``.
         value: Median over the rounds.
         op_median_ms, op_p99_ms: Milliseconds of one operation. In a pipeline these are the gaps between completions.
-        floors: The first is the one that the target means.
-        target: ``None`` where the plan asks nothing.
+        floors: The first is the one that a target means which names none.
+        targets: Empty where the plan asks nothing.
         num_ops: Operations behind the p99.
         rounds: The value of each round, in order.
     """
@@ -65,16 +67,25 @@ class Figure:
     op_median_ms: float
     op_p99_ms: float
     floors: tuple[FloorFigure, ...]
-    target: Target | None
+    targets: tuple[Target, ...]
     num_ops: int
     rounds: tuple[float, ...]
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the target is reached; ``None`` without a target."""
-        if self.target is None:
+        """Whether all targets are reached; ``None`` without any."""
+        return all(self.meets(target) for target in self.targets) if self.targets else None
+
+    def meets(self, target: Target) -> bool:
+        """Whether one of the targets is reached."""
+        floor = self.floor_of(target)
+        return target.is_met(self.value, 0.0 if floor is None else floor.ratio)
+
+    def floor_of(self, target: Target) -> FloorFigure | None:
+        """The floor that a target means; ``None`` for one that bounds the figure itself."""
+        if target.kind != "of floor":
             return None
-        return self.target.is_met(self.value, self.floors[0].ratio if self.floors else 0.0)
+        return next(floor for floor in self.floors if target.floor in ("", floor.name))
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -91,7 +102,15 @@ class Figure:
                 {"name": floor.name, "median": floor.value, "ratio": floor.ratio, "rounds": list(floor.rounds)}
                 for floor in self.floors
             ],
-            "target": None if self.target is None else {"kind": self.target.kind, "bound": self.target.bound},
+            "targets": [
+                {
+                    "kind": target.kind,
+                    "bound": target.bound,
+                    "floor": None if (floor := self.floor_of(target)) is None else floor.name,
+                    "met": self.meets(target),
+                }
+                for target in self.targets
+            ],
             "met": self.is_met,
         }
 
@@ -132,7 +151,7 @@ def make_figure(
     *,
     subject: Series,
     floors: Mapping[str, Series],
-    target: Target | None = None,
+    targets: Sequence[Target] = (),
 ) -> Figure:
     """Joins a subject's series with those of its floors.
 
@@ -141,9 +160,15 @@ def make_figure(
         name: What was done.
         scale: Into which unit.
         subject: What tdserve did.
-        floors: By name; a target of the kind ``of floor`` means the first.
-        target: What the plan asks.
+        floors: By name; a target of the kind ``of floor`` that names none means the first.
+        targets: What the plan asks.
+
+    Raises:
+        InvalidRequestError: A target means a floor that was not measured.
     """
+    for target in targets:
+        if target.kind == "of floor" and not (target.floor in floors if target.floor else floors):
+            raise InvalidRequestError(argument="targets", reason=f"{name!r} has no floor {target.floor!r}")
     found = [
         FloorFigure(key, scale.value(series), scale.ratio(series, subject), scale.rounds(series))
         for key, series in floors.items()
@@ -156,7 +181,7 @@ def make_figure(
         op_median_ms=subject.median_s * 1e3,
         op_p99_ms=subject.p99_s * 1e3,
         floors=tuple(found),
-        target=target,
+        targets=tuple(targets),
         num_ops=sum(len(each.op_s) for each in subject.rounds),
         rounds=scale.rounds(subject),
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from tdserve.bench.content import tensors
 from tdserve.bench.floor_link import REQUEST_NBYTES, WHOLE, FloorLink
 from tdserve.bench.measure import Pacing, Round, Task, timed_round
 
@@ -105,6 +107,24 @@ def memcpy_fresh(nbytes: int, pacing: Pacing) -> Task:
     return _local(lambda: timed_round(lambda: torch.empty(nbytes, dtype=torch.uint8).copy_(source), pacing))
 
 
+def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int, pacing: Pacing) -> Task:
+    """Copies of ``nbytes`` bytes, each from the next place of the source to the next of a ring whose pages exist.
+
+    A copy from and to the same few megabytes again and again would run in the processor's caches, which no batch of a
+    replay does.
+    """
+    source = torch.ones(max(source_nbytes, nbytes), dtype=torch.uint8)
+    ring = torch.zeros(max(ring_nbytes, nbytes), dtype=torch.uint8)
+    sources = cycle(range(0, len(source) - nbytes + 1, nbytes))
+    places = cycle(range(0, len(ring) - nbytes + 1, nbytes))
+
+    def put() -> None:
+        start, place = next(sources), next(places)
+        ring[place : place + nbytes].copy_(source[start : start + nbytes])
+
+    return _local(lambda: timed_round(put, pacing))
+
+
 class MappedRows:
     """A local memory-mapped tensordict: the rows of a pool, repeated until ``num_rows``."""
 
@@ -116,10 +136,31 @@ class MappedRows:
         self._generator = torch.Generator().manual_seed(0)
 
     def gather(self, num_rows: int, pacing: Pacing) -> Task:
-        """Reads random rows."""
+        """Reads random rows as users do, ``rows[index]``: torch's advanced indexing copies element by element."""
 
         def draw() -> object:
-            return self._rows[torch.randint(self._num_rows, (num_rows,), generator=self._generator)]
+            return self._rows[self._draw(num_rows)]
+
+        return _local(lambda: timed_round(draw, pacing))
+
+    def select(self, num_rows: int, pacing: Pacing) -> Task:
+        """Reads random rows leaf by leaf with ``index_select``, which copies row by row, into new tensors."""
+        leaves = [leaf for leaf, _ in self._leaves(0)]
+
+        def draw() -> object:
+            index = self._draw(num_rows)
+            return [torch.index_select(leaf, 0, index) for leaf in leaves]
+
+        return _local(lambda: timed_round(draw, pacing))
+
+    def select_into(self, num_rows: int, pacing: Pacing) -> Task:
+        """As ``select``, again and again into the same tensors, whose pages exist."""
+        leaves = self._leaves(num_rows)
+
+        def draw() -> None:
+            index = self._draw(num_rows)
+            for leaf, out in leaves:
+                torch.index_select(leaf, 0, index, out=out)
 
         return _local(lambda: timed_round(draw, pacing))
 
@@ -136,3 +177,11 @@ class MappedRows:
             cursor += len(batch)
 
         return _local(lambda: timed_round(put, pacing))
+
+    def _draw(self, num_rows: int) -> torch.Tensor:
+        return torch.randint(self._num_rows, (num_rows,), generator=self._generator)
+
+    def _leaves(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The leaves as plain tensors over the mapped memory, each with a touched tensor of so many rows."""
+        plain = [leaf.as_subclass(torch.Tensor) for leaf in tensors(self._rows).values()]
+        return [(leaf, torch.ones_like(leaf[:num_rows])) for leaf in plain]

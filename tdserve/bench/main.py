@@ -17,6 +17,7 @@ from tdserve.bench.measure import alternate
 from tdserve.bench.options import MIB, WORKLOAD_NAMES, BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 from tdserve.bench.stage import Stage, open_stage
+from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads import WORKLOADS
 from tdserve.errors import InvalidRequestError, TDServeError
 
@@ -45,8 +46,10 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
     figures: list[Figure] = []
     num_failed = 0
     with _terminable(), open_stage(options) as stage:
-        machine = describe_machine(stage.folder)
+        machine = {**describe_machine(stage.folder), "transport": stage.wire}
         show_machine(console, machine)
+        if stage.wire == "shm" and not has_torchrl():
+            console.print(MISSING, style="yellow", markup=False)
         figures += _floors(stage)
         show_figures(console, figures, title="floors", is_judged=False)
         for name in options.workloads:

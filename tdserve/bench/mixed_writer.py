@@ -1,4 +1,4 @@
-"""One writer of the mixed workload: ``python -m tdserve.bench.mixed_writer ADDRESS STORE``. Ends with its input."""
+"""One writer of the mixed workload: ``python -m tdserve.bench.mixed_writer ADDRESS WIRE STORE``, until input ends."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from tdserve.bench.child import LinePipe
 from tdserve.bench.content import transitions
 from tdserve.client.client import connect
+from tdserve.config import check_transport
 from tdserve.errors import TDServeError
 
 POOL_ROWS = 4_096
@@ -23,12 +24,12 @@ NUM_UNDER_WAY = 64
 
 def main() -> int:
     """Writes for as many seconds as each order says, and answers how many rows were acknowledged."""
-    address, store = sys.argv[1:3]
+    address, wire, store = sys.argv[1:4]
     pipe = LinePipe(sys.stdin, sys.stdout)
     pool = transitions(POOL_ROWS)
     next_batch = cycle([pool[start : start + BATCH_ROWS] for start in range(0, POOL_ROWS, BATCH_ROWS)]).__next__
     try:
-        with connect(address) as client:
+        with connect(address, transport=check_transport(wire)) as client:
             replay = client.replay(store)
             replay.extend(next_batch())
             pipe.send({"ready": True})

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tdserve.config import TransportName
 
-WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed")
+WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat")
+
+Wire = Literal["gloo", "shm"]
+WIRES: tuple[Wire, ...] = ("gloo", "shm")
+"""The transports that have floors and targets of their own."""
 
 MIB = 1 << 20
 
@@ -52,6 +57,7 @@ class Sizes:
     pixel_rows: int
     big_tree: tuple[int, int]
     many_tree: tuple[int, int]
+    num_histories: int
     num_items: int
     num_stores: int
     memcpy_nbytes: int
@@ -64,6 +70,7 @@ FULL = Sizes(
     pixel_rows=4_096,
     big_tree=(100, 256 * MIB),
     many_tree=(2_000, 64 * MIB),
+    num_histories=16_384,
     num_items=10_000,
     num_stores=300,
     memcpy_nbytes=256 * MIB,
@@ -77,6 +84,7 @@ QUICK = Sizes(
     pixel_rows=512,
     big_tree=(100, 4 * MIB),
     many_tree=(200, 2 * MIB),
+    num_histories=512,
     num_items=300,
     num_stores=20,
     memcpy_nbytes=32 * MIB,

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tdserve.bench.figures import Figure, Target
+from tdserve.bench.figures import Figure, FloorFigure, Target
 from tdserve.bench.machine import Fact
 from tdserve.bench.options import BenchOptions
 from tdserve.errors import InvalidRequestError
 
 NOTE = (
-    "reached: 100% is as fast as that floor, measured in turn with it; a target in % means a figure's first floor\n"
+    "reached: 100% is as fast as that floor, measured in turn with it; a target in % means the floor in its line\n"
     "p99/op: over all single operations; in a pipeline, of the gaps between two completions"
 )
 
@@ -37,6 +37,7 @@ def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_
     """
     found = list(figures)
     has_floors = any(figure.floors for figure in found)
+    has_targets = any(figure.targets for figure in found)
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("measured", min_width=22)
     table.add_column("median", justify="right", no_wrap=True)
@@ -45,29 +46,35 @@ def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_
         table.add_column("floor", min_width=14)
         table.add_column("its median", justify="right", no_wrap=True)
         table.add_column("reached", justify="right", no_wrap=True)
+    if has_targets:
         table.add_column("target", no_wrap=True)
     for figure in found:
-        own = (figure.name, _amount(figure.value, figure.unit), _duration(figure.op_p99_ms))
-        floors = [(floor.name, _amount(floor.value, figure.unit), f"{floor.ratio:.0%}") for floor in figure.floors]
-        if not floors:
-            table.add_row(*own)
-            continue
-        table.add_row(*own, *floors[0], _verdict(figure, is_judged))
-        for floor in floors[1:]:
-            table.add_row("", "", "", *(Text(cell, style="dim") for cell in floor), "")
+        for number, floor in enumerate(figure.floors or (None,)):
+            is_first = number == 0
+            own = (figure.name, _amount(figure.value, figure.unit), _duration(figure.op_p99_ms))
+            cells: list[Text | str] = [*(own if is_first else ("", "", ""))]
+            if has_floors:
+                style = "" if is_first else "dim"
+                cells += [Text(cell, style=style) for cell in _floor_cells(floor, figure.unit)]
+            if has_targets:
+                cells.append(_verdicts(figure, floor, is_first, is_judged))
+            table.add_row(*cells)
     console.print(table)
     console.print()
 
 
 def show_summary(console: Console, figures: Iterable[Figure], *, is_judged: bool, seconds: float) -> None:
     """Prints how many targets are reached, and which are not."""
-    judged = [figure for figure in figures if figure.target is not None]
-    missed = [figure for figure in judged if not figure.is_met]
+    judged = [(figure, target) for figure in figures for target in figure.targets]
+    missed = [(figure, target) for figure, target in judged if not figure.meets(target)]
     console.print(NOTE, style="dim")
     if is_judged:
         console.print(f"targets met: {len(judged) - len(missed)} of {len(judged)}; took {seconds:.0f} s")
-        for figure in missed:
-            console.print(f"  not met: {figure.workload}: {figure.name}", style="yellow")
+        for figure, target in missed:
+            floor = figure.floor_of(target)
+            of = "" if floor is None else f" of {floor.name}"
+            bound = _bound(target, figure.unit)
+            console.print(f"  not met: {figure.workload}: {figure.name}: {bound}{of}", style="yellow", markup=False)
     else:
         console.print(f"quick sizes: targets are not judged; took {seconds:.0f} s")
 
@@ -110,14 +117,26 @@ def _duration(ms: float) -> str:
     return _amount(ms, "ms") if ms >= 1 else _amount(ms * 1e3, "us")
 
 
-def _verdict(figure: Figure, is_judged: bool) -> Text:
-    target = figure.target
-    if target is None:
-        return Text("")
-    if not is_judged:
-        return Text(_bound(target, figure.unit), style="dim")
-    verdict, style = ("met", "green") if figure.is_met else ("not met", "bold red")
-    return Text(f"{_bound(target, figure.unit)} {verdict}", style=style)
+def _floor_cells(floor: FloorFigure | None, unit: str) -> tuple[str, str, str]:
+    return ("", "", "") if floor is None else (floor.name, _amount(floor.value, unit), f"{floor.ratio:.0%}")
+
+
+def _verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:
+    """What stands beside one floor: the targets that mean it and, beside the first, those of the figure itself."""
+    text = Text("")
+    for target in figure.targets:
+        meant = figure.floor_of(target)
+        if meant is not floor and not (meant is None and is_first):
+            continue
+        bound = _bound(target, figure.unit)
+        space = " " if text else ""
+        if not is_judged:
+            text.append(space + bound, style="dim")
+        elif figure.meets(target):
+            text.append(f"{space}{bound} met", style="green")
+        else:
+            text.append(f"{space}{bound} not met", style="bold red")
+    return text
 
 
 def _bound(target: Target, unit: str) -> str:

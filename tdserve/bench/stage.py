@@ -12,8 +12,9 @@ from pathlib import Path
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.floors import GlooFloors
 from tdserve.bench.measure import Pacing
-from tdserve.bench.options import FULL, QUICK, BenchOptions, Sizes
+from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Sizes, Wire
 from tdserve.client.client import Client, connect
+from tdserve.errors import NotSupportedError
 from tdserve.launcher import Server
 
 SHUTDOWN_TIMEOUT_S = 20.0
@@ -25,6 +26,9 @@ class Stage:
 
     Attributes:
         client: Connected with the transport under test.
+        gloo_client: What the other transports are compared with; the client itself where that is the one under test.
+        wire: The transport under test, as the two ends agreed on it: with ``auto`` that is known only now. It decides
+            which floors and which targets are meant.
         address: Of the server, for a second client process.
         link: To the gloo floor's process.
         folder: For local memory-mapped tensordicts; on the server's file system.
@@ -33,6 +37,8 @@ class Stage:
     """
 
     client: Client
+    gloo_client: Client
+    wire: Wire
     address: str
     link: FloorLink
     folder: Path
@@ -72,4 +78,16 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         client = stack.enter_context(connect(server.address, transport=options.transport))
         link.connect()
         (folder / "local").mkdir()
-        yield Stage(client, server.address, link, folder / "local", options, sizes)
+        wire = _wire(client)
+        gloo_client = client
+        if wire != "gloo":
+            gloo_client = stack.enter_context(connect(server.address, transport="gloo"))
+        yield Stage(client, gloo_client, wire, server.address, link, folder / "local", options, sizes)
+
+
+def _wire(client: Client) -> Wire:
+    name = client.stats()["transport"]
+    for known in WIRES:
+        if name == known:
+            return known
+    raise NotSupportedError(feature=f"a benchmark over {name!r}", reason=f"only {' and '.join(WIRES)} have floors")

@@ -1,4 +1,4 @@
-"""A second client process that waits for new weights: ``python -m tdserve.bench.watcher ADDRESS TRANSPORT``."""
+"""A second client process that waits for new weights: ``python -m tdserve.bench.watcher ADDRESS WIRE``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from tdserve.bench.child import Child, LinePipe
 from tdserve.bench.content import check_equal, stamp, weights
 from tdserve.client.client import connect
 from tdserve.config import TransportName, check_transport
-from tdserve.errors import CorruptDataError, LocalProtocolError
+from tdserve.errors import CorruptDataError, LocalProtocolError, TDServeError
 
 WATCH_TIMEOUT_S = 60.0
 
 
 class Watcher:
-    """The process, seen from the benchmark. ``close`` leaves no process behind."""
+    """The process, seen from the benchmark. ``close`` leaves no process behind.
+
+    Raises:
+        PeerLostError: It could not connect; its error is on standard error.
+    """
 
     def __init__(self, address: str, transport: TransportName) -> None:
         self._child = Child("tdserve.bench.watcher", address, transport)
-        self._child.hear()
+        try:
+            self._child.hear()
+        except TDServeError:
+            self._child.close()
+            raise
 
     def watch(self, name: str, newer_than: int | None) -> None:
         """Lets it wait for a version; returns when it is about to ask."""
@@ -64,7 +72,10 @@ def _difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: in
 
 
 def main(address: str, transport: TransportName) -> int:
-    """Follows orders until the input ends; returns the exit status."""
+    """Follows orders until the input ends; returns the exit status.
+
+    On one machine a version is had whole when it is mapped; over a wire it is received into the tensors of the last.
+    """
     pipe = LinePipe(sys.stdin, sys.stdout)
     outs: dict[str, TensorDictBase] = {}
     watched = ""
@@ -74,9 +85,12 @@ def main(address: str, transport: TransportName) -> int:
             if "watch" in order:
                 watched = order["watch"]
                 pipe.send({"waiting": True})
-                found = client.latest(
-                    watched, newer_than=order["newer_than"], timeout_s=WATCH_TIMEOUT_S, out=outs.get(watched)
-                )
+                newer_than = order["newer_than"]
+                if transport == "shm":
+                    found = client.latest(watched, newer_than=newer_than, timeout_s=WATCH_TIMEOUT_S, copy=False)
+                else:
+                    out = outs.get(watched)
+                    found = client.latest(watched, newer_than=newer_than, timeout_s=WATCH_TIMEOUT_S, out=out)
                 if found is None:
                     raise LocalProtocolError(reason="latest() gave up before its timeout")
                 pipe.send({"version": found.version})

@@ -12,7 +12,13 @@ from tdserve.config import TRANSPORTS, check_transport
 
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice(WORKLOAD_NAMES))
-@click.option("--transport", type=click.Choice(TRANSPORTS), default="gloo", show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(TRANSPORTS),
+    default="gloo",
+    show_default=True,
+    help="How content travels; floors and targets are those of gloo or of shm.",
+)
 @click.option("--repeats", type=click.IntRange(min=1), help="Rounds of every floor and subject.")
 @click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")

@@ -12,7 +12,7 @@ import tdserve
 from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
 from tdserve.cli.render import key_text, print_json, print_table, value_text
 from tdserve.errors import DeadlineExceededError
-from tdserve.spec.nodes import Path, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -78,13 +78,49 @@ def flat(content: TensorDictBase) -> Iterator[Column]:
 
     captured = capture(content)
     has_rows = bool(captured.spec.batch_size)
+    if () in captured.spec.packed:
+        yield _packed(("",), captured.spec.root, captured.values[()])
     for key in captured.spec.keys(include_nested=True):
         path = (key,) if isinstance(key, str) else key
         entry = captured.spec.find(path)
-        if isinstance(entry, TensorLeaf):
+        if any(path[:depth] in captured.spec.packed for depth in range(len(path))):
+            continue
+        if isinstance(entry, Node) and entry.inner is not None:
+            yield _packed(path, entry, captured.values[path])
+        elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
+            held = captured.values[path]
+            shown = [_plain(element) for element in held] if entry.batch_size else _plain(held)
+            yield Column(path, entry.ragged.dtype or "value", shown, has_rows and bool(entry.batch_size))
+        elif isinstance(entry, TensorLeaf):
             yield Column(path, entry.dtype, captured.tensors[path], has_rows)
         elif isinstance(entry, ValueLeaf):
             yield Column(path, "value", captured.values[path], has_rows and entry.per_row)
+
+
+def _packed(path: Path, node: Node, elements: Any) -> Column:
+    """A part whose rows differ in structure, as dicts."""
+    is_listed = bool(node.batch_size)
+    found = [_plain(element) for element in elements] if is_listed else _plain(elements)
+    return Column(path, node.tensorclass or "tensordict", found, is_listed)
+
+
+def _plain(entry: Any) -> Any:
+    """An entry of any kind as dicts and lists."""
+    from tensordict import NonTensorData, NonTensorStack  # imports torch
+
+    if isinstance(entry, list):
+        return [_plain(row) for row in entry]
+    if isinstance(entry, NonTensorData):
+        return entry.data
+    if isinstance(entry, NonTensorStack) or getattr(entry, "is_nested", None) is False:
+        return entry.tolist()
+    if getattr(entry, "is_nested", False):
+        return [part.tolist() for part in entry.unbind()]
+    if hasattr(entry, "tensordicts"):
+        return [_plain(row) for row in entry.tensordicts]
+    if type(entry).__name__ != "TensorDict":
+        return _plain(entry._tensordict)
+    return {key: _plain(item) for key, item in entry.items()}
 
 
 def nested(leaves: Iterable[Column]) -> dict[str, Any]:

@@ -39,5 +39,7 @@ def _describe(spec: Spec, key: str | Path) -> Leaf:
     if isinstance(entry, TensorLeaf):
         return Leaf(key, entry.dtype, entry.shape, entry.nbytes)
     if isinstance(entry, Node):
-        return Leaf(key, entry.tensorclass or "tensordict", entry.batch_size, None)
+        return Leaf(key, entry.tensorclass or "tensordict", entry.shown_batch_size, None)
+    if entry.ragged is not None and entry.ragged.dtype:
+        return Leaf(key, entry.ragged.dtype, entry.batch_size + entry.ragged.shape, None)
     return Leaf(key, "value per row" if entry.per_row else "value", entry.batch_size, None)

@@ -32,8 +32,8 @@ def measure_mixed(stage: Stage) -> Iterator[Figure]:
     stage.client.create_replay(STORE, like=pool[0], capacity=stage.sizes.replay_rows)
     try:
         with ExitStack() as stack:
-            module = "tdserve.bench.mixed_writer"
-            writers = [stack.enter_context(closing(Child(module, stage.address, STORE))) for _ in range(NUM_WRITERS)]
+            arguments = ("tdserve.bench.mixed_writer", stage.address, stage.wire, STORE)
+            writers = [stack.enter_context(closing(Child(*arguments))) for _ in range(NUM_WRITERS)]
             for writer in writers:
                 writer.hear()
             turns = [_turn(stage, writers, pool) for _ in range(stage.num_rounds + 1)][1:]  # the first warms up
@@ -42,11 +42,11 @@ def measure_mixed(stage: Stage) -> Iterator[Figure]:
     sampled = Series(tuple(turn[0] for turn in turns))
     written = Series(tuple(turn[1] for turn in turns))
     name = f"sample {SAMPLE_ROWS} while {NUM_WRITERS} processes write"
-    target = Target("at least", SAMPLED_ROWS_PER_S)
-    yield make_figure(STORE, name, Scale("rows/s", SAMPLE_ROWS), subject=sampled, floors={}, target=target)
+    targets = (Target("at least", SAMPLED_ROWS_PER_S),)
+    yield make_figure(STORE, name, Scale("rows/s", SAMPLE_ROWS), subject=sampled, floors={}, targets=targets)
     name = f"{NUM_WRITERS} processes extend {BATCH_ROWS} meanwhile"
-    target = Target("at least", WRITTEN_ROWS_PER_S)
-    yield make_figure(STORE, name, Scale("rows/s", BATCH_ROWS), subject=written, floors={}, target=target)
+    targets = (Target("at least", WRITTEN_ROWS_PER_S),)
+    yield make_figure(STORE, name, Scale("rows/s", BATCH_ROWS), subject=written, floors={}, targets=targets)
 
 
 def _turn(stage: Stage, writers: list[Child], pool: TensorDictBase) -> tuple[Round, Round]:

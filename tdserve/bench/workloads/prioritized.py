@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from tensordict import TensorDictBase
@@ -10,13 +10,17 @@ from tensordict import TensorDictBase
 from tdserve.bench.content import transitions
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.measure import SUBJECT, Task, alternate, timed_round
+from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.rows import NUM_BATCHES_UNDER_WAY, Rows, open_rows
+from tdserve.bench.workloads.rows import Rows, open_rows
+from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
 from tdserve.replay.prioritized import Prioritized
 
 POOL_ROWS = 4_096
 SAMPLE_ROWS = 256
-OF_UNIFORM = 0.7
+
+TARGETS: dict[Wire, tuple[Target, ...]] = {"gloo": (Target("of floor", 0.7),), "shm": ()}
+"""Where a uniform sample is a gather and little more, the plan asks nothing."""
 
 
 def measure_prioritized(stage: Stage) -> Iterator[Figure]:
@@ -36,19 +40,19 @@ def measure_prioritized(stage: Stage) -> Iterator[Figure]:
         def update(batch: TensorDictBase) -> None:
             prioritized.replay.update_priority(batch, priorities)
 
-        target = Target("of floor", OF_UNIFORM)
+        targets = TARGETS[stage.wire]
         name = f"sample {SAMPLE_ROWS}, one by one"
-        yield _beside(stage, name, Scale("us"), _draws(uniform), _draws(prioritized), target)
+        yield _beside(stage, name, Scale("us"), _draws(uniform), _draws(prioritized), targets)
         name = f"sample {SAMPLE_ROWS}, {NUM_BATCHES_UNDER_WAY} under way"
         scale = Scale("rows/s", SAMPLE_ROWS)
-        tasks = uniform.pipelined_samples(SAMPLE_ROWS), prioritized.pipelined_samples(SAMPLE_ROWS)
-        yield _beside(stage, name, scale, *tasks, target)
+        tasks = _draws_ahead(uniform), _draws_ahead(prioritized)
+        yield _beside(stage, name, scale, *tasks, targets)
         yield _beside(
             stage,
             f"sample {SAMPLE_ROWS}, {NUM_BATCHES_UNDER_WAY} under way, and update",
             scale,
-            uniform.pipelined_samples(SAMPLE_ROWS),
-            prioritized.pipelined_samples(SAMPLE_ROWS, after_each=update),
+            _draws_ahead(uniform),
+            _draws_ahead(prioritized, after_each=update),
         )
         batch = prioritized.replay.sample(SAMPLE_ROWS)
         updates = Task(lambda: timed_round(lambda: update(batch), stage.pacing))
@@ -58,17 +62,16 @@ def measure_prioritized(stage: Stage) -> Iterator[Figure]:
 
 
 def _draws(rows: Rows) -> Task:
-    last: list[TensorDictBase] = []
+    return single_samples(rows.replay, SAMPLE_ROWS, rows.stage.pacing, rows.check_sampled)
 
-    def draw() -> None:
-        last[:] = [rows.replay.sample(SAMPLE_ROWS)]
 
-    return Task(lambda: timed_round(draw, rows.stage.pacing), lambda: rows.check_sampled(last[0]))
+def _draws_ahead(rows: Rows, after_each: Callable[[TensorDictBase], None] | None = None) -> Task:
+    return pipelined_samples(rows.replay, SAMPLE_ROWS, rows.stage.pacing, rows.check_sampled, after_each=after_each)
 
 
 def _beside(
-    stage: Stage, name: str, scale: Scale, uniform: Task, prioritized: Task, target: Target | None = None
+    stage: Stage, name: str, scale: Scale, uniform: Task, prioritized: Task, targets: Sequence[Target] = ()
 ) -> Figure:
     series = alternate({"uniform": uniform, SUBJECT: prioritized}, stage.num_rounds)
     own = series.pop(SUBJECT)
-    return make_figure("prioritized", name, scale, subject=own, floors=series, target=target)
+    return make_figure("prioritized", name, scale, subject=own, floors=series, targets=targets)

@@ -13,10 +13,11 @@ from tensordict import TensorDict
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.measure import SUBJECT, Task, alternate, timed_round
+from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
 from tdserve.errors import CorruptDataError
 
-GET_BELOW_US = 450.0
+GET_BELOW_US: dict[Wire, float] = {"gloo": 450.0, "shm": 60.0}
 LIST_BELOW_MS = 10.0
 
 KEY_STRIDE = 37
@@ -66,7 +67,7 @@ def _get_one(stage: Stage, items: TensorDict) -> Figure:
 
         series = alternate(
             {
-                "gloo round trip": stage.gloo.fetch(REQUEST_NBYTES),
+                **({"gloo round trip": stage.gloo.fetch(REQUEST_NBYTES)} if stage.wire == "gloo" else {}),
                 "local memmap": Task(lambda: timed_round(get_local, stage.pacing)),
                 SUBJECT: Task(lambda: timed_round(get, stage.pacing), check),
             },
@@ -74,7 +75,8 @@ def _get_one(stage: Stage, items: TensorDict) -> Figure:
         )
     subject = series.pop(SUBJECT)
     name = f"get one scalar of {num_items:,}"
-    return make_figure("small", name, Scale("us"), subject=subject, floors=series, target=Target("below", GET_BELOW_US))
+    targets = (Target("below", GET_BELOW_US[stage.wire]),)
+    return make_figure("small", name, Scale("us"), subject=subject, floors=series, targets=targets)
 
 
 def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Figure:
@@ -97,6 +99,5 @@ def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterab
         stage.num_rounds,
     )
     subject = series.pop(SUBJECT)
-    return make_figure(
-        "small", name, Scale("ms"), subject=subject, floors=series, target=Target("below", LIST_BELOW_MS)
-    )
+    targets = (Target("below", LIST_BELOW_MS),)
+    return make_figure("small", name, Scale("ms"), subject=subject, floors=series, targets=targets)

@@ -13,7 +13,7 @@ from tdserve.bench import content
 from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
 from tdserve.bench.floors import GlooFloors, memcpy_fresh, memcpy_touched
 from tdserve.bench.measure import SUBJECT, Pacing, Round, Series, Task, alternate, timed_round
-from tdserve.bench.options import MIB
+from tdserve.bench.options import MIB, Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.watcher import Watcher
 from tdserve.errors import StoreNotFoundError
@@ -24,8 +24,37 @@ MESSAGE_NBYTES = 64 * MIB
 VERSIONS_KEPT = 2
 """tdserve's default. From two publishes later on, retired version files are recycled."""
 
-BIG_TARGET = Target("of floor", 0.8)
-MANY_TARGET = Target("of floor", 0.6)
+MEMCPY = "memcpy, touched pages"
+
+OF_MEMCPY = Target("of floor", 0.7, MEMCPY)
+
+
+@dataclass(frozen=True)
+class TreeTargets:
+    """What the plan asks of one tree over one transport.
+
+    Attributes:
+        moved: Of publishing it into recycled files, and of reading it into existing tensors.
+        mapped: Of ``latest(copy=False)``.
+        seen: Of the time until a waiting process has it.
+    """
+
+    moved: tuple[Target, ...]
+    mapped: tuple[Target, ...] = ()
+    seen: tuple[Target, ...] = ()
+
+
+MAPPED = (Target("below", 2.0),)
+"""Milliseconds, whatever the size."""
+
+BIG: dict[Wire, TreeTargets] = {
+    "gloo": TreeTargets((Target("of floor", 0.8),)),
+    "shm": TreeTargets((OF_MEMCPY,), mapped=MAPPED, seen=(Target("below", 30.0),)),
+}
+MANY: dict[Wire, TreeTargets] = {
+    "gloo": TreeTargets((Target("of floor", 0.6),)),
+    "shm": TreeTargets((), mapped=MAPPED),
+}
 
 MAX_FIRST_ROUNDS = 3
 """First publishes leave whole fresh files behind: a few are enough."""
@@ -37,7 +66,7 @@ class Tree:
 
     stage: Stage
     shape: tuple[int, int]
-    target: Target
+    targets: TreeTargets
     data: TensorDict = field(init=False)
     out: TensorDict = field(init=False)
     numbers: Iterator[int] = field(init=False)
@@ -91,9 +120,9 @@ class Tree:
 
 def measure_weights(stage: Stage) -> Iterator[Figure]:
     """A tree of few large and one of many small tensors."""
-    with closing(Watcher(stage.address, stage.options.transport)) as watcher:
-        for shape, target in ((stage.sizes.big_tree, BIG_TARGET), (stage.sizes.many_tree, MANY_TARGET)):
-            tree = Tree(stage, shape, target)
+    with closing(Watcher(stage.address, stage.wire)) as watcher:
+        for shape, targets in ((stage.sizes.big_tree, BIG), (stage.sizes.many_tree, MANY)):
+            tree = Tree(stage, shape, targets[stage.wire])
             yield _publish_first(tree)
             tree.change()
             for _ in range(VERSIONS_KEPT + 1):
@@ -101,13 +130,15 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
             yield _publish_recycled(tree)
             yield _latest_into(tree)
             yield _latest_fresh(tree)
+            if stage.wire == "shm":
+                yield _latest_mapped(tree)
             yield _until_visible(tree, watcher)
             stage.client.delete(tree.name)
 
 
-def newest(stage: Stage, name: str) -> TensorDictBase:
+def newest(stage: Stage, name: str, *, copy: bool = True) -> TensorDictBase:
     """What was published last; StoreNotFoundError when that is nothing."""
-    found = stage.client.latest(name)
+    found = stage.client.latest(name) if copy else stage.client.latest(name, copy=False)
     if found is None:
         raise StoreNotFoundError(name=name)
     data: TensorDictBase = found.data
@@ -129,14 +160,11 @@ def _publish_first(tree: Tree) -> Figure:
         stage.client.delete(last[0])
 
     once = Pacing(0.0, min_ops=1, max_ops=1)
-    floors = {
-        **_gloo_floors(GlooFloors(stage.link, once), tree.nbytes, is_read=False),
-        **_fresh_memcpy_floor(tree.nbytes, once),
-    }
+    floors = {**_gloo_floors(tree, once, is_read=False), **_fresh_memcpy_floor(tree.nbytes, once)}
     series = alternate(
         {**floors, SUBJECT: Task(lambda: timed_round(put, once), check)}, min(stage.num_rounds, MAX_FIRST_ROUNDS)
     )
-    return _figure(tree, "first publish", series, target=None)
+    return _figure(tree, "first publish", series)
 
 
 def _publish_recycled(tree: Tree) -> Figure:
@@ -145,11 +173,11 @@ def _publish_recycled(tree: Tree) -> Figure:
         lambda: tree.check(newest(tree.stage, tree.name)),
     )
     floors = {
-        **_gloo_floors(GlooFloors(tree.stage.link, tree.pacing), tree.nbytes, is_read=False),
-        "memcpy, touched pages": memcpy_touched(tree.nbytes, tree.pacing),
+        **_gloo_floors(tree, tree.pacing, is_read=False),
+        MEMCPY: memcpy_touched(tree.nbytes, tree.pacing),
     }
     series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
-    return _figure(tree, "publish, recycled", series, target=tree.target)
+    return _figure(tree, "publish, recycled", series, targets=tree.targets.moved)
 
 
 def _latest_into(tree: Tree) -> Figure:
@@ -161,11 +189,11 @@ def _latest_into(tree: Tree) -> Figure:
         return timed_round(pull, tree.pacing)
 
     floors = {
-        **_gloo_floors(GlooFloors(tree.stage.link, tree.pacing), tree.nbytes, is_read=True),
-        "memcpy, touched pages": memcpy_touched(tree.nbytes, tree.pacing),
+        **_gloo_floors(tree, tree.pacing, is_read=True),
+        MEMCPY: memcpy_touched(tree.nbytes, tree.pacing),
     }
     series = alternate({**floors, SUBJECT: Task(run_round, lambda: tree.check(tree.out))}, tree.stage.num_rounds)
-    return _figure(tree, "latest(out=)", series, target=tree.target)
+    return _figure(tree, "latest(out=)", series, targets=tree.targets.moved)
 
 
 def _latest_fresh(tree: Tree) -> Figure:
@@ -174,13 +202,24 @@ def _latest_fresh(tree: Tree) -> Figure:
     def pull() -> None:
         last[:] = [newest(tree.stage, tree.name)]
 
-    floors = {
-        **_gloo_floors(GlooFloors(tree.stage.link, tree.pacing), tree.nbytes, is_read=True),
-        **_fresh_memcpy_floor(tree.nbytes, tree.pacing),
-    }
+    floors = {**_gloo_floors(tree, tree.pacing, is_read=True), **_fresh_memcpy_floor(tree.nbytes, tree.pacing)}
     subject = Task(lambda: timed_round(pull, tree.pacing), lambda: tree.check(last[0]))
     series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
-    return _figure(tree, "latest()", series, target=None)
+    return _figure(tree, "latest()", series)
+
+
+def _latest_mapped(tree: Tree) -> Figure:
+    """The version's own memory, nothing copied."""
+    stage = tree.stage
+    last: list[TensorDictBase] = []
+
+    def pull() -> None:
+        last[:] = [newest(stage, tree.name, copy=False)]
+
+    subject = Task(lambda: timed_round(pull, tree.pacing), lambda: tree.check(last[0]))
+    series = alternate({SUBJECT: subject}, stage.num_rounds)
+    name = f"{tree.label}: latest(copy=False)"
+    return make_figure("weights", name, Scale("ms"), subject=series[SUBJECT], floors={}, targets=tree.targets.mapped)
 
 
 def _until_visible(tree: Tree, watcher: Watcher) -> Figure:
@@ -194,23 +233,23 @@ def _until_visible(tree: Tree, watcher: Watcher) -> Figure:
         tree.publish()
         watcher.wait()
 
-    series = alternate(
-        {
-            "gloo, there and back": GlooFloors(tree.stage.link, tree.pacing).echo(tree.nbytes),
-            SUBJECT: Task(
-                lambda: timed_round(put, tree.pacing, before=before),
-                lambda: watcher.check(*tree.shape, tree.number),
-            ),
-        },
-        tree.stage.num_rounds,
+    floors = {"gloo, there and back": GlooFloors(tree.stage.link, tree.pacing).echo(tree.nbytes)}
+    if tree.stage.wire == "shm":
+        floors = {MEMCPY: memcpy_touched(tree.nbytes, tree.pacing)}
+    subject = Task(
+        lambda: timed_round(put, tree.pacing, before=before), lambda: watcher.check(*tree.shape, tree.number)
     )
-    subject = series.pop(SUBJECT)
+    series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
+    own = series.pop(SUBJECT)
     name = f"{tree.label}: publish until seen elsewhere"
-    return make_figure("weights", name, Scale("ms"), subject=subject, floors=series)
+    return make_figure("weights", name, Scale("ms"), subject=own, floors=series, targets=tree.targets.seen)
 
 
-def _gloo_floors(gloo: GlooFloors, nbytes: int, *, is_read: bool) -> dict[str, Task]:
-    """One message, and for large payloads 64 MiB messages too."""
+def _gloo_floors(tree: Tree, pacing: Pacing, *, is_read: bool) -> dict[str, Task]:
+    """One message, and for large payloads 64 MiB messages too; none where no wire is between."""
+    if tree.stage.wire != "gloo":
+        return {}
+    gloo, nbytes = GlooFloors(tree.stage.link, pacing), tree.nbytes
     floor = gloo.fetch if is_read else gloo.store
     floors = {"gloo, one message": floor(nbytes)}
     if nbytes > MESSAGE_NBYTES:
@@ -223,9 +262,9 @@ def _fresh_memcpy_floor(nbytes: int, pacing: Pacing) -> dict[str, Task]:
     return {"memcpy, fresh pages": memcpy_fresh(nbytes, pacing)} if nbytes > MESSAGE_NBYTES else {}
 
 
-def _figure(tree: Tree, name: str, series: dict[str, Series], *, target: Target | None) -> Figure:
-    """Puts the fastest gloo floor first: that is the one the target means."""
+def _figure(tree: Tree, name: str, series: dict[str, Series], *, targets: tuple[Target, ...] = ()) -> Figure:
+    """Puts the fastest gloo floor first: that is the one that a target means which names none."""
     subject = series.pop(SUBJECT)
     gloo = sorted((key for key in series if key.startswith("gloo")), key=lambda key: -series[key].ops_per_s)
     floors = {key: series[key] for key in [*gloo, *(key for key in series if key not in gloo)]}
-    return make_figure("weights", f"{tree.label}: {name}", tree.scale, subject=subject, floors=floors, target=target)
+    return make_figure("weights", f"{tree.label}: {name}", tree.scale, subject=subject, floors=floors, targets=targets)

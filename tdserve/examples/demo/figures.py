@@ -71,7 +71,7 @@ def summary(result: Result) -> dict[str, str]:
         "samples": f"{last.num_samples:,} ({rates.samples:,.0f}/s)",
         "updates": f"{last.num_updates:,} ({rates.updates:,.0f}/s)",
         "policy versions": f"{last.version}",
-        "moved": moved or "-",
+        "moved": moved or "nothing: all in shared memory",
     }
 
 

@@ -13,3 +13,10 @@ def stage() -> Iterator[Stage]:
     """A real server, a client and a floor link, for the workloads in quick sizes."""
     with open_stage(BenchOptions(quick=True, repeats=1)) as stage:
         yield stage
+
+
+@pytest.fixture(scope="session")
+def memory_stage() -> Iterator[Stage]:
+    """The same through shared memory."""
+    with open_stage(BenchOptions(quick=True, repeats=1, transport="shm")) as stage:
+        yield stage

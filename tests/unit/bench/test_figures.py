@@ -6,10 +6,14 @@ import pytest
 
 from tdserve.bench.figures import Scale, Target, make_figure
 from tdserve.bench.measure import Round, Series
+from tdserve.errors import InvalidRequestError
 
 
 def series(op_s: float) -> Series:
     return Series((Round((op_s,) * 4, 4 * op_s),) * 3)
+
+
+FLOORS = {"first": series(0.5), "second": series(2.0)}
 
 
 @pytest.mark.parametrize(
@@ -40,20 +44,44 @@ def test_figure_when_made_in_any_unit_then_the_ratio_says_how_near_the_floor_it_
         (Target("at least", 2001.0), False),
         (Target("of floor", 0.25), True),
         (Target("of floor", 0.26), False),
-        (None, None),
+        (Target("of floor", 0.9, "second"), True),
+        (Target("of floor", 1.1, "second"), False),
     ],
 )
-def test_target_when_compared_then_bounds_the_value_or_the_ratio(target: Target | None, is_met: bool | None) -> None:
-    figure = make_figure(
-        "w", "n", Scale("ms"), subject=series(2.0), floors={"first": series(0.5), "second": series(2.0)}, target=target
-    )
+def test_target_when_compared_then_bounds_the_value_or_the_ratio_to_the_floor_that_it_means(
+    target: Target, is_met: bool
+) -> None:
+    figure = make_figure("w", "n", Scale("ms"), subject=series(2.0), floors=FLOORS, targets=[target])
+    assert figure.meets(target) is is_met
     assert figure.is_met is is_met
 
 
+@pytest.mark.parametrize(
+    ("bounds", "is_met"), [((), None), ((0.2, 0.9), True), ((0.3, 0.9), False), ((0.2, 1.1), False)]
+)
+def test_figure_when_it_has_several_targets_then_is_met_when_all_are(
+    bounds: tuple[float, ...], is_met: bool | None
+) -> None:
+    targets = [Target("of floor", bound, floor) for bound, floor in zip(bounds, FLOORS, strict=False)]
+    figure = make_figure("w", "n", Scale("ms"), subject=series(2.0), floors=FLOORS, targets=targets)
+    assert figure.is_met is is_met
+
+
+@pytest.mark.parametrize("target", [Target("of floor", 0.5, "third"), Target("of floor", 0.5)])
+def test_figure_when_a_target_means_a_floor_that_was_not_measured_then_refuses(target: Target) -> None:
+    floors = FLOORS if target.floor else {}
+    with pytest.raises(InvalidRequestError, match="no floor"):
+        make_figure("w", "n", Scale("ms"), subject=series(2.0), floors=floors, targets=[target])
+
+
 def test_figure_when_turned_to_json_then_holds_every_round_and_the_verdict() -> None:
-    target = Target("of floor", 0.2)
-    figure = make_figure("w", "n", Scale("ms"), subject=series(2.0), floors={"f": series(0.5)}, target=target)
+    targets = [Target("of floor", 0.2), Target("below", 1.0)]
+    figure = make_figure("w", "n", Scale("ms"), subject=series(2.0), floors={"f": series(0.5)}, targets=targets)
     found = json.loads(json.dumps(figure.to_json()))
     assert found["rounds"] == [2000.0] * 3
     assert found["floors"] == [{"name": "f", "median": 500.0, "ratio": 0.25, "rounds": [500.0] * 3}]
-    assert found["met"] is True
+    assert found["targets"] == [
+        {"kind": "of floor", "bound": 0.2, "floor": "f", "met": True},
+        {"kind": "below", "bound": 1.0, "floor": None, "met": False},
+    ]
+    assert found["met"] is False

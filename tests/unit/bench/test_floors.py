@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from tdserve.bench import content
 from tdserve.bench.floor_link import FloorLink
-from tdserve.bench.floors import GlooFloor, GlooFloors, MappedRows, memcpy_fresh, memcpy_touched
+from tdserve.bench.floors import GlooFloor, GlooFloors, MappedRows, memcpy_fresh, memcpy_ring, memcpy_touched
 from tdserve.bench.measure import Pacing, alternate
 
 PACING = Pacing(0.005)
@@ -70,3 +70,15 @@ def test_mapped_rows_when_written_then_go_around_the_ring(tmp_path: Path) -> Non
 def test_mapped_rows_when_gathered_then_time_every_gather(tmp_path: Path) -> None:
     rows = MappedRows(content.transitions(8), 20, tmp_path / "rows")
     assert len(rows.gather(5, Pacing(0.0, min_ops=3)).run_round().op_s) == 3
+
+
+@pytest.mark.parametrize("way", ["select", "select_into"])
+def test_mapped_rows_when_selected_leaf_by_leaf_then_time_every_selection(tmp_path: Path, way: str) -> None:
+    rows = MappedRows(content.transitions(8), 20, tmp_path / "rows")
+    assert len(getattr(rows, way)(5, Pacing(0.0, min_ops=3)).run_round().op_s) == 3
+
+
+@pytest.mark.parametrize(("source_nbytes", "ring_nbytes"), [(64, 100), (1, 1)])
+def test_memcpy_ring_when_it_comes_to_an_end_then_starts_again(source_nbytes: int, ring_nbytes: int) -> None:
+    task = memcpy_ring(32, source_nbytes=source_nbytes, ring_nbytes=ring_nbytes, pacing=Pacing(0.0, min_ops=9))
+    assert len(task.run_round().op_s) == 9

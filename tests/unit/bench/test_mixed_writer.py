@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 def test_writer_when_told_to_write_then_says_how_many_batches_were_acknowledged(stage: Stage) -> None:
     replay = stage.client.create_replay("written", transitions(1)[0], POOL_ROWS)
     try:
-        with closing(Child("tdserve.bench.mixed_writer", stage.address, "written")) as writer:
+        with closing(Child("tdserve.bench.mixed_writer", stage.address, "gloo", "written")) as writer:
             assert writer.hear() == {"ready": True}
             writer.tell({"seconds": 0.1})
             answer = writer.hear()

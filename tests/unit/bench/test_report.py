@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from tdserve.bench.options import BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 from tdserve.errors import InvalidRequestError
 
+WRITTEN = (Target("at least", 1e6),)
 
-def figure(op_s: float = 2e-4) -> Figure:
-    subject, floor = (Series((Round((each,), each),)) for each in (op_s, 1e-4))
-    target = Target("at least", 1e6)
-    return make_figure("w", "extend", Scale("rows/s", 256), subject=subject, floors={"gloo": floor}, target=target)
+
+def figure(op_s: float = 2e-4, targets: Sequence[Target] = WRITTEN) -> Figure:
+    subject, gloo, memory = (Series((Round((each,), each),)) for each in (op_s, 1e-4, 5e-5))
+    floors = {"gloo": gloo, "memory": memory}
+    return make_figure("w", "extend", Scale("rows/s", 256), subject=subject, floors=floors, targets=targets)
 
 
 def shown(*figures: Figure, is_judged: bool = True) -> str:
@@ -37,7 +40,26 @@ def test_table_when_a_target_is_met_then_shows_value_floor_share_and_verdict() -
 def test_table_when_a_target_is_missed_then_the_summary_names_it() -> None:
     text = shown(figure(1e-3), figure())
     assert "targets met: 1 of 2; took 12 s" in text
-    assert "not met: w: extend" in text
+    assert "not met: w: extend: >= 1,000,000" in text
+
+
+def test_table_when_targets_mean_different_floors_then_each_stands_beside_its_own() -> None:
+    targets = [Target("at least", 1e6), Target("of floor", 0.4), Target("of floor", 0.3, "memory")]
+    lines = {
+        name: line for line in shown(figure(targets=targets)).splitlines() for name in ("50%", "25%") if name in line
+    }
+    assert ">= 1,000,000 met >= 40% met" in lines["50%"]
+    assert ">= 30% not met" in lines["25%"]
+    text = shown(figure(targets=targets))
+    assert "targets met: 2 of 3" in text
+    assert "not met: w: extend: >= 30% of memory" in text
+
+
+def test_table_when_a_figure_has_a_target_and_no_floor_then_shows_the_verdict() -> None:
+    series = Series((Round((1e-3,), 1e-3),))
+    bare = make_figure("w", "map", Scale("ms"), subject=series, floors={}, targets=[Target("below", 2.0)])
+    assert "< 2 ms met" in shown(bare)
+    assert "< 2 ms met" in shown(bare, figure())
 
 
 def test_table_when_sizes_are_quick_then_nothing_is_judged() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.bench.options import BenchOptions
-from tdserve.bench.stage import open_stage
+from tdserve.bench.stage import Stage, open_stage
 from tdserve.errors import NotSupportedError
 
 pytestmark = pytest.mark.integration
@@ -22,6 +22,8 @@ def test_stage_when_the_work_on_it_fails_then_no_process_and_no_file_is_left(tmp
     def work() -> None:
         with open_stage(BenchOptions(quick=True, parent=tmp_path)) as stage:
             assert stage.client.stores() == []
+            assert stage.wire == "gloo"
+            assert stage.gloo_client is stage.client
             assert children() > before
             raise KeyboardInterrupt
 
@@ -37,3 +39,9 @@ def test_stage_when_the_transport_does_not_exist_yet_then_says_so_and_leaves_not
         pass
     assert children() == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_stage_when_the_transport_is_shm_then_a_second_client_goes_over_gloo(memory_stage: Stage) -> None:
+    assert memory_stage.wire == "shm"
+    assert memory_stage.client.stats()["transport"] == "shm"
+    assert memory_stage.gloo_client.stats()["transport"] == "gloo"

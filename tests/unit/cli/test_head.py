@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from tdserve.cli.head import flat, nested
+from tdserve.cli.render import jsonable
+from tests.unit.spec.ragged import CASES
 
 
 @tensorclass
@@ -60,3 +65,19 @@ def test_nested_when_given_columns_then_gives_dicts_in_dicts() -> None:
         "text": ["a", "b", "c"],
         "tag": {"k": [1]},
     }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flat_when_rows_differ_then_they_are_plain_lists_and_dicts(case: str) -> None:
+    td = CASES[case]
+    columns = list(flat(td))
+    assert all(column.cells(td.batch_size[0] if td.batch_size else 1) for column in columns)
+    json.dumps(jsonable(nested(columns)))
+
+
+def test_flat_when_a_part_is_ragged_then_it_is_one_column() -> None:
+    columns = {column.path: column.value for column in flat(CASES["histories beside others"])}
+    assert columns["h",] == [
+        {"role": texts, "content": texts} for texts in (["turn 0", "turn 1"], ["turn 0", "turn 1", "turn 2"])
+    ]
+    assert [len(tokens) for tokens in columns["t",]] == [3, 4]

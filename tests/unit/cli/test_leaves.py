@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tdserve.cli.leaves import describe_leaves
-from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.spec.tree import Spec
 
 OBS = TensorLeaf("float32", (10, 84))
@@ -29,6 +29,15 @@ def test_leaves_when_leaves_only_then_the_keys_are_those_of_the_spec() -> None:
 def test_leaves_when_node_is_a_tensorclass_then_type_is_its_name() -> None:
     spec = Spec(Node((), None, None, None, (("agent", Node((), None, None, "game.Agent", ())),)))
     assert [leaf.type for leaf in describe_leaves(spec)] == ["game.Agent"]
+
+
+def test_leaves_when_rows_differ_then_their_sizes_are_minus_one() -> None:
+    tokens = ValueLeaf((10,), True, Ragged(Form.JAGGED, "int64", (-1, 2)))
+    spec = Spec(Node((10,), None, None, None, (("t", tokens), ("h", Node((10,), None, None, None, (), inner=(-1,))))))
+    assert {leaf.cells() for leaf in describe_leaves(spec)} == {
+        ("t", "int64", "[10, -1, 2]", ""),
+        ("h", "tensordict", "[10, -1]", ""),
+    }
 
 
 def test_leaf_when_as_dict_then_names_every_fact() -> None:

@@ -16,4 +16,11 @@ def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_
         "names of 20 stores",
     ]
     assert [figure.unit for figure in figures] == ["us", "ms", "ms"]
+    assert [[target.bound for target in figure.targets] for figure in figures] == [[450.0], [10.0], [10.0]]
     assert stage.client.stores() == []
+
+
+def test_small_when_measured_in_memory_then_a_scalar_is_asked_for_in_60_us(memory_stage: Stage) -> None:
+    scalar = next(iter(measure_small(memory_stage)))
+    assert [floor.name for floor in scalar.floors] == ["local memmap"]
+    assert [target.bound for target in scalar.targets] == [60.0]

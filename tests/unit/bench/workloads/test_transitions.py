@@ -3,6 +3,16 @@ from __future__ import annotations
 import pytest
 
 from tdserve.bench.stage import Stage
+from tdserve.bench.torchrl_buffer import has_torchrl
+from tdserve.bench.workloads.row_floors import (
+    LOCAL_GATHER,
+    LOCAL_GATHER_TOUCHED,
+    LOCAL_INDEXING,
+    LOCAL_WRITE,
+    MEMCPY,
+    OVER_GLOO,
+    TORCHRL,
+)
 from tdserve.bench.workloads.transitions import measure_transitions
 
 pytestmark = pytest.mark.integration
@@ -25,6 +35,17 @@ def test_transitions_when_measured_then_all_sizes_have_figures_and_the_plans_tar
     figures = list(measure_transitions(stage))
     assert [figure.name.partition(",")[0] for figure in figures] == NAMES
     assert all(figure.value > 0 and len(figure.floors) == (0 if "writer" in figure.name else 2) for figure in figures)
-    targets = {figure.name: (figure.target.kind, figure.target.bound) for figure in figures if figure.target}
+    targets = {figure.name: (target.kind, target.bound) for figure in figures for target in figure.targets}
     assert targets == TARGETS
     assert "transitions" not in stage.client.stores()
+
+
+def test_transitions_when_measured_in_memory_then_samples_are_judged_against_torchrl(memory_stage: Stage) -> None:
+    figures = {figure.name: figure for figure in measure_transitions(memory_stage)}
+    for name in ("sample 256, one by one", "sample 256, 8 under way"):
+        floors = [floor.name for floor in figures[name].floors]
+        torchrl = [TORCHRL] if has_torchrl() else []
+        assert floors == [LOCAL_GATHER, LOCAL_GATHER_TOUCHED, LOCAL_INDEXING, *torchrl, OVER_GLOO]
+        assert [(target.bound, target.floor) for target in figures[name].targets] == [(0.5, TORCHRL)][: len(torchrl)]
+    assert [floor.name for floor in figures["extend 1024, one by one"].floors] == [MEMCPY, LOCAL_WRITE]
+    assert "transitions" not in memory_stage.client.stores()

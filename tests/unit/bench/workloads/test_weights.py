@@ -17,5 +17,32 @@ def test_weights_when_measured_then_both_trees_have_their_five_figures_and_no_st
         "latest()",
         "publish until seen elsewhere",
     ]
-    assert [figure.target.bound for figure in figures if figure.target is not None] == [0.8, 0.8, 0.6, 0.6]
+    assert [target.bound for figure in figures for target in figure.targets] == [0.8, 0.8, 0.6, 0.6]
     assert not any(name.startswith("weights") for name in stage.client.stores())
+
+
+def test_weights_when_measured_in_memory_then_are_mapped_too_and_judged_by_memcpy(memory_stage: Stage) -> None:
+    figures = {figure.name: figure for figure in measure_weights(memory_stage)}
+    big, many = ({name.partition(": ")[2]: figures[name] for name in names} for names in _halves(list(figures)))
+    assert (
+        list(big)
+        == list(many)
+        == [
+            "first publish",
+            "publish, recycled",
+            "latest(out=)",
+            "latest()",
+            "latest(copy=False)",
+            "publish until seen elsewhere",
+        ]
+    )
+    bounds = {name: [(target.bound, target.floor) for target in figure.targets] for name, figure in big.items()}
+    of_memcpy = [(0.7, "memcpy, touched pages")]
+    assert bounds["publish, recycled"] == bounds["latest(out=)"] == of_memcpy
+    assert bounds["latest(copy=False)"] == [(2.0, "")]
+    assert bounds["publish until seen elsewhere"] == [(30.0, "")]
+    assert sum(len(figure.targets) for figure in many.values()) == 1
+
+
+def _halves(names: list[str]) -> tuple[list[str], list[str]]:
+    return names[: len(names) // 2], names[len(names) // 2 :]

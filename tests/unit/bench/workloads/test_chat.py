@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.chat import measure_chat
+
+pytestmark = pytest.mark.integration
+
+NAMES = [
+    "extend 64 histories, 4 under way",
+    "sample 64 histories, one by one",
+    "sample 64 histories, 8 under way",
+]
+
+
+@pytest.mark.parametrize(
+    ("which", "bounds", "floor"),
+    [
+        ("stage", [[38_000], [], [41_900]], "gloo stream"),
+        ("memory_stage", [[100_000], [], [100_000]], "memcpy, touched pages"),
+    ],
+)
+def test_chat_when_measured_then_is_judged_as_the_transport_asks_and_no_store_is_left(
+    request: pytest.FixtureRequest, which: str, bounds: list[list[float]], floor: str
+) -> None:
+    stage: Stage = request.getfixturevalue(which)
+    figures = list(measure_chat(stage))
+    assert [figure.name for figure in figures] == NAMES
+    assert [[target.bound for target in figure.targets] for figure in figures] == bounds
+    assert {each.name for figure in figures for each in figure.floors} == {floor}
+    assert "chat" not in stage.client.stores()

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tensordict import TensorDictBase
+
+from tdserve.bench import content
+from tdserve.bench.measure import Pacing, Task
+from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.rows import open_rows
+from tdserve.bench.workloads.sampling import pipelined_samples, single_samples
+from tdserve.errors import CorruptDataError
+
+pytestmark = pytest.mark.integration
+
+PACING = Pacing(0.0, min_ops=3)
+
+
+def refuse(batch: TensorDictBase) -> None:
+    raise CorruptDataError(path="test", expected="other rows", actual=str(len(batch)))
+
+
+@pytest.mark.parametrize("way", [single_samples, pipelined_samples])
+def test_samples_when_a_round_is_done_then_every_one_is_timed_and_the_last_is_checked(
+    stage: Stage, way: Callable[..., Task]
+) -> None:
+    with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
+        task = way(rows.replay, 8, PACING, refuse)
+        assert len(task.run_round().op_s) == 3
+        assert task.check is not None
+        with pytest.raises(CorruptDataError, match="found 8"):
+            task.check()
+
+
+def test_samples_when_something_is_done_after_each_then_gets_every_batch(stage: Stage) -> None:
+    found: list[TensorDictBase] = []
+    with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
+        pipelined_samples(rows.replay, 8, PACING, refuse, after_each=found.append).run_round()
+    assert [len(batch) for batch in found] == [8, 8, 8]
