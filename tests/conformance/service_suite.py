@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.errors import (
+    CapacityError,
     ClosedError,
     DeadlineExceededError,
     SpecMismatchError,
@@ -30,6 +31,9 @@ SHORT_S = 0.05
 SMALL, LARGE = 3, 40_000
 """Rows: some hundred bytes, and 10 MB in several messages."""
 
+FEW, MANY = 100, 5_000
+"""Values of a kilobyte: of few rows they make one message of their own, of many several."""
+
 _numbers = itertools.count()
 
 
@@ -39,6 +43,24 @@ def rows(num_rows: int, start: int = 0) -> TensorDict:
     wide = number[:, None].expand(-1, 60).float().contiguous()
     nested = TensorDict({"flag": number % 2 == 0, "wide": wide}, [num_rows])
     return TensorDict({"number": number, "nested": nested}, [num_rows])
+
+
+def text(number: int) -> str:
+    """A kilobyte that tells a number."""
+    return f"{number} ".ljust(1000, "x")
+
+
+def texts(num_rows: int, start: int = 0) -> TensorDict:
+    """Rows with a value each that tells which row it is."""
+    number = torch.arange(start, start + num_rows)
+    values = NonTensorStack(*(NonTensorData(text(each)) for each in number.tolist()))
+    return TensorDict({"number": number, "text": values}, [num_rows])
+
+
+def assert_texts(found: TensorDict, numbers: list[int]) -> None:
+    """Just these rows of ``texts``."""
+    assert found["number"].tolist() == numbers
+    assert found.get("text").tolist() == [text(number) for number in numbers]
 
 
 def assert_equal(found: TensorDict, expected: TensorDict) -> None:
@@ -206,6 +228,61 @@ class ServiceSuite:
                 assert torch.equal(batch["index"], batch["number"])
         sample = replay.sample(num_rows)
         assert torch.equal(sample["index"], sample["number"])
+
+    # ------------------------------------------------------------ values
+
+    @pytest.mark.parametrize("num_rows", [SMALL, FEW, MANY])
+    def test_values_when_written_then_read_whole_by_key_and_by_index(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        client.init_remote(texts(num_rows), name)
+        assert_texts(client.from_remote_init(name), list(range(num_rows)))
+        client.send(texts(num_rows, 7), name)
+        handle = client[name]
+        handle[1:] = texts(num_rows - 1, 50)
+        expected = [7, *range(50, 49 + num_rows)]
+        assert_texts(handle.to_tensordict(), expected)
+        assert_texts(handle[::2], expected[::2])
+        only = client.from_remote_init(name, keys=["text"])
+        assert only.get("text").tolist() == [text(number) for number in expected]
+
+    @pytest.mark.parametrize("num_rows", [SMALL, FEW, MANY])
+    def test_values_when_extended_many_at_once_then_each_row_has_its_own(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        replay = client.create_replay(name, texts(1)[0], capacity=6 * num_rows)
+        batches = [texts(num_rows, start * num_rows) for start in range(6)]
+        futures = [replay.extend(batch, return_early=True) for batch in batches]
+        for number, future in enumerate(futures):
+            expected = list(range(number * num_rows, (number + 1) * num_rows))
+            assert_texts(replay[future.result(TIMEOUT_S)], expected)
+        sample = replay.sample(num_rows)
+        assert_texts(sample, sample["number"].tolist())
+        with replay.batches(num_rows) as found:
+            for batch in itertools.islice(found, 5):
+                assert_texts(batch, batch["number"].tolist())
+
+    @pytest.mark.parametrize("num_rows", [SMALL, FEW, MANY])
+    def test_values_when_refused_then_nothing_is_written_and_the_next_call_works(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        deleted = client.create_replay(f"{name}-deleted", texts(1)[0], capacity=num_rows)
+        client.delete(deleted.name)
+        with pytest.raises(StoreNotFoundError):
+            deleted.extend(texts(num_rows))
+        client.init_remote(texts(num_rows), name)
+        with pytest.raises(SpecMismatchError):
+            client.send(texts(num_rows + 1), name)
+        assert_texts(client.from_remote_init(name), list(range(num_rows)))
+
+    def test_values_when_there_is_no_room_for_them_then_refused_and_fewer_fit(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        replay = client.create_replay(name, texts(1)[0], capacity=2 * MANY, max_object_bytes=4 << 20)
+        with pytest.raises(CapacityError, match=name):
+            replay.extend(texts(MANY))
+        assert len(replay) == 0
+        assert_texts(replay[replay.extend(texts(FEW))], list(range(FEW)))
 
     # ------------------------------------------------------------ weights
 

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.integration.nursery import Nursery
 from tests.unit.spec.strategies import difference
 
 FreshServer = Callable[..., tdserve.Server]
@@ -35,10 +36,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
         yield started
 
 
-@pytest.fixture(scope="session")
-def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of the shared server."""
-    with server.client(timeout_s=20.0) as connected:
+@pytest.fixture(scope="session", params=["gloo", "shm"])
+def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client of the shared server, over either transport."""
+    with server.client(transport=request.param, timeout_s=20.0) as connected:
         yield connected
 
 
@@ -84,3 +85,10 @@ def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
     yield handle
     assert difference(example(), handle[:]) is None
     assert handle.info()["inserts"] == 4
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where client processes come from that must start quickly."""
+    with Nursery() as started:
+        yield started

@@ -1,7 +1,7 @@
 """Many client processes that start within a second: one process imports torch, and forks before it opens anything.
 
-``Fleet`` is the test's end. The program, ``python -m tests.integration.fleet ADDRESS TASKS``, runs each task of
-``tests.integration.roles`` in a child of its own; what a child says is a line with its number in front.
+``Fleet`` is the test's end. The program, ``python -m tests.integration.fleet ADDRESS TASKS TRANSPORT``, runs each task
+of ``tests.integration.roles`` in a child of its own; what a child says is a line with its number in front.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import tdserve
+from tdserve.config import check_transport
 from tests.integration.processes import START_TIMEOUT_S, Program
 
 _PR_SET_PDEATHSIG = 1
@@ -24,7 +26,7 @@ class Fleet:
     """Client processes, one per task; a context manager, whose end is theirs.
 
     Args:
-        address: Of the server.
+        server: Its address, for children that use gloo; or a client, whose transport they take.
         tasks: A role of ``tests.integration.roles`` and its arguments, each.
 
     Attributes:
@@ -32,8 +34,9 @@ class Fleet:
         pids: Process of each child.
     """
 
-    def __init__(self, address: str, *tasks: tuple[str, dict[str, Any]]) -> None:
-        self._program = Program(address, json.dumps(tasks), module="tests.integration.fleet")
+    def __init__(self, server: str | tdserve.Client, *tasks: tuple[str, dict[str, Any]]) -> None:
+        address, transport = (server, "gloo") if isinstance(server, str) else (server.address, server.transport)
+        self._program = Program(address, json.dumps(tasks), transport, module="tests.integration.fleet")
         self.said: list[list[str]] = [[] for _ in tasks]
         self.pids = [0] * len(tasks)
 
@@ -95,7 +98,7 @@ def main() -> None:
     # Imported before the forks, which is what this program is for; opens neither sockets nor threads.
     from tests.integration import roles
 
-    address, tasks = sys.argv[1], json.loads(sys.argv[2])
+    address, tasks, roles.transport = sys.argv[1], json.loads(sys.argv[2]), check_transport(sys.argv[3])
     children = set()
     for child, (role, arguments) in enumerate(tasks):
         pid = os.fork()

@@ -56,13 +56,13 @@ class Program:
     def line(self, *, timeout_s: float = START_TIMEOUT_S) -> str:
         """The next line that it prints; ``""`` when it has ended."""
         assert self._process.stdout is not None
-        with _alarm(timeout_s, f"a line of process {self.pid}"):
+        with alarm(timeout_s, f"a line of process {self.pid}"):
             return self._process.stdout.readline().strip()
 
     def rest(self, *, timeout_s: float = START_TIMEOUT_S) -> list[str]:
         """All further lines, when it has ended."""
         assert self._process.stdout is not None
-        with _alarm(timeout_s, f"the end of process {self.pid}"):
+        with alarm(timeout_s, f"the end of process {self.pid}"):
             return self._process.stdout.read().splitlines()
 
     def signal(self, number: signal.Signals) -> None:
@@ -90,7 +90,7 @@ class Program:
 
 
 @contextmanager
-def _alarm(timeout_s: float, what: str) -> Iterator[None]:
+def alarm(timeout_s: float, what: str) -> Iterator[None]:
     """Ends a blocking read of this thread, which must be the main one."""
 
     def ring(number: int, frame: object) -> None:

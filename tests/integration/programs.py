@@ -117,7 +117,7 @@ def main() -> None:
     if given.command == "own":  # a process that owns a server: ``address`` is the root here
         say(tdserve.Server(given.address, port=0).start().address)
         signal.pause()
-    client = tdserve.connect(given.address, timeout_s=given.timeout)
+    client = tdserve.connect(given.address, transport="gloo", timeout_s=given.timeout)
     say("connected")
     if given.at:
         strike_at(given.at, given.signal, given.pid, counts_mail=given.mail)

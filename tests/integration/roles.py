@@ -11,9 +11,13 @@ import numpy as np
 import torch
 
 import tdserve
+from tdserve.config import TransportName
 from tests.integration.checked_rows import checked_ids, checked_rows
 
 Say = Callable[..., None]
+
+transport: TransportName = "gloo"
+"""Of every client here; set by the program that runs them."""
 
 TIMEOUT_S = 90.0
 """Of every call: a data worker may be killed, and twenty processes share two cores."""
@@ -21,7 +25,7 @@ TIMEOUT_S = 90.0
 
 def extend(address: str, say: Say, *, name: str, writer: int, num_extends: int, num_rows: int, num_floats: int) -> None:
     """Writes checked rows and says how many were acknowledged."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for start in range(0, num_extends * num_rows, num_rows):
             index = replay.extend(checked_rows(writer, start, num_rows, num_floats))
@@ -31,7 +35,7 @@ def extend(address: str, say: Say, *, name: str, writer: int, num_extends: int, 
 
 def sample(address: str, say: Say, *, name: str, num_rows: int, until: int, path: str) -> None:
     """Samples until so many rows were inserted; keeps which row was seen where, and fails when one is torn."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         seen: dict[tuple[int, int], int] = {}
         num_sampled = 0
@@ -49,7 +53,7 @@ def sample(address: str, say: Say, *, name: str, num_rows: int, until: int, path
 
 def count(address: str, say: Say, *, name: str, num_rows: int, num_samples: int, num_cells: int) -> None:
     """Says how often each row was drawn."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         counts = np.zeros(num_cells, np.int64)
         for _ in range(num_samples):
@@ -59,7 +63,7 @@ def count(address: str, say: Say, *, name: str, num_rows: int, num_samples: int,
 
 def keep_ratio(address: str, say: Say, *, name: str, writer: int, num_calls: int, num_rows: int) -> None:
     """Writes (``writer`` from 0) or samples (-1) as fast as the limiter lets it."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for call in range(num_calls):
             if writer < 0:
@@ -71,7 +75,7 @@ def keep_ratio(address: str, say: Say, *, name: str, writer: int, num_calls: int
 
 def drain(address: str, say: Say, *, name: str, num_rows: int) -> None:
     """Takes rows of a queue until its end, and says which of them it has consumed."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         queue = client.queue(name)
         say("begins")
         try:
@@ -89,7 +93,7 @@ def drain(address: str, say: Say, *, name: str, num_rows: int) -> None:
 
 def hold(address: str, say: Say, *, name: str, num_rows: int, consumer: str = "") -> None:
     """Takes rows and keeps them, unacknowledged, for ever."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         table: Any = client.replay(name) if consumer else client.queue(name)
         more = {"consumer": consumer} if consumer else {}
         say("holds", *table.take(num_rows, ack=False, **more)["number"].tolist())
@@ -98,7 +102,7 @@ def hold(address: str, say: Say, *, name: str, num_rows: int, consumer: str = ""
 
 def epoch(address: str, say: Say, *, name: str, num_rows: int, num_samples: int) -> None:
     """Says which rows were sampled."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         replay = client.replay(name)
         for _ in range(num_samples):
             say("drew", *replay.sample(num_rows)["number"].tolist())
@@ -107,7 +111,7 @@ def epoch(address: str, say: Say, *, name: str, num_rows: int, num_samples: int)
 
 def overwrite(address: str, say: Say, *, name: str, first: int, num_rows: int, size: int) -> None:
     """Writes one leaf of the same rows again and again, a greater number each time, and says which are stored."""
-    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
         table = client.replay(name)
         for number in itertools.count(1):
             value = torch.full((num_rows, size), float(number))

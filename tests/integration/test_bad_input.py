@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
 
 import tdserve
 from tdserve.content import RESERVED_KEYS
@@ -268,17 +268,7 @@ def test_replay_when_numbers_cannot_be_then_typed_errors(replay: Any) -> None:
     assert raised.value.free == 8
 
 
-def lazy_stack() -> Any:
-    return LazyStackedTensorDict(TensorDict({"x": torch.zeros(2)}, []), TensorDict({"x": torch.zeros(3)}, []))
-
-
-def jagged() -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-
-
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
-    "lazy": lambda: TensorDict({"bad": lazy_stack()}, []),
-    "jagged": lambda: TensorDict({"bad": jagged()}),
     "sparse": lambda: TensorDict({"bad": torch.zeros(2).to_sparse()}, []),
     "meta": lambda: TensorDict({"bad": torch.zeros(2, device="meta")}, []),
     "object": lambda: TensorDict({}, []).set_non_tensor("bad", object()),
@@ -288,7 +278,6 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", list(UNSUPPORTED.values()), ids=list(UNSUPPORTED))
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_leaf_when_unsupported_then_error_names_its_key_and_nothing_is_made(
     client: tdserve.Client, name: str, make: Callable[[], Any]
 ) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_transport_when_it_does_not_exist_yet_then_not_supported(server: tdserve.Server) -> None:
-    for transport in ("shm", "nccl", "grpc"):
+    for transport in ("nccl", "grpc"):
         with pytest.raises(tdserve.NotSupportedError, match=transport):
             server.client(transport=transport)
     with pytest.raises(tdserve.InvalidRequestError, match="pigeon"):

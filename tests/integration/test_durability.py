@@ -15,7 +15,6 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
 from tdserve.control.connection import ControlConnection
 from tdserve.ids import new_client_id
@@ -23,6 +22,7 @@ from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.v1 import control_pb2
+from tests.contents import content_of
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.processes import is_gone, wait_for
 
@@ -58,7 +58,7 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
 @pytest.fixture(scope="module")
 def client(crashing: Crashing) -> Iterator[tdserve.Client]:
     """A client that lives through every restart, and reconnects by itself."""
-    with crashing.server.client(timeout_s=60.0) as connected:
+    with crashing.server.client(transport="gloo", timeout_s=60.0) as connected:
         yield connected
 
 
@@ -68,7 +68,7 @@ def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_
     large, small = (client.create_replay(name, like=rows(0, 1)[0], capacity=20_000) for name in ("large", "small"))
     client.init_remote(rows(0, 64), "state")
     client.publish("policy", rows(0, 64))
-    with crashing.server.client(timeout_s=60.0) as other:
+    with crashing.server.client(transport="gloo", timeout_s=60.0) as other:
         writers = {
             "large": Writer(lambda number: large.extend(rows(number, 64))),
             "small": Writer(lambda number: other.replay("small").extend(rows(number, 1))),
@@ -175,7 +175,7 @@ class HandMade:
         """One row, inside the request; the row numbers it got, as they were sent."""
         captured = capture(rows(number, 1))
         fingerprint = capture(rows(number, 1)[0]).spec.fingerprint
-        content = Outgoing(captured, fingerprint=fingerprint, inline_bytes=1 << 20, store=name).message
+        content = content_of(captured, fingerprint=fingerprint)
         asked = control_pb2.ExtendRequest(store=name, num_rows=1, content=content, timeout_s=10.0)
         return self.session.send(request, extend=asked).wait(20.0, "extend").done.indices
 

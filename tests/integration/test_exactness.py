@@ -50,7 +50,7 @@ class Load:
         sampling = {"name": replay.name, "num_rows": NUM_SAMPLED, "until": self.total}
         writers = [("extend", {**writing, "writer": writer}) for writer in range(NUM_WRITERS)]
         samplers = [("sample", {**sampling, "path": str(path)}) for path in self._paths]
-        self.fleet = Fleet(client.address, *writers, *samplers)
+        self.fleet = Fleet(client, *writers, *samplers)
 
     def wait_inserted(self, num_rows: int) -> None:
         """Until so many rows are there."""
@@ -119,7 +119,7 @@ def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_d
     server = fresh_server(num_workers=2)
     num_extends = int(scale * FULL_EXTENDS)
     total = NUM_WRITERS * num_extends * NUM_ROWS
-    with server.client(timeout_s=60.0) as client:
+    with server.client(transport="gloo", timeout_s=60.0) as client:
         wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both workers")
         replay = client.create_replay("killed", example(CHANNEL_FLOATS), total)
         load = Load(client, replay, tmp_path, num_extends=num_extends, num_floats=CHANNEL_FLOATS)
@@ -158,7 +158,7 @@ NUM_CELLS = 64
 def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
     """How often four clients together draw each row."""
     task = ("count", {"name": name, "num_rows": 500, "num_samples": 100, "num_cells": NUM_CELLS})
-    with Fleet(client.address, task, task, task, task) as fleet:
+    with Fleet(client, task, task, task, task) as fleet:
         fleet.wait_all("counted")
         return np.asarray(np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0))
 
@@ -210,7 +210,7 @@ def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_bu
         return found[-1] == (num_inserts, 3 * num_calls * 48)
 
     writers = [("keep_ratio", {**writing, "writer": writer}) for writer in (0, 1)]
-    with Fleet(client.address, *writers, *[sampling] * 3) as fleet:
+    with Fleet(client, *writers, *[sampling] * 3) as fleet:
         wait_for(is_over, "the end of all inserts and samples", timeout_s=60.0)
         fleet.wait_all("over")
     is_over()

@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 @pytest.fixture(scope="module")
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
     """A client that nothing happens to; both workers are up."""
-    with server.client(timeout_s=20.0) as connected:
+    with server.client(transport="gloo", timeout_s=20.0) as connected:
         wait_for(
             lambda: all(worker["is_ready"] for worker in connected.stats()["workers"]), "the start of both workers"
         )
@@ -215,7 +215,7 @@ def test_clients_when_fifty_come_and_go_then_nothing_of_them_stays(
     pids = [server.pid, *(worker["pid"] for worker in client.stats()["workers"])]
 
     def visit() -> None:
-        with server.client() as guest:
+        with server.client(transport="gloo") as guest:
             guest.replay("guests").extend(rows(BEFORE, 1))
             guest.replay("guests").sample(1)
 

@@ -140,7 +140,7 @@ def test_consumers_when_one_fails_or_dies_then_its_rows_are_there_for_its_name_a
     replay.extend(rows(*range(8)))
     with pytest.raises(KeyError), replay.take(3, consumer="trainer"):
         raise KeyError
-    with Fleet(client.address, ("hold", {"name": name, "num_rows": 5, "consumer": "trainer"})) as fleet:
+    with Fleet(client, ("hold", {"name": name, "num_rows": 5, "consumer": "trainer"})) as fleet:
         fleet.wait_all("holds")
         held = fleet.numbers(0, "holds")
         left = numbers(replay.sample(3, consumer="trainer"))
@@ -231,8 +231,8 @@ def test_set_at_when_control_is_killed_meanwhile_then_the_writers_go_on_and_noth
 ) -> None:
     with (
         Crashing(tmp_path) as crashing,
-        crashing.server.client(timeout_s=60.0) as client,
-        crashing.server.client(timeout_s=60.0) as other,
+        crashing.server.client(transport="gloo", timeout_s=60.0) as client,
+        crashing.server.client(transport="gloo", timeout_s=60.0) as other,
     ):
         replay, index = create_overwritten(client)
 
@@ -259,7 +259,7 @@ def test_set_at_when_control_is_killed_meanwhile_then_the_writers_go_on_and_noth
 def test_set_at_when_control_and_writers_are_killed_in_the_middle_then_all_rows_of_a_call_or_none(
     tmp_path: Path,
 ) -> None:
-    with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
+    with Crashing(tmp_path) as crashing, crashing.server.client(transport="gloo", timeout_s=60.0) as client:
         replay, index = create_overwritten(client)
         common = {"name": "partial", "num_rows": HALF, "size": REWARD_SIZE}
         tasks = [("overwrite", {**common, "first": first}) for first in (0, HALF)]
@@ -276,7 +276,7 @@ def test_set_at_when_control_and_writers_are_killed_in_the_middle_then_all_rows_
 
 
 def test_partial_rows_when_the_server_starts_anew_then_they_lack_what_they_lacked(tmp_path: Path) -> None:
-    with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
+    with Crashing(tmp_path) as crashing, crashing.server.client(transport="gloo", timeout_s=60.0) as client:
         replay = client.create_replay("partial", rows(0)[0], 16)
         index = replay.extend(bare(*range(8)))
         judge(replay, index[:4])

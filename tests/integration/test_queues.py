@@ -76,11 +76,11 @@ def test_queue_when_consumers_and_a_data_worker_are_killed_then_every_row_is_con
         queue.extend(rows(*range(3 * num_held)))
         holding = [("hold", {"name": "work", "num_rows": num_held})] * 3
         draining = [("drain", {"name": "work", "num_rows": 3})] * 3
-        with Fleet(client.address, *holding) as lost:
+        with Fleet(client, *holding) as lost:
             lost.wait_all("holds")
             held = [number for child in range(3) for number in lost.numbers(child, "holds")]
             assert sorted(held) == [*range(3 * num_held)]
-            with Fleet(client.address, *draining) as fleet:
+            with Fleet(client, *draining) as fleet:
                 for start in range(3 * num_held, num_rows, 27):
                     queue.extend(rows(*range(start, min(start + 27, num_rows))))
                     if start == 3 * num_held + 27 * 10:
@@ -158,7 +158,7 @@ def test_take_when_the_block_raises_then_the_rows_are_in_front_again_in_order(
 
 
 def test_take_when_a_consumer_is_killed_then_the_waiting_get_its_rows(client: tdserve.Client, queue: Any) -> None:
-    with Fleet(client.address, ("hold", {"name": queue.name, "num_rows": 6})) as fleet:
+    with Fleet(client, ("hold", {"name": queue.name, "num_rows": 6})) as fleet:
         fleet.wait_all("holds")
         assert fleet.numbers(0, "holds") == [0, 1, 2, 3, 4, 5]
         waiting = client.later(lambda: queue.take(8, ack=False, timeout_s=30.0))

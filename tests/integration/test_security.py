@@ -13,7 +13,6 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.outgoing import Outgoing
 from tdserve.client.session import Session
 from tdserve.config import PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection, check_health
@@ -22,6 +21,7 @@ from tdserve.ids import new_client_id
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
+from tests.contents import content_of
 from tests.integration.processes import listening_addresses, wait_for
 
 pytestmark = pytest.mark.integration
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 @pytest.fixture(scope="module")
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
     """A client that means well."""
-    with server.client(timeout_s=30.0) as connected:
+    with server.client(transport="gloo", timeout_s=30.0) as connected:
         connected.create_replay("replay", like=ROW, capacity=1000).extend(BATCH)
         connected.init_remote(BATCH, "store")
         yield connected
@@ -101,8 +101,7 @@ def attacker(server: tdserve.Server, client: tdserve.Client) -> Iterator[Attacke
 def content(batch: Any = BATCH, *, inline: bool = False) -> control_pb2.Content:
     """An honest content of an extend."""
     fingerprint = capture(ROW).spec.fingerprint
-    inline_bytes = 1 << 30 if inline else 0
-    return Outgoing(capture(batch), fingerprint=fingerprint, inline_bytes=inline_bytes, store="replay").message
+    return content_of(capture(batch), fingerprint=fingerprint, is_inline=inline)
 
 
 def extend(**changes: Any) -> control_pb2.ExtendRequest:

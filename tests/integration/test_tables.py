@@ -114,7 +114,7 @@ def test_without_replacement_when_four_clients_share_it_then_each_row_once_per_e
     num_rows, num_epochs = 96, 4
     create(client, name, num_rows, num_rows=num_rows, sampler=tdserve.WithoutReplacement())
     task = ("epoch", {"name": name, "num_rows": 8, "num_samples": num_epochs * num_rows // 8 // 4})
-    with Fleet(client.address, task, task, task, task) as fleet:
+    with Fleet(client, task, task, task, task) as fleet:
         fleet.wait_all("over")
         drawn = [fleet.numbers(child, "drew") for child in range(4)]
     assert Counter(number for each in drawn for number in each) == dict.fromkeys(range(num_rows), num_epochs)

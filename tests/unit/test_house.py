@@ -183,7 +183,7 @@ EXAMPLES = [
     (house.owner_faults, {"tdserve.client.a": "from torch import distributed"}, "torch.distributed belongs"),
     (house.owner_faults, {"tdserve.server.a": "import os\nos.environ['A']"}, "os.environ belongs to config"),
     (house.owner_faults, {"tdserve.server.a": "from os import getenv"}, "os.getenv belongs"),
-    (house.owner_faults, {"tdserve.values": "def f(b):\n  import pickle as p"}, "pickle belongs to nobody"),
+    (house.owner_faults, {"tdserve.values": "def f(b):\n  import pickle as p"}, "pickle belongs to pickled"),
     (house.owner_faults, {"tdserve.spec.build": "import importlib as i\ni.import_module(n)"}, "import_module"),
     (house.private_name_faults, {"tdserve.client.a": "from tensordict._td import X"}, "tensordict._td.X is private"),
     (house.private_name_faults, {"tdserve.store.a": "from tensordict import TensorDict as T\nT._new()"}, "is private"),

@@ -1,0 +1,174 @@
+"""Client processes that start within milliseconds: a process imports torch once, and forks a child for every one.
+
+``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery``, reads orders, and runs each role of
+``tests.integration.local_roles`` in a child of its own; what a child says is a line with its number in front.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections import deque
+from typing import Any
+
+from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
+
+_PR_SET_PDEATHSIG = 1
+
+TIMEOUT_S = 30.0
+"""For what a child says: it may share two cores with a dozen others."""
+
+
+class Child:
+    """A client process; a context manager, whose end is its.
+
+    Attributes:
+        pid: Its process.
+    """
+
+    def __init__(self, nursery: Nursery, number: int) -> None:
+        self._nursery = nursery
+        self._number = number
+        self.pid = int(self.line().split()[1])
+
+    def line(self, *, timeout_s: float = TIMEOUT_S) -> str:
+        """The next line that it says; ``"ended STATUS"`` is the last one (minus a signal's number for a killed one)."""
+        line = self._nursery.line_of(self._number, timeout_s=timeout_s)
+        assert not line.startswith("failed"), line.replace(" | ", "\n")
+        return line
+
+    def rest(self) -> list[str]:
+        """All further lines but the last."""
+        lines = []
+        while not (line := self.line()).startswith("ended"):
+            lines.append(line)
+        return lines
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL, and waits for that."""
+        self.signal(signal.SIGKILL)
+        self.rest()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        os.kill(self.pid, number)
+
+    def wait_stopped(self) -> None:
+        """Returns when it stands still, by SIGSTOP."""
+        wait_for(lambda: state_of(self.pid) == "T", f"a stop of process {self.pid}", timeout_s=TIMEOUT_S)
+
+    def wait_killed(self) -> None:
+        """Returns when SIGKILL has ended it, without a further word."""
+        assert self.line() == f"ended {-signal.SIGKILL}"
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if state_of(self.pid) is not None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Nursery:
+    """Starts client processes; a context manager, whose end is theirs."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.integration.nursery"]
+        self._process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._said: list[deque[str]] = []
+
+    def start(self, role: str, *arguments: Any, **named: Any) -> Child:
+        """A process that plays a role.
+
+        Args:
+            role: A function of ``tests.integration.local_roles``.
+            *arguments, **named: As JSON knows them.
+        """
+        assert self._process.stdin is not None
+        self._said.append(deque())
+        self._process.stdin.write(json.dumps([role, arguments, named]) + "\n")
+        self._process.stdin.flush()
+        return Child(self, len(self._said) - 1)
+
+    def line_of(self, number: int, *, timeout_s: float) -> str:
+        """The next line of a child."""
+        said = self._said[number]
+        assert self._process.stdout is not None
+        with alarm(timeout_s, f"a line of child {number}"):
+            while not said:
+                line = self._process.stdout.readline()
+                assert line, "the nursery has ended"
+                speaker, _, words = line.rstrip("\n").partition(" ")
+                self._said[int(speaker)].append(words)
+        return said.popleft()
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.kill()
+        self._process.wait(START_TIMEOUT_S)
+
+
+def say(child: int, *words: object) -> None:
+    """One line, written at once: those of the children do not mix."""
+    os.write(1, (" ".join(map(str, (child, *words))) + "\n").encode())
+
+
+def main() -> None:
+    """See the module."""
+    # Imported before the forks, which is what this program is for; opens neither sockets nor threads.
+    from tests.integration import local_roles
+
+    running: dict[int, int] = {}
+
+    def on_child(number: int, frame: object) -> None:
+        while running:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            say(running.pop(pid), "ended", os.waitstatus_to_exitcode(status))
+
+    signal.signal(signal.SIGCHLD, on_child)
+    for child, order in enumerate(sys.stdin):
+        role, arguments, named = json.loads(order)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end is not told before its beginning
+        pid = os.fork()
+        if not pid:
+            _live(child, getattr(local_roles, role), arguments, named)
+        running[pid] = child
+        say(child, "pid", pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _live(child: int, play: Any, arguments: list[Any], named: dict[str, Any]) -> None:
+    """A child from its beginning to its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    status = 1
+    try:
+        play(lambda *words: say(child, *words), *arguments, **named)
+        status = 0
+    except BaseException:  # noqa: BLE001 (the outermost frame of this process)
+        say(child, "failed", traceback.format_exc().replace("\n", " | "))
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

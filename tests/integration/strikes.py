@@ -1,0 +1,147 @@
+"""Signals that a client program sends itself in the very middle of what it does in shared memory.
+
+A writer is struck when it is about to touch leaf number N of the mapped store (from 0; rows have three), or behind the
+last one, when nothing was acknowledged yet. Of a version, the file of which is filled at once: 0 before it is made, 1
+before it is filled, 2 before it is sealed.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tdserve.client import local_reads
+from tdserve.client import outgoing as _outgoing
+from tdserve.data import opened as _opened
+from tdserve.store.versions import VersionFile
+from tdserve.transport import ends
+
+BEHIND = 3
+"""Where a strike comes when all leaves of a row were touched."""
+
+outgoing: Any = _outgoing
+opened: Any = _opened
+versions: Any = VersionFile
+
+
+def strike(number: int) -> None:
+    """Sends a signal to this process, which this thread gets: another one would let it go on for a moment."""
+    signal.pthread_kill(threading.get_ident(), number)
+
+
+class Struck:
+    """Counts the leaves that are touched, and strikes once, at one of them."""
+
+    def __init__(self, at: int, number: int) -> None:
+        self.at = at
+        self.number = number
+        self.num_touched = 0
+
+    def touch(self) -> None:
+        """Another leaf is about to be touched."""
+        if self.num_touched == self.at:
+            strike(self.number)
+        self.num_touched += 1
+
+    def watched(self, store: Any) -> Any:
+        """A mapped store that tells of every leaf."""
+        return _WatchedStore(store, self)
+
+
+class _WatchedStore:
+    def __init__(self, store: Any, struck: Struck) -> None:
+        self._store = store
+        self._struck = struck
+        self.leaves = _WatchedLeaves(store.leaves, struck)
+
+    def table(self, path: Any) -> Any:
+        self._struck.touch()
+        return self._store.table(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class _WatchedLeaves:
+    def __init__(self, leaves: Mapping[Any, Any], struck: Struck) -> None:
+        self._leaves = leaves
+        self._struck = struck
+
+    def __getitem__(self, path: Any) -> Any:
+        self._struck.touch()
+        return self._leaves[path]
+
+    def keys(self) -> Any:
+        return self._leaves.keys()
+
+
+def strike_in_place(at: int, number: int) -> None:
+    """Strikes when the content of the next writes is put in place, once."""
+    put_rows, put_selection, put_version = outgoing.put_rows, outgoing.put_selection, outgoing.put_version
+    create, seal = versions.create, versions.seal
+    struck = Struck(at, number)
+
+    def watching_rows(store: Any, *arguments: Any) -> Any:
+        written = put_rows(struck.watched(store), *arguments)
+        struck.touch()
+        return written
+
+    def watching_selection(store: Any, *arguments: Any) -> Any:
+        put_selection(struck.watched(store), *arguments)
+        struck.touch()
+
+    def watching_version(*arguments: Any) -> Any:
+        struck.touch()
+        put_version(*arguments)
+        struck.touch()
+
+    def creating(*arguments: Any, **named: Any) -> Any:
+        made = create(*arguments, **named)
+        struck.touch()
+        return made
+
+    def sealing(file: VersionFile) -> None:
+        struck.touch()
+        seal(file)
+
+    outgoing.put_rows = watching_rows
+    outgoing.put_selection = watching_selection
+    outgoing.put_version = watching_version
+    versions.create = creating
+    versions.seal = sealing
+
+
+def strike_in_opening(number: int) -> None:
+    """Strikes, once, in the middle of the next mapping of a store: its generations are open, its tensors are not."""
+    open_leaves = opened.open_leaves
+
+    def striking(*arguments: Any, **named: Any) -> Any:
+        opened.open_leaves = open_leaves
+        strike(number)
+        return open_leaves(*arguments, **named)
+
+    opened.open_leaves = striking
+
+
+def strike_in_copy(number: int) -> None:
+    """Strikes, once, in the middle of the next read: when a leaf was copied, and nothing was checked yet."""
+    is_struck = False
+
+    def once() -> None:
+        nonlocal is_struck
+        if not is_struck:
+            is_struck = True
+            strike(number)
+
+    def striking(copying: Callable[..., Any]) -> Callable[..., Any]:
+        def copies(*arguments: Any) -> Any:
+            found = copying(*arguments)
+            once()
+            return found
+
+        return copies
+
+    for owner, name in ((local_reads, "_copy"), (ends.RowEnd, "_gather")):
+        setattr(owner, name, striking(getattr(owner, name)))

@@ -1,0 +1,198 @@
+"""Rows that a local client was overwriting when it died say so to every reader, until they are written again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tests.integration.crashing import Crashing
+from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
+from tests.integration.nursery import TIMEOUT_S, Child, Nursery
+from tests.integration.processes import state_of, wait_for
+from tests.integration.strikes import BEHIND
+
+pytestmark = pytest.mark.integration
+
+BEFORE, LOST, AFTER = 1, 2, 3
+"""What a store holds before the fault, what the client wrote that the fault befell, and what another wrote later."""
+
+SHORT_S = 0.3
+"""For what must not happen."""
+
+TOTAL = 2 * NUM_ROWS
+"""Rows of a store, of which the first half are overwritten."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    with tdserve.Server(tmp_path_factory.mktemp("overwrites"), port=0) as started:
+        yield started
+
+
+@pytest.fixture(params=["shm", "gloo"])
+def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client that nothing happens to."""
+    with server.client(transport=request.param, timeout_s=20.0) as made:
+        yield made
+
+
+def check_lost(handle: Any, name: str) -> None:
+    """The first half is unreadable, the second whole."""
+    for index in (slice(None), slice(0, NUM_ROWS), 3, torch.tensor([TOTAL - 1, 0])):
+        with pytest.raises(tdserve.CorruptDataError, match=name):
+            handle[index]
+    assert numbers_in(handle[NUM_ROWS:]) == [BEFORE] * NUM_ROWS
+    assert numbers_in(handle[-1]) == [BEFORE]
+
+
+@pytest.mark.parametrize("text", ["", "text"])
+@pytest.mark.parametrize("at", [0, 1, BEHIND])
+def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_until_written_again(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, at: int, text: str
+) -> None:
+    name = f"killed-{client.transport}-{at}-{text}"
+    handle = client.memmap(rows(BEFORE, TOTAL, text=text), name)
+    assert numbers_in(handle[0]) == [BEFORE]  # what this client knows, and has mapped, must not mislead it
+    before = client.describe(name).version
+    with nursery.start("write", server.address, "overwrite", name, LOST, at=at, text=text) as writer:
+        assert writer.line() == "connected shm"
+        writer.wait_killed()
+    check_lost(handle, name)
+    with pytest.raises(tdserve.CorruptDataError, match=name):
+        client.from_remote_init(name)
+    into = rows(0, TOTAL, text=text)
+    with pytest.raises(tdserve.CorruptDataError, match=name):
+        client.recv(into, name)
+    handle[1:NUM_ROWS] = rows(AFTER, NUM_ROWS - 1, text=text)
+    assert numbers_in(handle[1:]) == [AFTER] * (NUM_ROWS - 1) + [BEFORE] * NUM_ROWS
+    with pytest.raises(tdserve.CorruptDataError, match=f"{name}.*rows 0"):
+        handle[0]
+    handle[0] = rows(AFTER, 1, text=text)[0]
+    assert numbers_in(handle[:]) == [AFTER] * NUM_ROWS + [BEFORE] * NUM_ROWS
+    assert client.describe(name).version > before
+
+
+def nested(number: int, num_rows: int = NUM_ROWS, *, text: str = "") -> TensorDict:
+    """Rows of a replay, whose content is written over by its key."""
+    return TensorDict({"content": rows(number, num_rows, text=text)}, [num_rows])
+
+
+@pytest.mark.parametrize("text", ["", "text"])
+def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_and_others_get_them(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, text: str
+) -> None:
+    replay = client.create_replay(f"killed-{client.transport}-{text}-rows", nested(0, text=text)[0], TOTAL)
+    replay.extend(nested(BEFORE, TOTAL, text=text))
+    with nursery.start("write", server.address, "overwrite", replay.name, LOST, at=1, text=text, nested=True) as writer:
+        assert writer.line() == "connected shm"
+        writer.wait_killed()
+    wait_for(lambda: len(replay) == NUM_ROWS, "the end of the rows that were lost", timeout_s=5.0)
+    assert numbers_in(replay[:]["content"]) == [BEFORE] * NUM_ROWS
+    assert set(numbers_in(replay.sample(50)["content"])) == {BEFORE}
+    assert replay.extend(nested(AFTER, text=text)).tolist() == list(range(NUM_ROWS))
+    assert numbers_in(replay[:]["content"]) == [AFTER] * NUM_ROWS + [BEFORE] * NUM_ROWS
+    assert replay.info()["reserved_rows"] == 0
+
+
+def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_and_read_around_it(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+) -> None:
+    name = f"stopped-{client.transport}"
+    handle = client.memmap(rows(BEFORE, TOTAL), name)
+    assert numbers_in(handle[0]) == [BEFORE]
+    with nursery.start("write", server.address, "overwrite", name, LOST, at=1, signal_number=signal.SIGSTOP) as writer:
+        writer.wait_stopped()
+        handle[NUM_ROWS:] = rows(AFTER)
+        assert numbers_in(handle[NUM_ROWS:]) == [AFTER] * NUM_ROWS
+        with pytest.raises(tdserve.DeadlineExceededError):
+            handle.set_at_("body", torch.zeros(1).double(), 0, timeout_s=SHORT_S)
+        with pytest.raises(tdserve.DeadlineExceededError):
+            client.from_remote_init(name, timeout_s=SHORT_S)
+        handle[NUM_ROWS:] = rows(AFTER)  # a write that waited in vain blocks nobody
+        writer.signal(signal.SIGCONT)
+        assert writer.line() == "connected shm"
+        assert writer.line() == "done stored"
+    assert numbers_in(handle[:]) == [LOST] * NUM_ROWS + [AFTER] * NUM_ROWS
+
+
+def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_its_end_frees_the_rows(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    stop: dict[str, Any] = {"at": 1, "signal_number": signal.SIGSTOP}
+    with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
+        address = crashing.server.address
+        first, second = (client.memmap(rows(BEFORE, TOTAL), name) for name in ("first", "second"))
+        replay = client.create_replay("r", nested(0)[0], TOTAL)
+        replay.extend(nested(BEFORE, TOTAL))
+        with (
+            nursery.start("write", address, "overwrite", "first", LOST, **stop) as resumed,
+            nursery.start("write", address, "overwrite", "second", LOST, **stop) as killed,
+            nursery.start("write", address, "overwrite", "r", LOST, nested=True, **stop) as of_replay,
+        ):
+            for writer in (resumed, killed, of_replay):
+                writer.wait_stopped()
+            crashing.restart()
+            assert len(replay) == NUM_ROWS
+            for handle in (first, second):
+                check_lost(handle, handle.name)
+                with pytest.raises(tdserve.DeadlineExceededError, match="stopped"):
+                    handle.set_at_("body", torch.zeros(1).double(), 0, timeout_s=SHORT_S)
+            replay.extend(nested(AFTER))  # not over the rows of the writer that may go on
+            assert numbers_in(replay[:]["content"]) == [AFTER] * NUM_ROWS
+            assert replay.info()["reserved_rows"] == NUM_ROWS
+            for writer in (killed, of_replay):
+                writer.kill()
+            second[:NUM_ROWS] = rows(AFTER)
+            assert numbers_in(second[:]) == [AFTER] * NUM_ROWS + [BEFORE] * NUM_ROWS
+            resumed.signal(signal.SIGCONT)
+            assert resumed.line() == "connected shm"
+            assert resumed.line() == "done stored"  # again, over another session
+        assert numbers_in(first[:]) == [LOST] * NUM_ROWS + [BEFORE] * NUM_ROWS
+        replay.extend(nested(AFTER, TOTAL))
+        assert numbers_in(replay[:]["content"]) == [AFTER] * TOTAL
+
+
+def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_them(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+) -> None:
+    name = f"waiting-{client.transport}"
+    handle = client.memmap(rows(BEFORE, TOTAL), name)
+    stop: dict[str, Any] = {"at": 1, "signal_number": signal.SIGSTOP}
+    with (
+        nursery.start("write", server.address, "overwrite", name, 10, **stop) as first,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        first.wait_stopped()
+        with (
+            nursery.start("write", server.address, "overwrite", name, 11, **stop) as second,
+            nursery.start("write", server.address, "overwrite", name, 12, **stop) as third,
+        ):
+            for each in (second, third):
+                assert each.line() == "connected shm"
+            waiting = threads.submit(handle.__setitem__, slice(0, NUM_ROWS), rows(13))
+            first.signal(signal.SIGCONT)
+            left = [second, third]
+            while left:
+                stopped = wait_for(
+                    lambda: [each for each in left if state_of(each.pid) == "T"] or None, "the next turn"
+                )
+                client.describe(name)  # what the server let others do when it let this one, it has said by now
+                assert [each for each in left if state_of(each.pid) == "T"] == stopped, "two write the same rows"
+                left.remove(stopped[0])
+                stopped[0].signal(signal.SIGCONT)
+            waiting.result(TIMEOUT_S)
+            for each in (second, third):
+                assert each.line() == "done stored"
+    assert len(set(numbers_in(handle[:NUM_ROWS]))) == 1
+
+
+def _stopped(writers: list[Child]) -> list[Child]:
+    return [each for each in writers if state_of(each.pid) == "T"]
