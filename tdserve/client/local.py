@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from collections.abc import Callable
@@ -217,4 +218,11 @@ def _forget_all() -> None:
         end._forget()
 
 
+def _close_all() -> None:
+    for end in list(_ends):
+        end.close()
+
+
 os.register_at_fork(after_in_child=_forget_all)
+# A thread that the interpreter's end meets inside torch takes the whole process with it.
+atexit.register(_close_all)
