@@ -34,6 +34,10 @@ CLIENT_RANK = 1
 LARGE_MESSAGE_BYTES = 1 << 20
 """From this size on a message is seldom on its way in one piece, and the wait for it is made one that can be ended."""
 
+LARGE_SEND_BYTES = 16 * 1024
+"""The same of what a client sends: a fresh socket takes no more at once, and gloo waits without end for a message that
+was half sent when the worker died (seen with 36 KB)."""
+
 CLOSING_TAG = 0
 """No request has this number: a receive under it never ends."""
 
@@ -97,15 +101,11 @@ def _device(host: str, pid: int) -> Any:
 
 
 class _GlooWork:
-    def __init__(self, channel: GlooChannel, work: Any, buffer: torch.Tensor) -> None:
+    def __init__(self, channel: GlooChannel, work: Any, buffer: torch.Tensor, large_nbytes: int) -> None:
         self._channel = channel
         self._work = work
         self._buffer = buffer  # gloo keeps a bare pointer
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the message may be half on its way when the other end dies."""
-        return self._buffer.numel() >= LARGE_MESSAGE_BYTES
+        self.is_large = buffer.numel() >= large_nbytes
 
     def wait(self, timeout_s: float) -> None:
         self._channel.wait_all([self], timeout_s)
@@ -139,6 +139,7 @@ class GlooChannel:
         self.peer = peer
         self._kv_store = kv_store
         self._other = 1 - rank
+        self._large_send_nbytes = LARGE_SEND_BYTES if rank == CLIENT_RANK else LARGE_MESSAGE_BYTES
         self._lock = Lock()
         self.waiters = Waiters(f"tdserve-gloo-{peer}")
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -154,7 +155,8 @@ class GlooChannel:
     def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
         group = self._open_group()
         try:
-            return _GlooWork(self, group.send([buffer], self._other, tag), buffer)
+            work = group.send([buffer], self._other, tag)
+            return _GlooWork(self, work, buffer, self._large_send_nbytes)
         except RuntimeError as error:
             self.close()
             raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
@@ -162,7 +164,8 @@ class GlooChannel:
     def recv(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
         group = self._open_group()
         try:
-            return _GlooWork(self, group.recv([buffer], self._other, tag), buffer)
+            work = group.recv([buffer], self._other, tag)
+            return _GlooWork(self, work, buffer, LARGE_MESSAGE_BYTES)
         except RuntimeError as error:
             self.close()
             raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
