@@ -168,9 +168,7 @@ def test_demo_when_it_runs_then_a_second_terminal_sees_its_stores(start: Callabl
     assert len(demo.processes()) >= 6  # parent, control, data worker, two actors, learner
 
 
-@pytest.mark.parametrize(
-    ("number", "to_group"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
-)
+@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_demo_when_a_signal_comes_then_nothing_stays(
     start: Callable[..., Demo], number: signal.Signals, to_group: bool
 ) -> None:
@@ -184,7 +182,7 @@ def test_demo_when_a_signal_comes_then_nothing_stays(
 
 @pytest.mark.parametrize(
     ("victim", "named"),
-    [("demo.actor", "actor"), ("demo.learner", "learner"), ("tdserve.server.main", "lost the server")],
+    [("demo.actor", "actor"), ("tdserve.server.main", "lost the server")],
 )
 def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
     start: Callable[..., Demo], victim: str, named: str

@@ -163,6 +163,7 @@ def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
         return np.asarray(np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0))
 
 
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # control draws, whatever carries the rows
 def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(client: tdserve.Client, name: str) -> None:
     client.create_replay(name, example(4), NUM_CELLS).extend(checked_rows(0, 0, NUM_CELLS, 4))
     counts = drawn(client, name)
@@ -170,6 +171,7 @@ def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(clie
     assert chi_square.statistic(counts) < chi_square.limit(NUM_CELLS)
 
 
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # control draws, whatever carries the rows
 def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_priorities(
     client: tdserve.Client, name: str
 ) -> None:
@@ -191,6 +193,7 @@ def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_prioritie
     assert np.allclose(batch["priority_weight"].numpy(), weight[index], rtol=1e-4)
 
 
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # control draws, whatever carries the rows
 def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_buffer(
     client: tdserve.Client, name: str
 ) -> None:
