@@ -6,6 +6,7 @@ They stay odd, so that who reads the files by himself finds them unreadable, and
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -70,9 +71,12 @@ class LostRows:
 
     Attributes:
         overwrites: That were cut short.
+        may_heal_until_s: Point in time (monotonic) until which a writer that a restart of the server has cut short may
+            be expected to write again.
     """
 
     overwrites: list[Overwrite] = field(default_factory=list)
+    may_heal_until_s: float = -math.inf
 
     def __bool__(self) -> bool:
         return bool(self.overwrites)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from tdserve.content import selected_spec, write_layout, write_messages
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     CapacityError,
+    DeadlineExceededError,
     InvalidRequestError,
     PeerLostError,
     RemoteProtocolError,
@@ -82,7 +84,9 @@ class TensorDicts:
             rows = from_message(asked.selection).rows(entry.spec.batch_size)
             await wait_for_others(session, entry, rows, deadline)
         if entry.lost:
-            entry.lost.check(from_message(asked.selection).rows(entry.spec.batch_size), store=entry.name)
+            rows = from_message(asked.selection).rows(entry.spec.batch_size)
+            await self._wait_for_retries(session, entry, rows, deadline)
+            entry.lost.check(rows, store=entry.name)
         if session.local is not None:
             return await self._let_read(session, session.local, entry, asked)
         order = session.order(request)
@@ -96,6 +100,23 @@ class TensorDicts:
         if asked.fingerprint != fingerprint:
             accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
         return await self._traffic.read(session, request, order, accepted, announces=False)
+
+    async def _wait_for_retries(
+        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
+    ) -> None:
+        """Waits a moment for writers that a restart has cut short: they write again what they had not finished."""
+        grace_s = entry.lost.may_heal_until_s - time.monotonic()
+        if grace_s <= 0:
+            return
+        remaining_s = deadline.remaining_s
+        grace = Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s))
+        with suppress(DeadlineExceededError):
+            await session.wait(
+                entry.changed,
+                lambda: None if entry.lost.touching(rows) else True,
+                grace,
+                lambda: f"another write to rows of {entry.name!r}",
+            )
 
     async def _let_read(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,9 @@ from tdserve.server.lost import Overwrite
 from tdserve.server.reserved import ReservedRows
 from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import CatalogDB, Transaction
+
+RETRY_GRACE_S = 3.0
+"""After a restart a writer that is still there comes back, and repeats what was cut short, before this is over."""
 
 
 class Unfinished:
@@ -86,6 +90,7 @@ class Unfinished:
             lost = replace(overwrite, rows=overwrite.rows[values[overwrite.rows] & 1 == 1])
             if len(lost.rows):
                 self.lose(entry, lost)
+                entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
             else:
                 self._db.delete("pending", overwrite.key)
         has_journal = self._db.get("pending", JOURNAL + entry.record.uid.encode()) is not None

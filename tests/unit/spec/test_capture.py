@@ -197,11 +197,11 @@ def test_capture_when_done_then_leaves_the_tensordict_as_it_was() -> None:
     assert difference(before, td) is None
 
 
-def test_capture_when_there_are_ten_thousand_leaves_then_takes_less_than_a_second() -> None:
+def test_capture_when_there_are_ten_thousand_leaves_then_is_not_quadratic() -> None:
     td = TensorDict({str(number): torch.zeros(()) for number in range(10_000)})
     start = time.perf_counter()
     assert len(capture(td).tensors) == 10_000
-    assert time.perf_counter() - start < 1.0
+    assert time.perf_counter() - start < 3.0  # a fifth of a second; were it quadratic, a minute
 
 
 def test_capture_when_pickle_is_allowed_or_it_is_a_destination_then_values_of_any_type_are_let_through() -> None:
