@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from tdserve.errors import CorruptDataError
 from tdserve.row_numbers import decode_rows, encode_rows
+from tdserve.server import writer_records
 from tdserve.spec.tree import Path
 from tdserve.store.catalog_db import CatalogDB
 
-_PREFIX = b"overwrites:"
+_KIND = "overwrites"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class Overwrite:
     @property
     def key(self) -> bytes:
         """Of the record."""
-        return _PREFIX + f"{self.uid}:{self.lock_name}:{self.request}".encode()
+        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.request)
 
     def save(self, db: CatalogDB) -> None:
         """Writes it down."""
@@ -51,17 +52,16 @@ class Overwrite:
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
         """Of all records of one store."""
-        return [key for key, _ in db.scan("pending", _PREFIX + uid.encode())]
+        return writer_records.keys_of(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[Overwrite]:
         """All on record of one store."""
         found = []
-        for key, content in db.scan("pending", _PREFIX + uid.encode() + b":"):
-            lock_name, request = key[len(_PREFIX) :].decode().split(":")[1:]
+        for lock_name, request, content in writer_records.load(db, _KIND, uid):
             keys, _, rows = content.partition(b"\n")
             paths = tuple(tuple(path) for path in json.loads(keys))
-            found.append(cls(uid, lock_name, int(request), decode_rows(rows), paths))
+            found.append(cls(uid, lock_name, request, decode_rows(rows), paths))
         return found
 
 

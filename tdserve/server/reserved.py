@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.row_numbers import decode_rows
+from tdserve.server import writer_records
 from tdserve.store.catalog_db import CatalogDB
 
-_PREFIX = b"reserved:"
+_KIND = "reserved"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class ReservedRows:
     @property
     def key(self) -> bytes:
         """Of the record."""
-        return _PREFIX + f"{self.uid}:{self.lock_name}:{self.num}".encode()
+        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
 
     def save(self, db: CatalogDB) -> None:
         """Writes it down, before the writer is told."""
@@ -46,13 +47,9 @@ class ReservedRows:
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
         """Of all records of one store."""
-        return [key for key, _ in db.scan("pending", _PREFIX + uid.encode())]
+        return writer_records.keys_of(db, _KIND, uid)
 
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[ReservedRows]:
         """All on record of one store."""
-        found = []
-        for key, content in db.scan("pending", _PREFIX + uid.encode() + b":"):
-            lock_name, num = key[len(_PREFIX) :].decode().split(":")[1:]
-            found.append(cls(uid, lock_name, int(num), content))
-        return found
+        return [cls(uid, lock_name, num, rows) for lock_name, num, rows in writer_records.load(db, _KIND, uid)]
