@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.held import Held
@@ -51,8 +50,7 @@ class InPlace:
             PeerLostError: The client went away in the middle: the rows are lost until they are written again.
         """
         local = session.local_client()
-        if not local.lock_name:
-            raise NotSupportedError(feature=f"writing to {entry.name!r}", reason="this client said that it only reads")
+        local.check_writes(f"writing to {entry.name!r}")
         keys = tuple(tuple(key.parts) for key in asked.keys)
         done = control_pb2.Done(version=entry.content_version + 1)
         overwrite = Overwrite(entry.record.uid, local.lock_name, request, rows, keys)

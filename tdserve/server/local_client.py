@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tdserve.control.local import LocalLink
 from tdserve.control.status import decode_failure
-from tdserve.errors import PeerLostError
+from tdserve.errors import NotSupportedError, PeerLostError
 from tdserve.ids import new_uid
 from tdserve.machine import pid_namespace
 from tdserve.store.root import Root
@@ -80,9 +80,18 @@ class LocalClient:
         self._is_gone = is_gone
         self._writing: dict[int, asyncio.Future[control_pb2.Written]] = {}
         self._is_lost = False
-        self.is_read_only = attach.is_read_only
         self.lacks_values = attach.lacks_values
         self.lock_name = lock_name
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the client said that it only reads; it holds no lock then."""
+        return not self.lock_name
+
+    def check_writes(self, doing: str) -> None:
+        """Raises NotSupportedError when the client said that it only reads; ``doing`` names what it asked for."""
+        if self.is_read_only:
+            raise NotSupportedError(feature=doing, reason="this client said that it only reads")
 
     def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends an answer."""

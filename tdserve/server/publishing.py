@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError, StoreExistsError
+from tdserve.errors import StoreExistsError
 from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
@@ -138,8 +138,7 @@ class Publishing:
 
     async def _let_write(self, local: LocalClient, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
         """Lets a local client make the version's file. One that is cut short is unlinked, whoever still fills it."""
-        if not local.lock_name:
-            raise NotSupportedError(feature=f"publishing {entry.name!r}", reason="this client said that it only reads")
+        local.check_writes(f"publishing {entry.name!r}")
         with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
             self._stores.save_state(entry, txn, entry.weight_versions().state())
         accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)

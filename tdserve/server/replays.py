@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError, SelectionError
+from tdserve.errors import SelectionError
 from tdserve.replay.plans import Arrival
 from tdserve.replay.ring import Reservation
 from tdserve.row_numbers import encode_rows, spread
@@ -188,8 +188,7 @@ class Replays:
         self, local: LocalClient, request: int, entry: Entry, reservation: Reservation, rule_keys: Sequence[Path]
     ) -> asyncio.Future[Any]:
         """Lets a local client fill its rows. They are on record before it knows of them."""
-        if not local.lock_name:
-            raise NotSupportedError(feature=f"writing to {entry.name!r}", reason="this client said that it only reads")
+        local.check_writes(f"writing to {entry.name!r}")
         _record(entry, local, reservation).save(self._stores.db)
         accepted = control_pb2.Accepted(uid=entry.record.uid, rows=reservation.encoded)
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)

@@ -211,7 +211,6 @@ class TensorDicts:
         self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         storing = self._storing(entry, asked)
-
         session.local_client().spooled(asked.content, storing.put_values)
 
         async def store_values() -> None:
