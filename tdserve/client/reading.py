@@ -17,7 +17,7 @@ from tdserve.client.local import LocalEnd
 from tdserve.client.local_reads import copy_selection
 from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending
-from tdserve.client.session import ANSWER_GRACE_S, Session
+from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
 from tdserve.data.opened import OpenStore
@@ -187,7 +187,7 @@ def finish_posted(
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error
     if received.is_void:
-        pending.wait(ANSWER_GRACE_S, "a refused read")
+        pending.wait(answer_timeout_s(deadline), "a read that found nothing to grant")
         return None
     return Content(spec, received.leaves(), {}, received.version, received=received)
 
