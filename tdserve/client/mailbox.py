@@ -20,7 +20,7 @@ REAP_TIMEOUT_S = 30.0
 class Mailbox:
     """Forms a channel beside the first request, which need not wait for it.
 
-    Where no channel can be formed, everything small goes on over gRPC.
+    Where none can be formed, everything small goes on over gRPC.
 
     Args:
         make_host: Gives the address of the interface to connect from; may fail.
@@ -45,7 +45,11 @@ class Mailbox:
         self._is_closed = False
         self._mail: Mail | None = None
         self._kv_store = KVStore(self._on_entry)
-        self._forming = Forming(self._make, peer=peer, name="tdserve-open-mail", on_formed=self._begin)
+        self._forming: Forming | None = None
+
+    def begin(self) -> None:
+        """Begins to form the channel. Apart from making it: the server's answers come back through this very object."""
+        self._forming = Forming(self._make, peer=self._peer, name="tdserve-open-mail", on_formed=self._begin_mail)
 
     @property
     def is_open(self) -> bool:
@@ -75,18 +79,20 @@ class Mailbox:
             self._is_closed = True
             mail = self._mail
         self._kv_store.close()
-        self._forming.cancel(ClosedError(what=f"the session with {self._peer}"))
+        if self._forming is not None:
+            self._forming.cancel(ClosedError(what=f"the session with {self._peer}"))
         if mail is not None:
             mail.join()
 
     def _make(self) -> GlooChannel:
         return GlooChannel(self._kv_store, CLIENT_RANK, host=self._make_host(), peer=self._peer)
 
-    def _begin(self, channel: Channel) -> None:
+    def _begin_mail(self, channel: Channel) -> None:
         with self._lock:
             if not self._is_closed:
                 name = "tdserve-session-mail"
                 self._mail = Mail(channel, on_message=self._on_content, on_lost=_leave_to_stream, name=name)
+                self._mail.begin()
 
     def _on_entry(self, key: str, value: bytes) -> None:
         self._publish(control_pb2.Rendezvous(key=key, value=value, is_mail=True))

@@ -108,6 +108,7 @@ class Session:
         )
         with self._lock:
             self._mailbox = mailbox
+        mailbox.begin()
         if self._lost is not None:
             mailbox.close()
 

@@ -36,7 +36,7 @@ _SLOT_BYTES = _LENGTH_BYTES + MAIL_BYTES
 
 
 class Mail:
-    """One end. Threads: ``send`` is safe from any; messages arrive in a thread of the object's own.
+    """One end. Threads: ``send`` is safe from any; messages arrive in a thread of the object's own, after ``begin``.
 
     Args:
         channel: What carries it; closing it ends the mail.
@@ -59,6 +59,10 @@ class Mail:
         self._sent: deque[Work] = deque()
         self._slots: deque[tuple[torch.Tensor, Work]] = deque()
         self._thread = Thread(target=self._read, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Begins to read. Apart from making it: a message that came before is answered through this very object, which
+        its owner must know by then (an answer got lost so, and its client waited until the deadline of its call)."""
         self._thread.start()
 
     @property
@@ -95,7 +99,7 @@ class Mail:
 
     def join(self) -> None:
         """Waits for the thread to end, after the channel was closed; does nothing when called from it."""
-        if self._thread is not current_thread():
+        if self._thread.ident is not None and self._thread is not current_thread():
             self._thread.join(JOIN_TIMEOUT_S)
 
     def _read(self) -> None:

@@ -84,6 +84,7 @@ class Mailbox:
             self._channel = GlooChannel(self._kv_store, WORKER_RANK, host=order.open_session.host, peer=peer)
             name = f"tdserve-mail-{self._session}"
             self._mail = Mail(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)
+            self._mail.begin()
             report.done.SetInParent()
         except TDServeError as error:
             report.failure.CopyFrom(encode_failure(error))

@@ -29,6 +29,7 @@ class Server:
         self._requests: SimpleQueue[bytes] = SimpleQueue()
         self._kv_store = KVStore(self._publish)
         self.mailbox = Mailbox(lambda: "127.0.0.1", self._on_entry, self.answers.put, peer="the server")
+        self.mailbox.begin()
         self.channel: GlooChannel
         self.mail: Mail
 
@@ -40,6 +41,7 @@ class Server:
             )
             self.channel = connecting.result(TIMEOUT_S)
         self.mail = Mail(self.channel, on_message=self._requests.put, on_lost=self.lost.put, name="server")
+        self.mail.begin()
         wait_for(lambda: self.mailbox.is_open, "the opening")
 
     def next_request(self) -> control_pb2.ClientMessage:
@@ -145,6 +147,7 @@ def test_mailbox_when_there_is_no_way_to_the_server_then_stays_closed() -> None:
 
     told: SimpleQueue[object] = SimpleQueue()
     mailbox = Mailbox(make_host, told.put, told.put, peer="the server")
+    mailbox.begin()
     assert tried.wait(TIMEOUT_S)
     mailbox.close()
     assert not mailbox.is_open

@@ -26,6 +26,7 @@ class Box:
         self._messages: SimpleQueue[bytes] = SimpleQueue()
         self._lost: SimpleQueue[TDServeError] = SimpleQueue()
         self.mail = Mail(channel, on_message=self._on_message, on_lost=self._lost.put, name="box")
+        self.mail.begin()
 
     def next(self) -> bytes:
         """The oldest message that was not taken."""
@@ -132,6 +133,19 @@ def test_join_when_the_channel_was_closed_then_the_threads_are_gone() -> None:
     assert active_count() == before
 
 
+def test_mail_when_it_has_not_begun_then_what_came_waits_for_it() -> None:
+    ours, theirs = LoopbackChannel.pair()
+    came: SimpleQueue[bytes] = SimpleQueue()
+    num_threads = active_count()
+    mail = Mail(ours, on_message=came.put, on_lost=lambda _: None, name="later")
+    Mail(theirs, on_message=lambda _: None, on_lost=lambda _: None, name="sending").send(b"x")
+    assert (active_count(), came.empty()) == (num_threads, True)
+    mail.begin()
+    assert came.get(timeout=TIMEOUT_S) == b"x"
+    ours.close()
+    mail.join()
+
+
 def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
     ours, theirs = LoopbackChannel.pair()
     told: SimpleQueue[str] = SimpleQueue()
@@ -144,6 +158,7 @@ def test_join_when_called_by_the_thread_itself_then_does_not_wait() -> None:
         pass
 
     receiving = Mail(ours, on_message=on_message, on_lost=ignore, name="receiving")
+    receiving.begin()
     Mail(theirs, on_message=ignore, on_lost=ignore, name="sending").send(b"x")
     assert told.get(timeout=TIMEOUT_S) == "joined"
     ours.close()
@@ -157,6 +172,6 @@ def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
     def fail(content: bytes) -> None:
         raise ZeroDivisionError
 
-    Mail(ours, on_message=fail, on_lost=lost.put, name="a")
+    Mail(ours, on_message=fail, on_lost=lost.put, name="a").begin()
     Mail(theirs, on_message=fail, on_lost=lambda _: None, name="b").send(b"x")
     lost.get(timeout=2.0)

@@ -85,7 +85,9 @@ class Peer:
     def open_mail(self) -> Mail:
         """The same for mail; the client's end. What comes there is in ``mails``."""
         channel = self._connect(is_mail=True)
-        return Mail(channel, on_message=self.mails.put, on_lost=lambda error: None, name="client-mail")
+        mail = Mail(channel, on_message=self.mails.put, on_lost=lambda error: None, name="client-mail")
+        mail.begin()
+        return mail
 
     def put(self, order: worker_pb2.Order) -> int:
         """Queues an order and returns its number."""

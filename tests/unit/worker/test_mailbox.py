@@ -47,6 +47,7 @@ class Client:
             self.channel = connecting.result(TIMEOUT_S)
         if reads:
             self.mail = Mail(self.channel, on_message=self.answers.put, on_lost=self._ignore, name="client")
+            self.mail.begin()
         report = self.next_report()
         assert (report.order, report.session, report.HasField("done")) == (3, 7, True)
 
