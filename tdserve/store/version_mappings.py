@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._utils import _unflatten_dense_tensors
 
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path, Spec, TensorLeaf
@@ -21,18 +21,42 @@ from tdserve.store.version_format import LENGTH, layout_of
 
 
 class _Run(NamedTuple):
-    """Leaves of one dtype that lie one behind the other.
+    """Leaves of one dtype that lie one behind the other, in groups of neighbours of one shape.
 
     Attributes:
         begin: Of the first, counted from the start of the data; ``end`` is that of the last.
-        templates: Tensors of their shapes, without memory.
+        num_elements: Of each group.
+        shapes: Of each group: how many leaves it has, and the shape of one.
     """
 
     dtype: torch.dtype
     begin: int
     end: int
     paths: list[Path]
-    templates: list[torch.Tensor]
+    num_elements: list[int]
+    shapes: list[tuple[int, tuple[int, ...]]]
+
+    def add(self, path: Path, shape: tuple[int, ...]) -> None:
+        """The next leaf; it has at least one element."""
+        self.paths.append(path)
+        if self.shapes and self.shapes[-1][1] == shape:
+            self.shapes[-1] = (self.shapes[-1][0] + 1, shape)
+            self.num_elements[-1] += math.prod(shape)
+        else:
+            self.shapes.append((1, shape))
+            self.num_elements.append(math.prod(shape))
+
+    def views(self, content: torch.Tensor) -> list[torch.Tensor]:
+        """The leaves in these bytes. One call for all groups and one for each: a call for each leaf takes as long again
+        as all the rest of handing out a version of thousands."""
+        found: list[torch.Tensor] = []
+        groups = content[self.begin : self.end].view(self.dtype).split_with_sizes(self.num_elements)
+        for group, (num_leaves, shape) in zip(groups, self.shapes, strict=True):
+            if num_leaves > 1:
+                found += group.view(num_leaves, *shape).unbind(0)
+            else:
+                found.append(group if len(shape) == 1 else group.view(shape))
+        return found
 
 
 class VersionMapping:
@@ -94,9 +118,7 @@ def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
     """
     found: dict[Path, torch.Tensor] = {}
     for run in _runs(spec):
-        flat = content[run.begin : run.end].view(run.dtype)
-        views = _unflatten_dense_tensors(flat, run.templates)  # type: ignore[no-untyped-call]
-        found.update(zip(run.paths, views, strict=True))
+        found.update(zip(run.paths, run.views(content), strict=True))
     return {path: found[path] if path in found else _empty(leaf) for path, leaf in spec.tensors}
 
 
@@ -111,11 +133,9 @@ def _runs(spec: Spec) -> list[_Run]:
                 continue
             dtype = to_torch(leaves[path].dtype)
             if not runs or runs[-1].dtype is not dtype or runs[-1].end != offset:
-                runs.append(_Run(dtype, offset, offset, [], []))
-            last = runs[-1]
-            last.paths.append(path)
-            last.templates.append(torch.empty(leaves[path].shape, dtype=dtype, device="meta"))
-            runs[-1] = last._replace(end=offset + nbytes)
+                runs.append(_Run(dtype, offset, offset, [], [], []))
+            runs[-1].add(path, leaves[path].shape)
+            runs[-1] = runs[-1]._replace(end=offset + nbytes)
     return runs
 
 

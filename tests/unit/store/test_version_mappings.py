@@ -11,7 +11,7 @@ import torch
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.store import version_mappings
 from tdserve.store.version_mappings import VersionMapping
-from tdserve.store.versions import VersionFile
+from tdserve.store.versions import VersionFile, version_layout
 
 SPEC = Spec(Node((), None, None, None, (("w", TensorLeaf("float32", (2, 3))), ("v", TensorLeaf("int64", ())))))
 
@@ -52,6 +52,22 @@ def test_mapping_when_the_file_is_unlinked_then_is_forgotten(tmp_path: Path) -> 
     assert version_mappings.acquire(kept, writable=True, path=tmp_path) is other
     os.close(fd)
     os.close(kept)
+
+
+def test_leaf_views_when_neighbours_share_a_shape_or_not_then_each_is_its_own_bytes() -> None:
+    shapes = {"a": (2, 3), "b": (2, 3), "c": (6,), "d": (), "e": (), "f": (3, 1, 2), "g": (0, 4), "h": (5,), "i": (5,)}
+    entries = tuple((key, TensorLeaf("float32", shape)) for key, shape in shapes.items())
+    spec = Spec(Node((), None, None, None, (*entries, ("j", TensorLeaf("int16", (2, 2))))))
+    content = torch.empty(spec.nbytes, dtype=torch.uint8)
+    leaves = version_mappings.leaf_views(content, spec)
+    assert list(leaves) == [path for path, _ in spec.tensors]
+    for path, leaf in spec.tensors:
+        assert (leaves[path].shape, str(leaves[path].dtype)) == (leaf.shape, f"torch.{leaf.dtype}")
+    for path, offset, nbytes in version_layout(spec):
+        leaves[path].fill_(offset % 251)
+        assert leaves[path].is_contiguous()
+        assert not nbytes or leaves[path].data_ptr() == content.data_ptr() + offset
+        assert leaves[path].nbytes == nbytes
 
 
 def test_private_mapping_when_made_then_not_in_the_registry_and_each_has_its_own_tensors(tmp_path: Path) -> None:
