@@ -86,12 +86,18 @@ class KVStore(dist.Store):  # type: ignore[name-defined,misc]
                 raise ConnectError(address=key, reason=reason)
             if key not in self._entries:
                 raise ConnectError(address=key, reason="the session was closed during the rendezvous")
+            if not self._entries[key]:  # gloo would read on behind it, and crash the process
+                raise ConnectError(address=key, reason="the peer's gloo address is empty")
             return self._entries[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Called by gloo before ``get``."""
         for key in keys:
             self.get(key)
+
+
+_FORMING_FAULTS = (RuntimeError, ValueError, IndexError, OverflowError, MemoryError)
+"""What gloo's own exceptions become in Python: it takes the peer's address apart without looking at it first."""
 
 
 @lru_cache(maxsize=16)
@@ -149,7 +155,7 @@ class GlooChannel:
             kv_store.timeout_s = timeout_s
             options._threads = 1
             self._group: Any = dist.ProcessGroupGloo(kv_store, rank, 2, options)
-        except (RuntimeError, ConnectError) as error:
+        except (*_FORMING_FAULTS, ConnectError) as error:
             raise ConnectError(address=host, reason=f"gloo: {str(error).partition(chr(10))[0][:300]}") from error
 
     def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:

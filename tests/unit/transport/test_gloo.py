@@ -55,6 +55,14 @@ def test_connect_when_the_address_is_not_ours_then_connect_error() -> None:
     assert raised.value.address == "192.0.2.1"
 
 
+@pytest.mark.parametrize("garbage", [b"", b"\xff" * 8, b"\xff" * 4096])
+def test_connect_when_the_other_ends_address_is_garbage_then_connect_error(garbage: bytes) -> None:
+    store = KVStore(lambda key, value: None)
+    store.feed("0/0", garbage)  # of a client that means ill; gloo crashes, or raises errors of several kinds
+    with pytest.raises(ConnectError, match="gloo"):
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody", timeout_s=0.2)
+
+
 @pytest.mark.parametrize("timeout_s", [0.0, 0.0109, 0.0209, 0.0309, 0.0409])
 def test_wait_when_timeout_is_no_whole_millisecond_then_still_a_deadline(timeout_s: float) -> None:
     first, second = gloo_pair()
