@@ -21,6 +21,7 @@ from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
 from tdserve.data.opened import OpenStore
+from tdserve.data.values import ReadBlock
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     DeadlineExceededError,
@@ -54,6 +55,7 @@ class Content:
         version: Content version of the store.
         accepted: What the server said of it.
         received: The columns that came, where it was received or copied by rows.
+        fault: Why its values could not be decoded, for a caller who needs the rest nevertheless.
     """
 
     spec: Spec
@@ -62,6 +64,7 @@ class Content:
     version: int
     accepted: control_pb2.Accepted = field(default_factory=control_pb2.Accepted)
     received: Received | None = None
+    fault: TDServeError | None = None
 
     @property
     def columns(self) -> Received:
@@ -129,6 +132,7 @@ def finish_read(
     deadline: Deadline,
     destination: Destination | None = None,
     mismatch: TDServeError | None = None,
+    keeps_fault: bool = False,
 ) -> Content:
     """Receives what an answer announces (or holds), and checks that it is whole.
 
@@ -137,6 +141,7 @@ def finish_read(
 
     Args:
         mismatch: Why there is no destination, raised then.
+        keeps_fault: Whether values that cannot be decoded are no error here; the content says so.
     """
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     inline = answer.done.inline if answer.HasField("done") else None
@@ -166,11 +171,23 @@ def finish_read(
         raise mismatch
     version = received.version
     encoded = accepted.values if block is None else block.numpy().tobytes()
-    spec, values = decode_values(spec, encoded, allow_pickle=client.allow_pickle)
-    content = Content(spec, received.leaves(), values, version or accepted.version, accepted, received)
+    spec, values, fault = decoded(client, spec, encoded, keeps_fault=keeps_fault)
+    content = Content(spec, received.leaves(), values, version or accepted.version, accepted, received, fault)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content
+
+
+def decoded(
+    client: SessionClient, spec: Spec, encoded: bytes | ReadBlock, *, keeps_fault: bool
+) -> tuple[Spec, dict[Path, Any], TDServeError | None]:
+    """``decode_values``; with ``keeps_fault`` the error comes back instead of being raised, and no values with it."""
+    try:
+        return *decode_values(spec, encoded, allow_pickle=client.allow_pickle), None
+    except TDServeError as error:
+        if not keeps_fault:
+            raise
+        return spec, {}, error
 
 
 def _room(client: SessionClient, accepted: control_pb2.Accepted) -> torch.Tensor | None:

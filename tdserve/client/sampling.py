@@ -15,9 +15,8 @@ from tdserve.client.local import LocalEnd
 from tdserve.client.local_reads import copy_rows
 from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending
-from tdserve.client.reading import Content, finish_posted, finish_read, on_cpu
+from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
 from tdserve.client.session import Session
-from tdserve.client.value_blocks import decode_values
 from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
@@ -101,6 +100,7 @@ class Sampled:
             self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
         self.values = content.values
         self._pad = query.pad
+        self._fault = content.fault
         self.num_missing = received.num_missing
 
     @property
@@ -118,7 +118,13 @@ class Sampled:
                 values[position] = value
 
     def build(self) -> Any:
-        """The tensordict of all rows; its leaves are views of one buffer."""
+        """The tensordict of all rows; its leaves are views of one buffer.
+
+        Raises:
+            NotSupportedError, RemoteProtocolError: Values of rows on lease cannot be decoded.
+        """
+        if self._fault is not None:
+            raise self._fault
         return build(*padded(self.spec, self.tensors, self.values, self._pad))
 
     def split(self, num_rows: int) -> list[Any]:
@@ -217,7 +223,17 @@ def take(
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     total = accepted.num_rows
     spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
-    content = finish_read(client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline)
+    content = finish_read(
+        client,
+        session,
+        request,
+        pending,
+        answer=answer,
+        spec=spec,
+        layout=layout,
+        deadline=deadline,
+        keeps_fault=query.is_lease,
+    )
     return Sampled(content, query)
 
 
@@ -234,7 +250,7 @@ def _taken_here(
     """Copies the rows that were drawn for a local client."""
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     try:
-        content = rows_here(client, local, query.name, query.stored, query.added, accepted)
+        content = rows_here(client, local, query.name, query.stored, query.added, accepted, keeps_fault=query.is_lease)
     except TDServeError as error:
         if accepted.wants_written:
             session.answer(request, control_pb2.Written(failure=encode_failure(error)))
@@ -252,13 +268,14 @@ def rows_here(
     stored: Spec,
     added: tuple[str, ...],
     accepted: control_pb2.Accepted,
+    *,
+    keeps_fault: bool = False,
 ) -> Content:
-    """The content of rows that the server has chosen, copied by this local client."""
+    """The content of rows that the server has chosen, copied by this local client; ``keeps_fault`` as of reads."""
     copied = copy_rows(local, name, stored, added, accepted, client.pool)
-    spec, values = decode_values(
-        on_cpu(stored.with_rows(accepted.num_rows)), copied.values, allow_pickle=client.allow_pickle
-    )
-    return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received)
+    spec = on_cpu(stored.with_rows(accepted.num_rows))
+    spec, values, fault = decoded(client, spec, copied.values, keeps_fault=keeps_fault)
+    return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received, fault)
 
 
 def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:

@@ -39,7 +39,8 @@ def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline
     Raises:
         EndOfStreamError: The table was closed, and is drained.
         DeadlineExceededError: There were not enough in time. Nothing was taken.
-        InvalidRequestError, NotSupportedError: They cannot be put together as was asked. They were given back.
+        InvalidRequestError, NotSupportedError: They cannot be put together as was asked, or hold values that this
+            client may not decode. They were given back.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:

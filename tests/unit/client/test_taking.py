@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, InvalidRequestError, WrongStateError
+from tdserve.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotSupportedError,
+    WrongStateError,
+)
 from tests.integration.processes import wait_for
 
 
@@ -165,3 +172,21 @@ def test_take_when_rows_cannot_be_padded_as_asked_then_they_are_in_front_again(
         next(batches)
     with queue.take(2, pad=0) as taken:
         assert taken["t"].tolist() == [[0, 0], [0, 1]]
+
+
+def test_take_when_its_values_may_not_be_decoded_then_the_rows_are_in_front_again_at_once(
+    server: tdserve.Server, client: tdserve.Client, name: str
+) -> None:
+    values = [Fraction(1, 3), Fraction(2, 3)]
+    with server.client(transport="gloo", allow_pickle=True, timeout_s=20.0) as allowing:
+        written = rows(1, 2).set("v", NonTensorStack(*values))
+        allowing.create_queue(name, written[0], 8).extend(written)
+        queue = client.queue(name)
+        with pytest.raises(NotSupportedError, match=r"'v'.*allow_pickle=True"):
+            queue.take(2)
+        assert num_leased(queue) == 0
+        with pytest.raises(NotSupportedError, match="'v'"), queue.batches(2) as batches:
+            next(batches)
+        assert num_leased(queue) == 0
+        with allowing.queue(name).take(2) as taken:
+            assert (taken["a"].tolist(), taken["v"].tolist()) == ([1, 2], values)
