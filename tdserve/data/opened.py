@@ -1,4 +1,4 @@
-"""Stores and versions that this worker has mapped, by the identity of their incarnation."""
+"""Stores that this process, a data worker or a local client, has mapped, by the identity of their incarnation."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class OpenStores:
         """The structure with this fingerprint."""
         spec = self._specs.get(fingerprint)
         if spec is None:
-            raise LocalProtocolError(reason="control names a spec that this worker was never told")
+            raise LocalProtocolError(reason="control names a spec that this process was never told")
         return spec
 
     def find(self, uid: str) -> OpenStore | None:

@@ -132,7 +132,7 @@ class ControlProcess:
 
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
-        self._departures.tidy(in_use=set())
+        self._departures.tidy()
         for client_id in self._answers.clients():
             self._forget_later(client_id)
         await asyncio.to_thread(compact_all, self._root, list(self._stores.catalog))
@@ -156,7 +156,7 @@ class ControlProcess:
         """Ends the workers and closes the catalog."""
         self._door.close()
         self._departures.close()
-        self._departures.tidy(in_use=set())
+        self._departures.tidy()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         self._db.sync()
         self._db.close()

@@ -30,11 +30,6 @@ class Departures:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def num_waiting(self) -> int:
-        """Sessions that have ended and are not proved gone."""
-        return len(self._waiting)
-
     def is_gone(self, name: str) -> bool:
         """Whether the process that held this lock can write no more; removes the file then."""
         try:
@@ -51,10 +46,10 @@ class Departures:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="tdserve-departures")
 
-    def tidy(self, *, in_use: set[str]) -> None:
-        """Removes the files that nobody holds, but for those of open sessions."""
+    def tidy(self) -> None:
+        """Removes the files that nobody holds, but for those that are watched; while no session is open."""
         for name in os.listdir(self._folder):
-            if name not in in_use and name not in self._waiting:
+            if name not in self._waiting:
                 self.is_gone(name)
 
     def close(self) -> None:

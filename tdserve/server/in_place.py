@@ -52,7 +52,6 @@ class InPlace:
         local = session.local_client()
         local.check_writes(f"writing to {entry.name!r}")
         keys = tuple(tuple(key.parts) for key in asked.keys)
-        done = control_pb2.Done(version=entry.content_version + 1)
         overwrite = Overwrite(entry.record.uid, local.lock_name, request, rows, keys)
         overwrite.save(self._stores.db)
         held = Held(entry, rows, keys)
@@ -74,8 +73,7 @@ class InPlace:
             raise
         entry.lost.written(rows, keys, self._stores.db)
         held.let_go(is_written=True)  # first: rows that are even are whole, whatever is on record of them
-        if entry.table is None:
-            done.version = entry.content_version  # others may have been committed meanwhile
+        done = control_pb2.Done(version=entry.content_version)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             txn.delete("pending", overwrite.key)
         entry.changed.wake()

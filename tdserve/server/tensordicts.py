@@ -80,11 +80,10 @@ class TensorDicts:
                 deadline,
                 lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
             )
-        if entry.writes:  # of local clients, which may stand still: a worker would wait for them
+        if entry.writes or entry.lost:
             rows = from_message(asked.selection).rows(entry.spec.batch_size)
+            # Local clients write by themselves, and may stand still: a worker would wait for them.
             await wait_for_others(session, entry, rows, deadline)
-        if entry.lost:
-            rows = from_message(asked.selection).rows(entry.spec.batch_size)
             await self._wait_for_retries(session, entry, rows, deadline)
             entry.lost.check(rows, store=entry.name)
         if session.local is not None:
