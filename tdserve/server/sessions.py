@@ -23,8 +23,8 @@ from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
-OPEN_TIMEOUT_S = 20.0
-"""A worker starts in about three seconds (torch); on a loaded machine in ten."""
+OPEN_TIMEOUT_S = 60.0
+"""A worker starts in about three seconds (torch); on a machine with much else to do it has taken over twenty."""
 
 END_GRACE_S = 5.0
 """A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""

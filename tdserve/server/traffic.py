@@ -13,8 +13,8 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 INLINE = "inline"
 
-COUNT_TIMEOUT_S = 0.5
-"""A worker answers within a millisecond, unless it is stopped."""
+COUNT_TIMEOUT_S = 2.0
+"""A worker answers within a millisecond, unless it is stopped, or the machine is busy."""
 
 
 @dataclass
