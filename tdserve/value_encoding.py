@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import EncodeError
@@ -23,6 +24,9 @@ _MAX_KEYS = 4096
 """Keys of dicts repeat from value to value: up to so many are kept with their bytes."""
 
 _DOUBLE = struct.Struct("<d")
+
+MIN_TOGETHER = 8
+"""Fewer values are written one by one."""
 
 
 class _Uncommon(Exception):  # noqa: N818 - a way out, not an error
@@ -44,12 +48,23 @@ def encode(value: Any, *, key: str = "") -> bytes:
 
 def encode_common(values: Sequence[Any]) -> list[bytes] | None:
     """``encode`` of each, when all of them are common and short; else None."""
-    writers = _WRITERS
     try:
-        blobs = [writers[type(value)](value, MAX_DEPTH) for value in values]
+        blobs = _write_many(values, MAX_DEPTH)
     except (KeyError, _Uncommon):
         return None
     return blobs if max(map(len, blobs), default=0) <= _MAX_MESSAGE_BYTES else None
+
+
+def _write_many(values: Sequence[Any], depth: int) -> list[bytes]:
+    """The message of each; where all are texts, or dicts of the same keys, written together."""
+    kinds = set(map(type, values))
+    if len(kinds) == 1 and len(values) >= MIN_TOGETHER:
+        if str in kinds:
+            return _write_texts(values)
+        if dict in kinds and (names := _names_of(values)) is not None:
+            return _write_dicts(values, names, depth)
+    writers = _WRITERS
+    return [writers[type(value)](value, depth) for value in values]
 
 
 def pickled(content: bytes, *, key: str = "") -> bytes:
@@ -170,6 +185,125 @@ def _write_dict(value: dict[Any, Any], depth: int) -> bytes:
         size = len(pair)
         parts.append(_FIRST_HEADS[size] + pair if size < _NUM_SHORT else _field(b"\x0a", pair))
     return _field(b"\x52", b"".join(parts))
+
+
+class _Heads(dict[int, bytes]):
+    """What stands before contents of the same key, by their size: made when it is first needed.
+
+    Args:
+        tags: Of the fields that lie around the content, the innermost first, each with what comes before it.
+    """
+
+    def __init__(self, *tags: tuple[bytes, bytes]) -> None:
+        super().__init__()
+        self._tags = tags
+
+    def __missing__(self, size: int) -> bytes:
+        head, nbytes = b"", size
+        for tag, before in self._tags:
+            head = before + tag + varint(nbytes) + head
+            nbytes = size + len(head)
+        if size < _NUM_SHORT:
+            self[size] = head
+        return head
+
+
+class _Pairs(NamedTuple):
+    """What stands before the values of one key of dicts.
+
+    Attributes:
+        texts: Before UTF-8.
+        messages: Before the message of a value.
+        real: Before the eight bytes of a float.
+        flags: Whole pairs of booleans.
+    """
+
+    texts: _Heads
+    messages: _Heads
+    real: bytes
+    flags: dict[bool, bytes]
+
+    @classmethod
+    def of(cls, name: str) -> _Pairs:
+        data = _NAMES_WRITTEN.get(name) or _write_name(name)
+        messages = _Heads((b"\x12", data), (b"\x0a", b""))
+        flags = {flag: messages[2] + _write_bool(flag, 0) for flag in (False, True)}
+        texts = _Heads((b"\x32", b""), (b"\x12", data), (b"\x0a", b""))
+        return cls(texts, messages, messages[9] + b"\x29", flags)
+
+
+class _Ints(dict[int, bytes]):
+    """The messages of integers; small ones are kept."""
+
+    def __missing__(self, value: int) -> bytes:
+        data = _write_int(value, 0)
+        if 0 <= value < _MAX_KEYS:
+            self[value] = data
+        return data
+
+
+_INTS = _Ints()
+_TEXTS = _Heads((b"\x32", b""))
+_DICTS = _Heads((b"\x52", b""))
+
+_PAIRS: dict[str, _Pairs] = {}
+_MAX_PAIRS = 256
+"""Each may hold heads of some 2,000 sizes."""
+
+
+def _write_texts(texts: Iterable[str]) -> list[bytes]:
+    try:
+        heads = _TEXTS
+        return [heads[len(data)] + data for data in map(str.encode, texts)]
+    except UnicodeEncodeError:
+        return [_write_text(text, 0) for text in texts]
+
+
+def _names_of(dicts: Sequence[dict[Any, Any]]) -> tuple[str, ...] | None:
+    """The keys of all of them; None where they differ, or some are no texts."""
+    names = tuple(dicts[0])
+    if any(tuple(each) != names for each in dicts):
+        return None
+    return names if {str}.issuperset(map(type, chain.from_iterable(dicts))) else None
+
+
+def _write_dicts(dicts: Sequence[dict[str, Any]], names: Sequence[str], depth: int) -> list[bytes]:
+    """Key by key, which takes half as long as dict by dict."""
+    if depth <= 0:
+        raise _Uncommon
+    heads = _DICTS
+    if not names:
+        return [heads[0]] * len(dicts)
+    columns = zip(*[each.values() for each in dicts], strict=True)
+    pairs = [_write_pairs(name, column, depth - 3) for name, column in zip(names, columns, strict=True)]
+    bodies = map(b"".join, zip(*pairs, strict=True))
+    return [heads[len(body)] + body for body in bodies]
+
+
+def _write_pairs(name: str, values: Sequence[Any], depth: int) -> list[bytes]:
+    """The pair of a key with each value."""
+    pairs = _PAIRS.get(name)
+    if pairs is None:
+        if len(_PAIRS) >= _MAX_PAIRS:
+            _PAIRS.clear()
+        pairs = _PAIRS[name] = _Pairs.of(name)
+    kinds = set(map(type, values))
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is str:
+        heads = pairs.texts
+        try:
+            return [heads[len(data)] + data for data in map(str.encode, values)]
+        except UnicodeEncodeError:
+            pass
+    if kind is float:
+        head = pairs.real
+        return [head + data for data in map(_DOUBLE.pack, values)]
+    if kind is bool:
+        return [pairs.flags[value] for value in values]
+    heads = pairs.messages
+    ints = _INTS
+    messages = [ints[value] for value in values] if kind is int else _write_many(values, depth)
+    return [heads[len(data)] + data for data in messages]
 
 
 def _write_numpy(value: Any, depth: int) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SELECTIONS = ("selection", "selection_items", "selection_torch", "row_numbers")
-_VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "pickled")
+_VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_columns", "pickled")
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("errors", "ids", "v1"),

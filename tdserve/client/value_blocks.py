@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-from google.protobuf.message import DecodeError
+import numpy as np
 
 from tdserve.data.values import ReadBlock
 from tdserve.errors import CapacityError, RemoteProtocolError
@@ -18,52 +18,62 @@ from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.packing import pack, unpack
 from tdserve.spec.pieces import Pieces
 from tdserve.spec.tree import Path, Spec, ValueLeaf
-from tdserve.v1 import control_pb2
+from tdserve.value_columns import Buffer, JoinedValues, Sizes, common_column, decode_block, row_column, sizes_of
 from tdserve.value_decoding import PICKLED
-from tdserve.value_encoding import varint
 from tdserve.values import decode_many, encode_many
 
 _PICKLED = bytes([PICKLED])
-
-_PER_ROW = b"\x10\x01"
-"""ValueColumn.per_row = true, as it is serialised."""
 
 MAX_VALUES_BYTES = 192 * 1024 * 1024
 """Values ride in one message, which must stay below gRPC's and the workers' limit of 256 MiB."""
 
 
 def encode_values(spec: Spec, values: dict[Path, Any], *, store: str, allow_pickle: bool = False) -> bytes:
-    """The serialised ValueBlock of a spec's value leaves; ``b""`` when there are none.
+    """``encode_parts`` of one, as one."""
+    return b"".join(encode_parts(spec, [values], store=store, allow_pickle=allow_pickle))
+
+
+def encode_parts(
+    spec: Spec, several: Sequence[dict[Path, Any]], *, store: str, allow_pickle: bool = False
+) -> list[Buffer]:
+    """The serialised ValueBlock of a spec's value leaves, in parts; ``[]`` when there are none.
+
+    Parts of ragged leaves are the memory of their tensors, which must not change before the parts were used.
+
+    Args:
+        spec: Their structure, of any number of rows.
+        several: Values of rows that follow one another; of one only, where not all leaves have a value per row.
+        store: Only for messages.
+        allow_pickle: Whether values of any type are let through.
 
     Raises:
         CapacityError: They are too many for one message. Nothing was sent.
         NotSupportedError: One of them cannot travel; names its key.
     """
-    if not spec.values:
-        return b""
-    parts: list[bytes] = []
+    parts: list[Buffer] = []
     nbytes = 0
     for path, leaf in spec.values:
-        blobs = _blobs(values[path], leaf, ".".join(path), allow_pickle)
-        column = [part for blob in blobs for part in (_head(len(blob)), blob)]
-        if leaf.per_row:
-            column.append(_PER_ROW)
-        column_nbytes = sum(map(len, column))
-        parts += (_head(column_nbytes), *column)
-        nbytes += column_nbytes
-    if nbytes > MAX_VALUES_BYTES:
-        raise CapacityError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
-    return b"".join(parts)
+        key = ".".join(path)
+        columns = [_content(values[path], leaf, key, allow_pickle) for values in several]
+        sizes = columns[0][0] if len(columns) == 1 else np.concatenate([column[0] for column in columns])
+        content = [part for column in columns for part in column[1]]
+        nbytes += int(sizes.sum())
+        if nbytes > MAX_VALUES_BYTES:
+            raise CapacityError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
+        parts += row_column(sizes, content) if leaf.per_row else common_column(b"".join(content))
+    return parts
 
 
-@lru_cache(maxsize=4096)
-def _head(nbytes: int) -> bytes:
-    """In front of so many bytes: of a column in a ValueBlock, and of a value in a ValueColumn, both field 1.
-
-    The block is joined by hand: protobuf would copy half a megabyte of values twice, into memory that it touches for
-    the first time (measured: 73 against 1,500 microseconds in a fresh process).
-    """
-    return b"\n" + varint(nbytes)
+def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
+    """Bytes of values that may travel in one block with those of other rows; None where they may not: where one is that
+    of all rows, or it is not known how large they are."""
+    nbytes = 0
+    for path, leaf in spec.values:
+        value = values[path]
+        if not leaf.per_row or len(leaf.batch_size) != 1 or not isinstance(value, (EncodedValues, Pieces)):
+            return None
+        nbytes += value.nbytes
+    return nbytes
 
 
 def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False) -> int:
@@ -74,28 +84,28 @@ def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False)
     """
     if spec.has_ragged:
         columns = zip(spec.values, values, strict=True)
-        blobs = [_blobs(value, leaf, ".".join(path), allow_pickle) for (path, leaf), value in columns]
-        return sum(len(blob) for column in blobs for blob in column)
+        return sum(int(_content(value, leaf, ".".join(path), allow_pickle)[0].sum()) for (path, leaf), value in columns)
     return sum(map(len, encode_many(values, allow_pickle=allow_pickle)))
 
 
-def _blobs(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> list[bytes]:
-    """One blob per element of the batch, in C order; a single one when all share it."""
+def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> tuple[Sizes, list[Buffer]]:
+    """Bytes of each element of the batch, in C order (of a single one when all share it), and all of them in parts."""
     depth = len(leaf.batch_size) if leaf.per_row else 0
     ragged = leaf.ragged
-    if ragged is None:
-        if isinstance(value, EncodedValues) and depth == 1:
-            return value.blobs
-        elements = value if depth == 1 else flat_elements(value, depth)
-        return encode_many(elements, key=key, allow_pickle=allow_pickle)
-    if ragged.form is Form.PACKED:
+    if ragged is not None and ragged.form is not Form.PACKED:
+        return Pieces.of(value if depth == 1 else flat_elements(value, depth), ragged).parts()
+    if ragged is not None:
         entries = [None if element is None else pack(element) for element in flat_elements(value, depth)]
-        return encode_many(entries, key=key, allow_pickle=allow_pickle)
-    return Pieces.of(value if depth == 1 else flat_elements(value, depth), ragged).blobs()
+        blobs = encode_many(entries, key=key, allow_pickle=allow_pickle)
+    elif isinstance(value, EncodedValues) and depth == 1:
+        blobs = value.blobs
+    else:
+        blobs = encode_many(value if depth == 1 else flat_elements(value, depth), key=key, allow_pickle=allow_pickle)
+    return sizes_of(blobs), [b"".join(blobs)]
 
 
 def decode_values(
-    spec: Spec, content: bytes | control_pb2.ValueBlock | ReadBlock, *, allow_pickle: bool = False
+    spec: Spec, content: bytes | ReadBlock, *, allow_pickle: bool = False
 ) -> tuple[Spec, dict[Path, Any]]:
     """The values of a read, and the spec as they are: a leaf may have got values of single rows since it was stored.
 
@@ -105,14 +115,13 @@ def decode_values(
     """
     if not spec.values:
         return spec, {}
-    block: Any = _block(content) if isinstance(content, bytes) else content
-    if len(block.columns) != len(spec.values):
-        raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(block.columns)}")
+    columns = decode_block(content) if isinstance(content, bytes) else content.columns
+    if len(columns) != len(spec.values):
+        raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(columns)}")
     values: dict[Path, Any] = {}
     is_per_row: dict[Path, bool] = {}
-    for (path, leaf), column in zip(spec.values, block.columns, strict=True):
-        per_row = is_per_row[path] = column.per_row and bool(leaf.batch_size)
-        blobs: Sequence[bytes] = column.values
+    for (path, leaf), (is_spread, blobs) in zip(spec.values, columns, strict=True):
+        per_row = is_per_row[path] = is_spread and bool(leaf.batch_size)
         size = math.prod(leaf.batch_size) if per_row else 1
         if len(blobs) != size:
             raise RemoteProtocolError(expected=f"{size} values at {path}", received=f"{len(blobs)}")
@@ -151,19 +160,16 @@ def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bo
     """Whether the values may be decoded at the first look: not where that would be refused."""
     if len(leaf.batch_size) != 1 or len(blobs) < MIN_ROWS:
         return False
-    return allow_pickle or not any(blob[:1] == _PICKLED for blob in blobs)
+    if allow_pickle:
+        return True
+    if isinstance(blobs, JoinedValues):
+        return not (blobs.first_bytes() == PICKLED).any()
+    return not any(blob[:1] == _PICKLED for blob in blobs)
 
 
 def _unpacked(blobs: Sequence[bytes], *, key: str, allow_pickle: bool) -> list[Any]:
     entries = decode_many(blobs, key=key, allow_pickle=allow_pickle)
     return [None if entry is None else unpack(entry) for entry in entries]
-
-
-def _block(content: bytes) -> control_pb2.ValueBlock:
-    try:
-        return control_pb2.ValueBlock.FromString(content)
-    except DecodeError:
-        raise RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none") from None
 
 
 def _nest(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError
 
 from tdserve.data.opened import OpenStore
 from tdserve.errors import CorruptDataError, RemoteProtocolError
@@ -16,21 +15,10 @@ from tdserve.row_numbers import decode_rows, spread
 from tdserve.spec.tree import Path
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
-from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.v1 import content_pb2, worker_pb2
+from tdserve.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 
 Elements = npt.NDArray[np.int64]
-
-
-class ReadColumn(NamedTuple):
-    """One column of a ValueBlock, as plain lists.
-
-    Attributes:
-        per_row: Whether every element has a value; otherwise a single one is that of all.
-        values: Serialised values.
-    """
-
-    per_row: bool
-    values: list[bytes]
 
 
 class ReadBlock(NamedTuple):
@@ -40,13 +28,18 @@ class ReadBlock(NamedTuple):
         columns: One per path.
     """
 
-    columns: list[ReadColumn]
+    columns: list[ValueColumn]
 
 
-def read_columns(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> list[ReadColumn]:
+def read_columns(
+    store: OpenStore, paths: Sequence[Path], elements: Elements | None, *, splits: bool = False
+) -> list[ValueColumn]:
     """The values of these elements of the store's flattened batch, as of one moment; ``None`` is all of it, in order.
 
     A leaf below a nested tensordict with more batch dimensions has several values for each of them.
+
+    Args:
+        splits: Whether the shapes of ragged tensors come apart from their content, as heads.
 
     Raises:
         CorruptDataError: A value that the catalog promises is not there.
@@ -57,29 +50,44 @@ def read_columns(store: OpenStore, paths: Sequence[Path], elements: Elements | N
     if objects is None:
         raise CorruptDataError(path=str(store.folder), expected=f"values of {paths[0]}", actual="none")
     wanted = [(path, _numbers(store, path, elements)) for path in paths]
-    columns = []
-    for (path, rows), (per_row, values) in zip(wanted, objects.get_many(wanted), strict=True):
-        if None in values:
-            if not len(rows):  # of no elements there is nothing, not even a value that all of them share
-                columns.append(ReadColumn(True, []))
-                continue
-            where = f"row {rows[values.index(None)]}" if per_row else "every row"
-            raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
-        columns.append(ReadColumn(per_row, cast("list[bytes]", values)))
-    return columns
+    found = objects.get_many(wanted, joined=_ragged(store, splits))
+    return [_checked(store, path, rows, *column) for (path, rows), column in zip(wanted, found, strict=True)]
+
+
+def _checked(
+    store: OpenStore, path: Path, rows: Elements, per_row: bool, values: Sequence[bytes | None]
+) -> ValueColumn:
+    if isinstance(values, JoinedValues):
+        return ValueColumn(per_row, values)
+    present = [value for value in values if value is not None]
+    if len(present) == len(values):
+        return ValueColumn(per_row, present)
+    if not len(rows):  # of no elements there is nothing, not even a value that all of them share
+        return ValueColumn(True, [])
+    where = f"row {rows[values.index(None)]}" if per_row else "every row"
+    raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
+
+
+def _ragged(store: OpenStore, splits: bool) -> dict[Path, int]:
+    """The paths of ragged tensors, and how many bytes of each element come apart."""
+    found: dict[Path, int] | None = store.spec.memo.get(("ragged", splits))
+    if found is None:
+        found = store.spec.memo["ragged", splits] = {
+            path: 8 * len(leaf.ragged.shape) * splits
+            for path, leaf in store.spec.values
+            if leaf.ragged is not None and leaf.ragged.dtype
+        }
+    return found
 
 
 def read_block(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> ReadBlock:
     """``read_columns`` as what a message would hold, for who reads them in this process."""
-    return ReadBlock(read_columns(store, paths, elements))
+    return ReadBlock(read_columns(store, paths, elements, splits=True))
 
 
 def read_values(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
     """``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
-    block = control_pb2.ValueBlock()
-    for per_row, values in read_columns(store, paths, elements):
-        block.columns.add(per_row=per_row, values=values)
-    return block.SerializeToString()
+    return encode_block(read_columns(store, paths, elements))
 
 
 def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes = b"") -> None:
@@ -94,19 +102,19 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes =
     """
     objects = store.writable_objects()
     spooled = read_spooled(order.spool, order.spool_offset, order.spool_nbytes) if order.spool else b""
-    block = _block(before + spooled + order.values)  # blocks one after the other are one block
+    block = decode_block(before + spooled + order.values)  # blocks one after the other are one block
     paths = [_path(key) for key in order.keys]
-    if len(block.columns) != len(paths):
-        raise RemoteProtocolError(expected=f"{len(paths)} columns of values", received=f"{len(block.columns)}")
+    if len(block) != len(paths):
+        raise RemoteProtocolError(expected=f"{len(paths)} columns of values", received=f"{len(block)}")
     elements = decode_rows(order.elements) if not order.everything else None
     columns = []
-    for path, column in zip(paths, block.columns, strict=True):
+    for path, (per_row, given) in zip(paths, block, strict=True):
         rows = _numbers(store, path, elements)
-        values = list(column.values)
-        if len(values) != (len(rows) if column.per_row else 1):
+        values = given.views() if isinstance(given, JoinedValues) else given
+        if len(values) != (len(rows) if per_row else 1):
             received = f"{len(values)} values of {path}"
             raise RemoteProtocolError(expected=f"{len(rows)} values, or one for all", received=received)
-        if column.per_row:
+        if per_row:
             columns.append(ObjectColumn(path, rows, values))
         else:
             columns.append(ObjectColumn(path, None if elements is None else rows, values))
@@ -123,10 +131,3 @@ def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Element
 
 def _path(key: content_pb2.Path) -> Path:
     return tuple(key.parts)
-
-
-def _block(content: bytes) -> control_pb2.ValueBlock:
-    try:
-        return control_pb2.ValueBlock.FromString(content)
-    except DecodeError:
-        raise RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none") from None

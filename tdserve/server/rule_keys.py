@@ -12,7 +12,8 @@ from tdserve.row_numbers import encode_rows
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
 from tdserve.spec.tree import Path
-from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.v1 import worker_pb2
+from tdserve.value_columns import decode_block
 
 _ID_BYTES = 8
 
@@ -69,9 +70,9 @@ class RuleKeys:
 
 
 def _ids_of_values(content: bytes, path: Path, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    (column,) = control_pb2.ValueBlock.FromString(content).columns
-    digests = [_digest(value) for value in column.values]
-    if not column.per_row:
+    ((per_row, values),) = decode_block(content)
+    digests = [_digest(value) for value in values]
+    if not per_row:
         digests *= len(rows)
     if len(digests) != len(rows):
         raise NotSupportedError(feature=f"group_by={path!r}", reason="a row has several values there")

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from tdserve.errors import InvalidSpecError, NotSupportedError
 from tdserve.spec.captured import Captured, EncodedValues, conformed, shared_spec
-from tdserve.spec.elements import elements_of, flat_elements, nested_leaf
+from tdserve.spec.elements import elements_of, flat_elements, nested_leaf, values_of
 from tdserve.spec.instances import class_name
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import (
@@ -38,6 +38,7 @@ from tdserve.spec.nodes import (
     TensorLeaf,
     ValueLeaf,
 )
+from tdserve.spec.pieces import Jagged
 from tdserve.spec.recall import Recall
 from tdserve.spec.stacks import Part, known_of, stacked
 from tdserve.spec.torch_types import FROM_TORCH
@@ -255,14 +256,17 @@ class _Reader:
         return Node(batch_size, names, device, tensorclass, entries, inner=inner)
 
     def _nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
-        if item.size(0) != batch_size[0] if batch_size else False:
-            raise self._contradiction(path, (item.size(0),), batch_size)
+        jagged = Jagged.of(item)
+        size = item.size(0) if jagged is None else len(jagged.offsets) - 1
+        if batch_size and size != batch_size[0]:
+            raise self._contradiction(path, (size,), batch_size)
         leaf, self.values[path] = nested_leaf(item, batch_size)
         return leaf
 
     def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
-        dtype = FROM_TORCH.get(item.dtype)
-        if dtype is not None and item.is_nested:
+        jagged = Jagged.of(item)
+        dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
+        if dtype is not None and (jagged is not None or item.is_nested):
             return self._nested(item, path, batch_size)
         if dtype is None or item.is_nested or item.layout is not torch.strided or item.is_meta:
             raise self._refusal(_what(item), path, "only dense tensors with memory travel")
@@ -317,7 +321,7 @@ class _Reader:
                 check_values(list(_singles(item)), key=show(path))
             self.values[path] = elements_of(item, batch_size)
             return ValueLeaf(batch_size, bool(batch_size), PACKED)
-        value = item.tolist() if is_stack else item.data
+        value = values_of(item) if is_stack else item.data
         if is_stack and not _has_rows(value, own):
             raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
         if self.checks and self.encodes and is_stack and len(own) == 1:

@@ -23,6 +23,11 @@ class EncodedValues(list[Any]):
         super().__init__(values)
         self.blobs = blobs
 
+    @property
+    def nbytes(self) -> int:
+        """Of all of them, encoded."""
+        return sum(map(len, self.blobs))
+
 
 class Captured(NamedTuple):
     """What a tensordict holds.

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
 from tdserve.spec.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
-from tdserve.spec.pieces import Pieces, pieces_of_jagged
+from tdserve.spec.pieces import Jagged, Pieces, pieces_of_jagged
 from tdserve.spec.torch_types import from_torch
+from tdserve.value_messages import ATOMS
+
+_AS_THEY_ARE = ATOMS | {dict, list, tuple}
 
 
 def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
@@ -24,6 +27,20 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
     is_listed = isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0
     rows = list(td.tensordicts if is_listed else td.unbind(0))
     return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
+
+
+def values_of(stack: NonTensorStack) -> Any:
+    """``stack.tolist()``: of plain members at a third of its cost."""
+    if type(stack) is NonTensorStack and stack.stack_dim == 0 and len(stack.batch_size) == 1:
+        members: list[Any] = stack.tensordicts
+        if {NonTensorData}.issuperset(map(type, members)):
+            try:
+                values = [member._non_tensordict["data"] for member in members]
+            except KeyError:
+                return stack.tolist()
+            if _AS_THEY_ARE.issuperset(map(type, values)):  # what processes share hides behind others
+                return values
+    return stack.tolist()
 
 
 def flat_elements(elements: Any, num_dims: int) -> list[Any]:
@@ -43,15 +60,15 @@ def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[Valu
     if not batch_size:
         return ValueLeaf((), False, PACKED), tensor.detach()
     components = pieces_of_jagged(tensor)
-    nested: Any = tensor
     depth = len(batch_size)
-    dtype = from_torch(tensor.dtype)
-    if tensor.layout is torch.jagged:
-        sizes = list(nested._values.shape)
-        sizes[nested._ragged_idx - 1] = -1
-        ragged = Ragged(Form.JAGGED, dtype, tuple(sizes[depth - 1 :]), nested._lengths is not None)
+    found = Jagged.of(tensor)
+    if found is not None:
+        sizes = list(found.values.shape)
+        sizes[found.ragged_dim - 1] = -1
+        has_lengths = found.lengths is not None
+        ragged = Ragged(Form.JAGGED, from_torch(found.values.dtype), tuple(sizes[depth - 1 :]), has_lengths)
     else:
-        ragged = Ragged(Form.NESTED, dtype, (-1,) * (tensor.dim() - depth))
+        ragged = Ragged(Form.NESTED, from_torch(tensor.dtype), (-1,) * (tensor.dim() - depth))
     elements: Any = components if depth == 1 else [_rows(component, depth - 1) for component in components]
     return ValueLeaf(batch_size, True, ragged), elements
 

@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import lmdb
@@ -23,6 +24,7 @@ from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.errors import CapacityError, ClosedError, LocalProtocolError
 from tdserve.store import environments
 from tdserve.store.faults import lmdb_faults
+from tdserve.value_columns import Buffer, join
 
 KeyPath = tuple[str, ...]
 
@@ -30,13 +32,15 @@ COMMITS_PER_CHECK = 256
 """A reader that was killed inside a read keeps pages from being used again until somebody looks for such readers."""
 
 _DIGEST_BYTES = 16
-_KEY_BYTES = _DIGEST_BYTES + 8
-_COMMON = bytes(8)
+_ROW_BYTES = 8
+_COMMON = bytes(_ROW_BYTES)
 _NUM_META_PAGES = 2
 _FIRST_ROW = (1).to_bytes(8, "big")
 
 
 Rows = Sequence[int] | npt.NDArray[np.int64]
+
+_NONE: Mapping[KeyPath, int] = MappingProxyType({})
 
 
 class ObjectColumn(NamedTuple):
@@ -45,14 +49,14 @@ class ObjectColumn(NamedTuple):
 
     path: KeyPath
     rows: Rows | None
-    values: list[bytes]
+    values: Sequence[Buffer]
 
 
 class FoundColumn(NamedTuple):
     """What a path has: a value for each row that was asked for, else one for all of them; None where there is none."""
 
     per_row: bool
-    values: list[bytes | None]
+    values: Sequence[bytes | None]
 
 
 class Objects:
@@ -133,15 +137,26 @@ class Objects:
                 except lmdb.MapFullError as fault:
                     raise self._full(columns) from fault
 
-    def get_many(self, wanted: Sequence[tuple[KeyPath, Rows]]) -> list[FoundColumn]:
+    def get_many(
+        self, wanted: Sequence[tuple[KeyPath, Rows]], *, joined: Mapping[KeyPath, int] = _NONE
+    ) -> list[FoundColumn]:
         """Reads values as of one moment.
 
         Args:
             wanted: Paths, and the rows that are asked for of each, in any order.
+            joined: Paths whose values are large, and copied into one buffer (``JoinedValues``) where all rows have
+                one; and how many bytes at the front of each are to lie apart from the rest.
         """
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._values) as txn:
+        with (
+            lmdb_faults(self._folder, max_bytes=self._max_bytes),
+            self._env().begin(db=self._values, buffers=True) as txn,
+        ):
             cursor = txn.cursor()
-            return [_found(txn, cursor, self._digest(path), rows) for path, rows in wanted]
+            tails: dict[int, list[bytes]] = {}  # many paths are asked for with the same rows
+            for _, rows in wanted:
+                if id(rows) not in tails:
+                    tails[id(rows)] = _tails(rows)
+            return [_found(txn, cursor, self._digest(path), tails[id(rows)], joined.get(path)) for path, rows in wanted]
 
     def free_bytes(self) -> int:
         """Bytes of the map that no value takes. Values of over two kilobytes need whole pages that lie in a row."""
@@ -192,7 +207,7 @@ class Objects:
                     txn.put(digest + _COMMON, values[0], db=self._values)
                 elif path in cleared or _has_rows(cursor, digest) or not self._is_common(txn, digest, values):
                     keys = _keys(digest, rows)
-                    each = values * len(keys) if len(values) == 1 else values
+                    each = list(values) * len(keys) if len(values) == 1 else values
                     cursor.putmulti(list(zip(keys, each, strict=True)))
                 if path not in self._named:
                     txn.put(digest, json.dumps(path).encode(), db=self._paths)
@@ -221,12 +236,15 @@ class Objects:
     def _full(self, columns: Sequence[ObjectColumn]) -> CapacityError:
         name = self._folder.parent.name
         return CapacityError(
-            what=f"non-tensor values of store {name!r}, whose max_object_bytes is {self._max_bytes}",
+            what=(
+                f"non-tensor values of store {name!r}, whose max_object_bytes is {self._max_bytes} "
+                "(overwriting takes about three times the content: what it replaces stays until it is done)"
+            ),
             asked=sum(len(value) for column in columns for value in column.values),
             free=self.free_bytes(),
         )
 
-    def _is_common(self, txn: lmdb.Transaction, digest: bytes, values: Sequence[bytes]) -> bool:
+    def _is_common(self, txn: lmdb.Transaction, digest: bytes, values: Sequence[Buffer]) -> bool:
         held = txn.get(digest + _COMMON, db=self._values)
         return held is not None and all(value == held for value in values)
 
@@ -242,16 +260,21 @@ class Objects:
         return self._environment.env
 
 
-def _found(txn: lmdb.Transaction, cursor: lmdb.Cursor, digest: bytes, rows: Rows) -> FoundColumn:
-    common: Any = txn.get(digest + _COMMON)
+def _found(
+    txn: lmdb.Transaction, cursor: lmdb.Cursor, digest: bytes, tails: Sequence[bytes], head_nbytes: int | None
+) -> FoundColumn:
+    """What it gives are copies: the buffers of a transaction end with it."""
+    held: Any = txn.get(digest + _COMMON)
+    common = None if held is None else bytes(held)
     if not _has_rows(cursor, digest):
         return FoundColumn(False, [common])
-    keys = _keys(digest, rows)
-    found: Any = cursor.getmulti(keys)
-    if len(found) == len(keys):
-        return FoundColumn(True, [value for _, value in found])
-    own: dict[bytes, Any] = dict(found)
-    return FoundColumn(True, [own.get(key, common) for key in keys])
+    found: Any = map(txn.get, map(digest.__add__, tails))
+    if head_nbytes is not None:
+        found = [common if value is None else value for value in found]
+        if common is not None or None not in found:
+            return FoundColumn(True, join(found, head_nbytes=head_nbytes))
+    # each buffer goes at once: hundreds that live together wake the garbage collector
+    return FoundColumn(True, [common if value is None else bytes(value) for value in found])
 
 
 def _has_rows(cursor: lmdb.Cursor, digest: bytes) -> bool:
@@ -265,14 +288,16 @@ def _clear(cursor: lmdb.Cursor, digest: bytes) -> None:
 
 
 def _keys(digest: bytes, rows: Rows) -> list[bytes]:
+    return [digest + tail for tail in _tails(rows)]
+
+
+def _tails(rows: Rows) -> list[bytes]:
+    """The end of the key of each row."""
     numbers = np.asarray(rows, np.int64)
     if len(numbers) and int(numbers.min()) < 0:
         raise LocalProtocolError(reason=f"row {int(numbers.min())} of a value")
-    keys = np.empty((len(numbers), _KEY_BYTES), np.uint8)
-    keys[:, :_DIGEST_BYTES] = np.frombuffer(digest, np.uint8)
-    keys[:, _DIGEST_BYTES:] = (numbers + 1).astype(">u8").view(np.uint8).reshape(-1, 8)
-    joined = keys.tobytes()
-    return [joined[start : start + _KEY_BYTES] for start in range(0, len(joined), _KEY_BYTES)]
+    joined = (numbers + 1).astype(">u8").tobytes()
+    return [joined[start : start + _ROW_BYTES] for start in range(0, len(joined), _ROW_BYTES)]
 
 
 def _digest(path: KeyPath) -> bytes:

@@ -9,15 +9,20 @@ reads the file and never maps it: a client may cut it short at any time.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
 from tdserve.errors import ConnectError, RemoteProtocolError
 from tdserve.store.faults import os_faults
+from tdserve.value_columns import Buffer
 
 _SUFFIX = ".values"
 
 _STEP_BYTES = 1 << 16
+
+_MAX_PARTS = 1024
+"""IOV_MAX of Linux: so many buffers are written in one call."""
 
 
 class Spool:
@@ -36,14 +41,15 @@ class Spool:
         self._end = 0
         self._free: dict[int, list[int]] = {}
 
-    def put(self, content: bytes) -> tuple[int, int]:
-        """Puts content into the file; returns where it begins, and how many bytes it has.
+    def put(self, parts: Sequence[Buffer]) -> tuple[int, int]:
+        """Puts content, given in parts, into the file; returns where it begins, and how many bytes it has.
 
         Raises:
             CapacityError, InvalidRequestError: The file cannot be written.
             ConnectError: The session is over.
         """
-        size = _size_class(len(content))
+        nbytes = sum(map(len, parts))
+        size = _size_class(nbytes)
         with self._lock:
             if self._is_closed:
                 raise ConnectError(address=str(self._path), reason="the session is over")
@@ -56,13 +62,13 @@ class Spool:
             offset = places.pop() if places else self._end
             self._end = max(self._end, offset + size)
         try:
-            with os_faults(self._path, asked=len(content)):
-                written = 0
-                while written < len(content):
-                    written += os.pwrite(fd, memoryview(content)[written:], offset + written)
+            with os_faults(self._path, asked=nbytes):
+                at = offset
+                for first in range(0, len(parts), _MAX_PARTS):
+                    at += _write(fd, parts[first : first + _MAX_PARTS], at)
         finally:
             os.close(fd)
-        return offset, len(content)
+        return offset, nbytes
 
     def free(self, offset: int, nbytes: int) -> None:
         """The content there is not needed any more."""
@@ -76,6 +82,17 @@ class Spool:
         if fd >= 0:
             os.close(fd)
             self._path.unlink(missing_ok=True)
+
+
+def _write(fd: int, parts: Sequence[Buffer], offset: int) -> int:
+    """Writes all of it; returns how many bytes that are."""
+    nbytes = sum(map(len, parts))
+    written = os.pwritev(fd, parts, offset)
+    if written < nbytes:  # a signal, or more than the kernel writes at once
+        content = b"".join(parts)
+        while written < nbytes:
+            written += os.pwrite(fd, memoryview(content)[written:], offset + written)
+    return nbytes
 
 
 def spool_path(folder: Path, lock_name: str) -> Path:

@@ -180,12 +180,16 @@ class ValueBlock(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ...) -> None: ...
 
 class ValueColumn(_message.Message):
-    __slots__ = ("values", "per_row")
+    __slots__ = ("values", "per_row", "sizes", "joined")
     VALUES_FIELD_NUMBER: _ClassVar[int]
     PER_ROW_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[bytes]
     per_row: bool
-    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., per_row: bool = ...) -> None: ...
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    joined: bytes
+    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., per_row: bool = ..., sizes: _Optional[_Iterable[int]] = ..., joined: _Optional[bytes] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("store", "selection", "keys", "fingerprint", "newer_than", "timeout_s")

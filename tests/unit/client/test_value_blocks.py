@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.client import value_blocks
-from tdserve.client.value_blocks import decode_values, encode_values, row_nbytes
+from tdserve.client.value_blocks import decode_values, encode_parts, encode_values, joinable_nbytes, row_nbytes
 from tdserve.errors import CapacityError, NotSupportedError, RemoteProtocolError
 from tdserve.spec.build import build
-from tdserve.spec.capture import capture
+from tdserve.spec.capture import Captured, capture
 from tdserve.spec.deferred import Deferred
 from tdserve.spec.tree import Node, Spec, ValueLeaf
 from tdserve.v1 import control_pb2
-from tdserve.values import decode_many
+from tdserve.value_columns import decode_block
+from tdserve.values import decode_many, encode_bytes
 from tests.unit.spec.ragged import CASES, check_same, jagged, turns
 
 
@@ -125,8 +126,9 @@ def test_row_nbytes_when_a_row_is_ragged_then_as_much_as_is_sent() -> None:
     captured = capture(TensorDict({"t": jagged([3]), "s": "text"}, []))
     values = [captured.values[path] for path, _ in captured.spec.values]
     sent = encode_values(captured.spec, captured.values, store="")
-    block = control_pb2.ValueBlock.FromString(sent)
-    assert row_nbytes(captured.spec, values) == sum(len(blob) for column in block.columns for blob in column.values)
+    assert row_nbytes(captured.spec, values) == sum(
+        len(blob) for column in decode_block(sent) for blob in column.values
+    )
     assert row_nbytes(values_spec((), per_row=False), ["text"]) == 6
 
 
@@ -140,5 +142,36 @@ def test_block_when_joined_by_hand_then_as_protobuf_would_have_it(contents: list
     found = encode_values(spec, values, store="")
     block = control_pb2.ValueBlock.FromString(found)
     assert [column.per_row for column in block.columns] == [per_row, False]
-    assert decode_many(list(block.columns[0].values)) == (contents if per_row else [b"x"])
     assert block.SerializeToString() == found
+    assert decode_many(decode_block(found)[0].values) == (contents if per_row else [b"x"])
+    one_by_one: Any = [
+        {"per_row": per_row, "values": [encode_bytes(each) for each in (contents if per_row else [b"x"])]},
+        {"values": [encode_bytes("y" * 200)]},
+    ]
+    older = control_pb2.ValueBlock(columns=one_by_one).SerializeToString()
+    assert decode_values(spec, older)[1] == decode_values(spec, found)[1]
+
+
+def test_values_when_of_several_batches_then_as_those_of_one() -> None:
+    def captured(*sizes: int) -> Captured:
+        tokens = torch.nested.nested_tensor([torch.arange(size) for size in sizes], layout=torch.jagged)
+        return capture(TensorDict({"t": tokens, "s": NonTensorStack(*map(str, sizes))}, [len(sizes)]))
+
+    first, second, whole = captured(3, 1), captured(4), captured(3, 1, 4)
+    found = b"".join(encode_parts(first.spec, [first.values, second.values], store=""))
+    assert found == encode_values(whole.spec, whole.values, store="")
+    assert decode_values(whole.spec, found)[1]["s",] == ["3", "1", "4"]
+
+
+def test_joinable_when_all_leaves_have_encoded_values_per_row_then_their_bytes() -> None:
+    captured = capture(TensorDict({"t": jagged([3, 1]), "s": NonTensorStack("a", "b")}, [2]))
+    assert joinable_nbytes(captured.spec, captured.values) == 8 * 4 + 2 * 3
+    plain = capture(TensorDict({"a": torch.zeros(2)}, [2]))
+    assert joinable_nbytes(plain.spec, plain.values) == 0
+    for td in (
+        TensorDict({"s": "for all"}, [2]),
+        TensorDict({"s": NonTensorStack(NonTensorStack("a"), NonTensorStack("b"))}, [2]),
+        TensorDict({"s": NonTensorStack("a", "b")}, [2, 1][:1]),
+    ):
+        captured = capture(td, allow_pickle=True)
+        assert joinable_nbytes(captured.spec, captured.values) is None

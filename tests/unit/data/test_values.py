@@ -9,10 +9,11 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.data.values import put_values, read_values
+from tdserve.data.values import put_values, read_block, read_values
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.row_numbers import encode_rows
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tests.unit.worker.peer import StoredTensorDict
 
 PATH = ("v",)
@@ -42,7 +43,7 @@ def put(store: OpenStore, values: list[bytes], *elements: int, per_row: bool = F
 def read(store: OpenStore, *elements: int) -> tuple[list[bytes], bool]:
     """Values and whether they are one per row."""
     chosen = np.array(elements, np.int64) if elements else None
-    (column,) = control_pb2.ValueBlock.FromString(read_values(store, [PATH], chosen)).columns
+    (column,) = decode_block(read_values(store, [PATH], chosen))
     return list(column.values), column.per_row
 
 
@@ -83,6 +84,31 @@ def test_values_when_they_do_not_fit_then_refused_and_nothing_stored(
     with pytest.raises(RemoteProtocolError):
         put(opened, values, *elements, per_row=per_row, keys=keys)
     assert read(opened) == ([b"before"], False)
+
+
+def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_who_reads_them_here(tmp_path: Path) -> None:
+    tokens = torch.nested.nested_tensor([torch.arange(3), torch.arange(5)], layout=torch.jagged)
+    stored = StoredTensorDict(tmp_path / "ragged", TensorDict({"t": tokens, "v": "text"}, [2]))
+    stores = OpenStores(writes_values=True)
+    stores.learn(stored.ref.fingerprint, stored.ref.spec)
+    store = stores.get(stored.ref)
+    paths = [("t",), ("v",)]
+    blobs = [np.array([size, *range(size)], "<i8").tobytes() for size in (3, 5)]
+    order = worker_pb2.PutValues(
+        values=encode_block([ValueColumn(True, blobs), ValueColumn(False, [b"text"])]),
+        keys=[content_pb2.Path(parts=path) for path in paths],
+        everything=True,
+    )
+    put_values(store, order)
+    block = dict(zip(paths, read_block(store, paths, np.array([1, 0])).columns, strict=True))
+    ragged = block["t",].values
+    assert isinstance(ragged, JoinedValues)
+    assert np.frombuffer(ragged.heads, "<i8").tolist() == [5, 3]
+    assert np.frombuffer(ragged.content, "<i8").tolist() == [*range(5), *range(3)]
+    there = dict(zip(paths, decode_block(read_values(store, paths, np.array([1, 0]))), strict=True))
+    assert {path: list(values) for path, (_, values) in there.items()} == {
+        path: list(values) for path, (_, values) in block.items()
+    }
 
 
 def test_values_when_they_were_lost_then_damage_is_reported(opened: OpenStore) -> None:

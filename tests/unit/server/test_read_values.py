@@ -10,7 +10,7 @@ from tensordict import NonTensorData, TensorDict
 from tdserve.errors import PeerLostError
 from tdserve.server.read_values import read_values
 from tdserve.server.workers import DataWorker
-from tdserve.v1 import control_pb2
+from tdserve.value_columns import decode_block
 from tdserve.values import decode_bytes
 from tests.unit.server.replaying import extending
 from tests.unit.server.world import Loop, World
@@ -29,8 +29,7 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
     def read(paths: list[tuple[str, ...]], elements: list[int] | None) -> list[list[Any]]:
         numbers = None if elements is None else np.array(elements, np.int64)
         content = run(read_values(world.worker, entry, paths, numbers))
-        columns = control_pb2.ValueBlock.FromString(content).columns
-        return [[decode_bytes(value, key="v") for value in column.values] for column in columns]
+        return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
 
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
     assert read([("v",)], None) == [["v0", "v1", "v2", "v3"]]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from tensordict import TensorDict, lazy_stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.spec.elements import (
     as_declared,
@@ -13,6 +16,7 @@ from tdserve.spec.elements import (
     flat_elements,
     nested_leaf,
     ragged_of_dense,
+    values_of,
 )
 from tdserve.spec.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tests.unit.spec.ragged import CASES, jagged, rows
@@ -33,6 +37,32 @@ def test_elements_of_when_it_is_a_lazy_stack_then_its_own_rows() -> None:
 def test_elements_of_when_batch_has_two_dimensions_then_lists_in_lists() -> None:
     found = elements_of(TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3]), (2, 3))
     assert [[int(element["a"]) for element in row] for row in found] == [[0, 1, 2], [3, 4, 5]]
+
+
+def single(data: Any) -> Any:
+    return NonTensorData(data=data)
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        NonTensorStack("a", {"b": [1]}, None, b"c"),
+        NonTensorStack(single({1, 2}), single(torch.ones(2)), single(NonTensorStack)),
+        NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d")),
+        NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"), stack_dim=1),
+        NonTensorStack(NonTensorStack("a"), NonTensorStack("c", "d")),
+        NonTensorStack(NonTensorData(data="a", batch_size=[2]), NonTensorData(data="b", batch_size=[2])),
+        NonTensorStack(single("a"), single("b"))[:0],
+    ],
+)
+def test_values_of_when_any_stack_then_what_its_list_is(stack: NonTensorStack) -> None:
+    assert [repr(value) for value in values_of(stack)] == [repr(value) for value in stack.tolist()]
+
+
+def test_values_of_when_processes_share_them_then_the_values_themselves(tmp_path: Path) -> None:
+    td = TensorDict({"v": NonTensorStack(single("a"), single(3))}, [2])
+    for shared in (td.clone().share_memory_(), td.memmap_(str(tmp_path), share_non_tensor=True)):
+        assert values_of(shared.get("v")) == ["a", 3]
 
 
 def test_flat_elements_when_nested_then_in_order() -> None:

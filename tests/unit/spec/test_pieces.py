@@ -11,6 +11,7 @@ import torch
 from tdserve.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.pieces import Pieces, blob_of_zeros, jagged, pieces_of_jagged
+from tdserve.value_columns import ValueColumn, decode_block, encode_block, join
 from tests.unit.spec.ragged import CASES, check_same
 from tests.unit.spec.ragged import jagged as nested
 
@@ -50,6 +51,49 @@ def test_pieces_when_one_is_replaced_then_only_that_one_changes() -> None:
 def test_blob_when_stored_then_its_shape_and_its_bytes() -> None:
     (blob,) = Pieces.of([torch.arange(2.0).view(1, 2)], RAGGED).blobs()
     assert blob == np.array([1, 2], "<i8").tobytes() + np.array([0, 1], "<f4").tobytes()
+
+
+def test_parts_when_asked_for_then_the_blobs_without_a_copy() -> None:
+    pieces = Pieces.of(TENSORS, RAGGED)
+    sizes, parts = pieces.parts()
+    assert b"".join(parts) == b"".join(pieces.blobs())
+    assert sizes.tolist() == [len(blob) for blob in pieces.blobs()] == [40, 16, 24]
+    pieces[0].fill_(9)
+    assert np.frombuffer(parts[1], "<f4").tolist() == [9] * 6
+    pieces[1] = torch.full((5, 2), 7.0)
+    assert pieces.parts()[0].tolist() == [40, 56, 24]
+    assert Pieces.of([], RAGGED).parts()[1] == []
+
+
+@pytest.mark.parametrize("head_nbytes", [0, 8, 16])
+def test_from_blobs_when_they_are_joined_then_the_same(head_nbytes: int) -> None:
+    blobs = Pieces.of(TENSORS, RAGGED).blobs()
+    for values in (blobs, [*blobs, b"\x08\x01"], [blobs[1]] * 2, []):
+        found = Pieces.from_blobs(join(values, head_nbytes=head_nbytes), RAGGED)
+        assert found.blobs() == Pieces.from_blobs(values, RAGGED).blobs()
+        found.whole()[0].zero_()  # it may be written to
+
+
+def test_from_blobs_when_of_one_buffer_among_others_then_the_same() -> None:
+    blobs = Pieces.of(TENSORS, RAGGED).blobs()
+    (_, column), _ = decode_block(encode_block([ValueColumn(True, blobs), ValueColumn(True, [b"other"])]))
+    assert Pieces.from_blobs(column, RAGGED).blobs() == blobs
+    assert Pieces.from_blobs(column[1:], RAGGED).blobs() == blobs[1:]
+
+
+def test_from_blobs_when_elements_are_numbers_then_they_have_no_head() -> None:
+    ragged = Ragged(Form.STACK, "int64", ())
+    found = Pieces.from_blobs(join([bytes([number]) + bytes(7) for number in range(3)]), ragged)
+    assert torch.stack(list(found)).tolist() == [0, 1, 2]
+    found.whole()[0].zero_()
+
+
+def test_from_blobs_when_joined_bytes_are_no_elements_then_refuses() -> None:
+    blobs = Pieces.of(TENSORS, RAGGED).blobs()
+    for values in ([*blobs, b""], [*blobs, blobs[0][:-1]], [*blobs, b"\xff" * 16]):
+        for head_nbytes in (0, 8, 16):
+            with pytest.raises(RemoteProtocolError):
+                Pieces.from_blobs(join(values, head_nbytes=head_nbytes), RAGGED)
 
 
 def test_from_blobs_when_nothing_was_written_then_empty() -> None:

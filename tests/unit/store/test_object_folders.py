@@ -41,7 +41,7 @@ def values_of(store: Path) -> list[bytes | None]:
     """What a reader finds in the folder that counts."""
     with Objects(object_folders.current(store, epoch_of(store))) as objects:
         ((_, values),) = objects.get_many([(PATH, range(100))])
-        return values
+        return list(values)
 
 
 EXPECTED = [b"%d" % row for row in range(100)]

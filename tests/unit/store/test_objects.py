@@ -15,12 +15,13 @@ import pytest
 
 from tdserve.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
 from tdserve.store.objects import COMMITS_PER_CHECK, KeyPath, ObjectColumn, Objects
+from tdserve.value_columns import JoinedValues
 
 READ = """
 import sys
 from tdserve.store.objects import Objects
 with Objects(sys.argv[1]) as objects:
-    print(objects.get_many([(("k",), [0, 1])])[0].values)
+    print(list(objects.get_many([(("k",), [0, 1])])[0].values))
 """
 
 
@@ -34,7 +35,7 @@ def put(objects: Objects, *items: tuple[int | None, KeyPath, bytes], clear: Iter
 def get(objects: Objects, rows: list[int], *paths: KeyPath) -> list[list[bytes | None]]:
     """What rows of each path read, whether it is their own or common."""
     found = objects.get_many([(path, rows) for path in paths])
-    return [values if per_row else values * len(rows) for per_row, values in found]
+    return [list(values) if per_row else list(values) * len(rows) for per_row, values in found]
 
 
 def test_values_when_a_row_has_its_own_then_it_hides_the_common_one(tmp_path: Path) -> None:
@@ -49,6 +50,21 @@ def test_values_when_one_is_given_for_several_rows_then_all_have_it(tmp_path: Pa
         objects.put_many([ObjectColumn(("a",), np.array([5, 2]), [b"x"]), ObjectColumn(("b",), [0, 1], [b"0", b"1"])])
         assert get(objects, [2, 5, 0], ("a",)) == [[b"x", b"x", None]]
         assert get(objects, [1, 0], ("b",)) == [[b"1", b"0"]]
+
+
+@pytest.mark.parametrize("head_nbytes", [0, 2])
+def test_values_when_read_joined_then_the_same_in_one_buffer(tmp_path: Path, head_nbytes: int) -> None:
+    path = ("a",)
+    with Objects(tmp_path, writable=True) as objects:
+        put(objects, *((row, path, b"%d" % row * 3000) for row in (0, 3)), (0, ("b",), b"b"))
+        wanted = [(path, [3, 0, 3]), (("b",), [0]), (("none",), [0]), (path, [1])]
+        found = objects.get_many(wanted, joined={path: head_nbytes})
+        expected = [b"3" * 3000, b"0" * 3000, b"3" * 3000]
+        assert isinstance(found[0].values, JoinedValues)
+        assert found == [(True, expected), (True, [b"b"]), (False, [None]), (True, [None])]
+        put(objects, (None, path, b"all"))
+        ((_, (own, common)),) = objects.get_many([(path, [3, 1])], joined={path: head_nbytes})
+        assert (own, common) == (expected[0], b"all")
 
 
 def test_rows_when_given_what_is_common_then_get_no_value_of_their_own_unless_cleared(tmp_path: Path) -> None:
@@ -113,7 +129,7 @@ def test_objects_when_the_map_is_full_then_nothing_of_the_batch_is_stored(tmp_pa
     folder = tmp_path / "my store" / "objects"
     with Objects(folder, writable=True, max_bytes=1 << 20) as objects:
         free_bytes = objects.free_bytes()
-        with pytest.raises(CapacityError, match="'my store'") as caught:
+        with pytest.raises(CapacityError, match=r"'my store'.*1048576 \(overwriting takes") as caught:
             put(objects, (0, ("small",), b"1"), (0, ("big",), bytes(2 << 20)))
         assert (caught.value.asked, caught.value.free) == ((2 << 20) + 1, free_bytes)
         assert get(objects, [0], ("small",)) == [[None]]

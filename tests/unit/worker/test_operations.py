@@ -17,6 +17,7 @@ from tdserve.selection import parse
 from tdserve.transport.ends import FlatEnd, as_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.value_columns import decode_block
 from tdserve.worker.operations import MAX_QUICK_BYTES, OPERATIONS, is_quick
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
@@ -209,7 +210,7 @@ def test_read_columns_when_of_no_rows_then_no_bytes(peer: Peer, plain: StoredTen
 def test_read_columns_when_a_leaf_is_no_tensor_then_its_values(peer: Peer, filled: StoredTensorDict) -> None:
     order = worker_pb2.ReadColumns(store=filled.ref, rows=rows(4, 0), keys=[content_pb2.Path(parts=("n", "v"))])
     (block,) = peer.done(read_columns=order).columns
-    (column,) = control_pb2.ValueBlock.FromString(block).columns
+    (column,) = decode_block(block)
     assert list(column.values) == [b"text"]
 
 
@@ -305,7 +306,7 @@ def send_rows_and_values(peer: Peer) -> None:
 def values_of(peer: Peer, store: StoredTensorDict) -> list[bytes]:
     """What lies in rows 5 and 0."""
     wanted = worker_pb2.ReadValues(store=store.ref, keys=[content_pb2.Path(parts=["v"])], elements=rows(5, 0))
-    return list(control_pb2.ValueBlock.FromString(peer.done(read_values=wanted).values).columns[0].values)
+    return list(decode_block(peer.done(read_values=wanted).values)[0].values)
 
 
 @pytest.fixture
