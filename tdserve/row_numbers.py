@@ -3,6 +3,7 @@ length."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from tdserve.errors import InvalidRequestError, RemoteProtocolError
 _RUN = -1
 """First number of the form for runs; no row has it."""
 
+_RUN_FORM = struct.Struct("<3q")
+
 _HALVES = -2
 """First number of the form of four bytes per row; no row has it either."""
 
@@ -20,10 +23,15 @@ _HALVES = -2
 def encode_rows(rows: NDArray[np.int64]) -> bytes:
     """int64, little endian: ``[-1, first, count]`` for a run, else the numbers themselves."""
     num_rows = len(rows)
-    # Numbers that only grow, and so little, leave none out.
-    if num_rows > 3 and int(rows[-1]) - int(rows[0]) == num_rows - 1 and bool((rows[1:] > rows[:-1]).all()):
-        return np.array([_RUN, rows[0], num_rows], "<i8").tobytes()
+    if num_rows > 3 and is_run(rows):
+        return _RUN_FORM.pack(_RUN, int(rows[0]), num_rows)
     return rows.astype("<i8", copy=False).tobytes()
+
+
+def is_run(rows: NDArray[np.int64]) -> bool:
+    """Whether the numbers, of which there is at least one, follow one another."""
+    # Numbers that only grow, and so little, leave none out.
+    return int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
 
 
 def encode_few_bytes(rows: NDArray[np.int64]) -> bytes:
@@ -61,6 +69,14 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
             raise RemoteProtocolError(expected=f"{numbers[1]} row numbers", received=f"{len(halves)}")
         return halves[: numbers[1]].astype(np.int64)
     return numbers.astype(np.int64, copy=False)
+
+
+def run_of(content: bytes) -> tuple[int, int] | None:
+    """The first number and the count of a run, without its numbers being made; None for what is encoded otherwise."""
+    if len(content) != _RUN_FORM.size:
+        return None
+    form, first, count = _RUN_FORM.unpack(content)
+    return (first, count) if form == _RUN and first >= 0 and count > 0 else None
 
 
 def spread(rows: NDArray[np.int64], num_each: int) -> NDArray[np.int64]:

@@ -37,7 +37,10 @@ UNTIMED_TRANSFER_S = 30.0
 """For the content of a call that asked without waiting (``timeout_s=0``)."""
 
 MIN_OPENING_S = 1.0
-"""For the session of a call that asked without waiting: a call cannot ask without one."""
+"""For the session, and its channel, of a call whose time is nearly over."""
+
+UNTIMED_OPENING_S = 5.0
+"""For those of a call that asked without waiting: it cannot ask without one, and is not tried again."""
 
 MAX_BACKGROUND_THREADS = 4
 """For calls with ``return_early=True``."""
@@ -80,7 +83,7 @@ class SessionClient(CatalogClient):
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """When a call must be over; None is the client's default."""
-        return Deadline.after(checked_wait_s(self.timeout_s if timeout_s is None else timeout_s))
+        return Deadline.after(self.timeout_s if timeout_s is None else checked_wait_s(timeout_s))
 
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
@@ -161,6 +164,12 @@ class SessionClient(CatalogClient):
         session = self._session
         return session is not None and not session.is_lost and (session.local is not None or session.has_channel)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether there is a session that writes content in place."""
+        session = self._session
+        return session is not None and not session.is_lost and session.local is not None
+
     def next_request(self) -> int:
         """A number for a request; to be handed to ``answered`` when its result is known."""
         with self._lock:
@@ -181,12 +190,12 @@ class SessionClient(CatalogClient):
             session = self._open_session(deadline)
         remaining_s = deadline.remaining_s
         if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
-            session.connect_timeout_s = max(remaining_s, MIN_OPENING_S)
+            session.connect_timeout_s = max(remaining_s, _min_opening_s(deadline))
         return session
 
     def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
-        opening = Deadline.after(max(MIN_OPENING_S, self.timeout_s if remaining_s is None else remaining_s))
+        opening = Deadline.after(max(_min_opening_s(deadline), self.timeout_s if remaining_s is None else remaining_s))
         if not self._opening.acquire(timeout=opening.remaining_s or 0.0):
             raise DeadlineExceededError(what=f"a session with {self.address}", timeout_s=opening.timeout_s)
         try:
@@ -220,6 +229,11 @@ class SessionClient(CatalogClient):
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False)  # what it still has to do ends at once, and says ClosedError
+
+
+def _min_opening_s(deadline: Deadline) -> float:
+    """How long a session or its channel may take to open, whatever is left of the call's time."""
+    return UNTIMED_OPENING_S if deadline.timeout_s == 0 else MIN_OPENING_S
 
 
 def transfer_timeout_s(deadline: Deadline) -> float:

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient
+from tdserve.client.leaves import leaves_of
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
+from tdserve.content import write_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
 from tdserve.row_numbers import decode_rows
@@ -27,6 +29,9 @@ from tdserve.v1 import control_pb2
 
 MAX_JOINED_BYTES = 4 * 1024 * 1024
 """As much as one data message holds."""
+
+MAX_LOCAL_JOINED_BYTES = 32 * 1024 * 1024
+"""Of tensors that the client writes in place: all that it costs is that they become visible together."""
 
 MAX_UNDER_WAY = 2
 """While the content of one request arrives, the next one's is put together."""
@@ -45,6 +50,7 @@ class Part(NamedTuple):
         what: For the error of one that takes too long.
         future: Gets its row numbers.
         is_alone: Whether it shares no request.
+        values_nbytes: Of the values.
     """
 
     captured: Captured
@@ -53,11 +59,12 @@ class Part(NamedTuple):
     what: str
     future: Future[torch.Tensor]
     is_alone: bool = False
+    values_nbytes: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Of the tensors."""
-        return self.captured.spec.nbytes
+        """Of the tensors and values."""
+        return self.captured.spec.nbytes + self.values_nbytes
 
     def fits(self, other: Part) -> bool:
         """Whether both may share a request."""
@@ -98,12 +105,19 @@ class Joining:
         """Whether parts wait, or must be over first, in front of which nothing of the same handle may go."""
         return bool(self._waiting) or (self._max_under_way == 1 and bool(self._under_way))
 
+    def _max_bytes(self, first: Part) -> int:
+        """Of a joined request that begins with this part."""
+        is_in_place = self._client.is_local and not first.captured.spec.values
+        return MAX_LOCAL_JOINED_BYTES if is_in_place else MAX_JOINED_BYTES
+
     def submit(self, part: Part) -> None:
         """Sends a part now, or together with others as soon as those before it leave room."""
         with self._lock:
             self._waiting.append(part)
             self._num_waiting_bytes += part.nbytes
         self._advance()
+        if self._client.is_local:  # the thread that copies it finds it taken apart
+            leaves_of(part.captured, write_layout(part.captured.spec))
 
     def _advance(self) -> None:
         """Sends what may be sent. One thread at a time, so that the order stays; another's work is done by it."""
@@ -122,13 +136,16 @@ class Joining:
     def _may_send(self) -> bool:
         if not self._waiting:
             return False
-        is_too_large = 2 * self._waiting[0].nbytes > MAX_JOINED_BYTES  # to share with its like: it need not wait for it
-        if is_too_large and self._max_under_way > 1:
+        first = self._waiting[0]
+        max_bytes = self._max_bytes(first)
+        is_too_large = 2 * first.nbytes > max_bytes  # to share with its like: it need not wait for it
+        if (is_too_large or first.is_alone) and self._max_under_way > 1:
             return len(self._under_way) < MAX_ALONE_UNDER_WAY
         if len(self._under_way) >= self._max_under_way:
             return False
         # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
-        enough = min(sum(self._under_way.values()), MAX_JOINED_BYTES) if self._max_rows > 1 else 0
+        # Batches of values, or of tensors that differ in size, are hardly ever as large as those before them.
+        enough = 3 * min(sum(self._under_way.values()), max_bytes) // 4 if self._max_rows > 1 else 0
         return self._num_waiting_bytes >= enough
 
     def _take_parts(self) -> list[Part]:
@@ -138,7 +155,7 @@ class Joining:
             following = self._waiting[0]
             nbytes += following.nbytes
             num_rows += following.request.num_rows
-            if nbytes > MAX_JOINED_BYTES or num_rows > self._max_rows or not first.fits(following):
+            if nbytes > self._max_bytes(first) or num_rows > self._max_rows or not first.fits(following):
                 break
             parts.append(self._waiting.popleft())
         self._num_waiting_bytes -= sum(part.nbytes for part in parts)

@@ -14,6 +14,8 @@ from tdserve.spec.capture import Captured
 from tdserve.spec.tree import Path
 from tdserve.transport.ends import as_bytes
 
+_OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
+
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
@@ -34,10 +36,18 @@ def leaves_of(captured: Captured, layout: Layout) -> Leaves:
     leaves: Leaves | None = captured.memo.get(kept)
     if leaves is None:
         tensors = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
-        is_plain = all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
-        contents = [as_bytes(tensor).numpy() for tensor in tensors] if is_plain else None
+        is_plain = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+        contents = [_bytes_of(tensor) for tensor in tensors] if is_plain else None
         leaves = captured.memo[kept] = Leaves(tensors, contents)
     return leaves
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """As ``as_bytes``; where NumPy knows the dtype, it takes half the time."""
+    if tensor.dtype not in _OF_NUMPY or not tensor.numel():
+        return as_bytes(tensor).numpy()
+    found: NDArray[np.uint8] = tensor.numpy().reshape(-1).view(np.uint8)
+    return found
 
 
 def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from queue import Empty, SimpleQueue
 
@@ -19,6 +19,7 @@ from tdserve.store.generations import is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.value_columns import Buffer
 
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent along faster than they are written to a file and read again."""
@@ -86,6 +87,11 @@ class LocalEnd:
             raise ConnectError(address=str(self.root), reason="the local socket was closed")
         self._socket.send(message)
 
+    def look(self) -> None:
+        """In the thread that brings messages, while it writes content in place: hands on what need not wait for it."""
+        if self._socket is not None:
+            self._socket.look()
+
     def store(self, name: str, uid: str, spec: Spec) -> OpenStore:
         """The store of this incarnation, mapped.
 
@@ -121,13 +127,14 @@ class LocalEnd:
         """The server has let this client read a store: until it is deleted, its name means this one."""
         self._stores.grant(store)
 
-    def spool(self, values: bytes) -> tuple[int, int] | None:
-        """Puts values where the worker fetches them; None: they are few, and ride in the request.
+    def spool(self, values: Sequence[Buffer]) -> tuple[int, int] | None:
+        """Puts values, given in parts, where the worker fetches them; None: they are few, and ride in the request.
 
         Raises:
             CapacityError, InvalidRequestError: There is no room for them.
         """
-        return None if self._spool is None or len(values) < MIN_SPOOLED_BYTES else self._spool.put(values)
+        is_spooled = self._spool is not None and sum(map(len, values)) >= MIN_SPOOLED_BYTES
+        return self._spool.put(values) if self._spool is not None and is_spooled else None
 
     def free(self, spooled: tuple[int, int]) -> None:
         """The values there were fetched, or will not be."""

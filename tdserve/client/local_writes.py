@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.client.leaves import contents_of
 from tdserve.client.local import LocalEnd
 from tdserve.data.opened import OpenStore
-from tdserve.row_numbers import decode_rows
+from tdserve.row_numbers import decode_rows, is_run, run_of
 from tdserve.selection import Selection
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.capture import Captured
@@ -18,28 +19,54 @@ from tdserve.store.versions import VersionFile, version_layout
 from tdserve.transport.ends import as_bytes, copy_bytes
 from tdserve.v1 import control_pb2
 
+LONG_COPY_BYTES = 1 << 20
+"""Some 50 µs: about what a message costs."""
 
-def put_rows(store: OpenStore, accepted: control_pb2.Accepted, captured: Sequence[Captured]) -> control_pb2.Written:
-    """Fills reserved rows; leaves that the content lacks become zero."""
-    rows = decode_rows(accepted.rows)
-    given = {path for path, _ in captured[0].spec.tensors}
+
+def put_rows(
+    store: OpenStore,
+    accepted: control_pb2.Accepted,
+    captured: Sequence[Captured],
+    *,
+    look: Callable[[], None] = lambda: None,
+) -> control_pb2.Written:
+    """Fills reserved rows; leaves that the content lacks become zero.
+
+    Args:
+        look: Called after every long copy, for what should not wait for all of them.
+    """
+    places = _Places(accepted.rows)
     first = 0
     for each in captured:
-        contents = contents_of(each)
         num_rows = each.spec.batch_size[0]
-        own = rows[first : first + num_rows]
-        is_run = num_rows > 0 and int(own[-1]) - int(own[0]) == num_rows - 1 and bool((own[1:] > own[:-1]).all())
-        for path, content in contents.items():
-            table = store.table(path)
-            if is_run:
-                table[int(own[0]) : int(own[0]) + num_rows] = content.reshape(num_rows, -1)
-            elif num_rows:
-                table[own] = content.reshape(num_rows, -1)
+        own = places.part(first, num_rows)
+        for path, content in contents_of(each).items() if num_rows else ():
+            store.table(path)[own] = content.reshape(num_rows, -1)
+            if content.nbytes >= LONG_COPY_BYTES:
+                look()
         first += num_rows
-    for path in store.leaves.keys() - given:  # what a row before had there is nobody's business
-        store.table(path)[rows] = 0
-    columns = [store.table(tuple(key.parts))[rows].tobytes() for key in accepted.columns]
+    everywhere = places.part(0, first)
+    if len(captured[0].spec.tensors) < len(store.leaves):
+        for path in store.leaves.keys() - dict(captured[0].spec.tensors).keys():
+            store.table(path)[everywhere] = 0  # what a row before had there is nobody's business
+    columns = [store.table(tuple(key.parts))[everywhere].tobytes() for key in accepted.columns]
     return control_pb2.Written(columns=columns)
+
+
+class _Places:
+    """Where rows go, as an index: a slice where they follow one another, which is copied as one piece."""
+
+    def __init__(self, encoded: bytes) -> None:
+        self._run = run_of(encoded)
+        self._rows = decode_rows(encoded) if self._run is None else None
+
+    def part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
+        """The index of ``num_rows`` of them."""
+        if self._rows is None:
+            start = (self._run or (0, 0))[0] + first
+            return slice(start, start + num_rows)
+        rows = self._rows[first : first + num_rows]
+        return slice(int(rows[0]), int(rows[0]) + num_rows) if num_rows and is_run(rows) else rows
 
 
 def put_selection(store: OpenStore, selection: Selection, captured: Captured) -> None:

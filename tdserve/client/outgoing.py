@@ -9,7 +9,7 @@ from tdserve.client.leaves import contents_of, leaves_of
 from tdserve.client.local_writes import put_rows, put_selection, put_version
 from tdserve.client.pending import OnGranted
 from tdserve.client.session import Session
-from tdserve.client.value_blocks import encode_values
+from tdserve.client.value_blocks import encode_parts
 from tdserve.content import MIN_SENT_VALUES_BYTES, values_messages, write_layout
 from tdserve.errors import LocalProtocolError
 from tdserve.layout import Layout
@@ -77,21 +77,24 @@ class Outgoing:
         self._target = target
         self._session = session
         first = captured[0]
+        several = [each.values for each in captured]
+        values = encode_parts(first.spec, several, store=target.store, allow_pickle=target.allow_pickle)
         self._values = b""
-        if len(captured) == 1:
-            self._values = encode_values(first.spec, first.values, store=target.store, allow_pickle=target.allow_pickle)
         self.message = control_pb2.Content(fingerprint=target.fingerprint)
         self.spooled: tuple[int, int] | None = None
         if session.local is None:
+            self._values = b"".join(values)
             self._lay_out(session.inline_bytes - margin_nbytes)
             return
         session.local.check_writable(f"writing to {target.store!r}")
-        if not target.is_packed:  # a version's lie beside its file, and are written with it
-            self.spooled = session.local.spool(self._values)
-            if self.spooled is None:
-                self.message.values = self._values
-            else:
-                self.message.spool_offset, self.message.spool_nbytes = self.spooled
+        if target.is_packed:  # a version's lie beside its file, and are written with it
+            self._values = b"".join(values)
+            return
+        self.spooled = session.local.spool(values)
+        if self.spooled is None:
+            self.message.values = b"".join(values)
+        else:
+            self.message.spool_offset, self.message.spool_nbytes = self.spooled
 
     def _lay_out(self, inline_bytes: int) -> None:
         spec = self._captured[0].spec
@@ -127,9 +130,17 @@ class Outgoing:
             return control_pb2.Written()
         store = local.store(target.store, accepted.uid, target.stored)
         if accepted.rows:
-            return put_rows(store, accepted, self._captured)
+            return put_rows(store, accepted, self._captured, look=local.look)
         put_selection(store, target.selection, self._captured[0])
         return control_pb2.Written()
+
+    def _prepare(self) -> None:
+        """Makes what the copying of rows in place needs, while the server still decides where."""
+        target = self._target
+        is_extend = target.stored is not None and target.fingerprint != target.stored.fingerprint  # that of one row
+        if self._session.local is not None and is_extend:
+            for each in self._captured:
+                leaves_of(each, write_layout(each.spec))
 
     @property
     def is_inline(self) -> bool:
@@ -139,12 +150,14 @@ class Outgoing:
     def post(self, session: Session, tag: int, pool: BufferPool) -> list[Work]:
         """Starts to send everything; the leaves must not change until the works are over."""
         if self.is_inline:
+            self._prepare()
             return []
         return start_send(session.channel, tag, self._messages, self._source, pool)
 
     def send(self, session: Session, tag: int, pool: BufferPool, timeout_s: float) -> None:
         """Sends everything, and returns when the server has taken it."""
         if self.is_inline:
+            self._prepare()
             return
         if self.nbytes <= MAX_POSTED_BYTES:
             session.channel.wait_all(self.post(session, tag, pool), timeout_s)

@@ -20,6 +20,7 @@ from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, finish_read
 from tdserve.client.sampling import Query, rows_here
 from tdserve.client.session import Session
+from tdserve.client.value_blocks import joinable_nbytes
 from tdserve.client.widening import makes_dense, renewed, widen
 from tdserve.client.writer import ReplayWriter
 from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
@@ -68,7 +69,7 @@ class TableHandle:
         self._is_in_use = description.inserts > 0
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
-        is_joining = isinstance(self.settings.limiter, MinSize) and not self.spec.values
+        is_joining = isinstance(self.settings.limiter, MinSize)
         self._joining = Joining(
             client,
             Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=client.allow_pickle),
@@ -136,7 +137,9 @@ class TableHandle:
         if ends is not None:
             request.ends = _flags(ends, num_rows)
 
-        part = Part(captured, request, deadline, f"an extend of {self.name!r} by {num_rows} rows", Future())
+        what = f"an extend of {self.name!r} by {num_rows} rows"
+        nbytes = joinable_nbytes(captured.spec, captured.values)
+        part = Part(captured, request, deadline, what, Future(), is_alone=nbytes is None, values_nbytes=nbytes or 0)
         part.future.set_running_or_notify_cancel()  # it is on its way: it cannot be cancelled
         if return_early or self._joining.is_waiting:  # what waits there came first
             self._joining.submit(part)

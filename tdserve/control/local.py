@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock, Thread, current_thread
@@ -117,7 +118,7 @@ class SocketEnd:
 
     Args:
         root: The server's root folder, as this process sees it.
-        on_message: Called for every message, in the reading thread.
+        on_message: Called for every message, in the reading thread; what takes long there may call ``look``.
         on_end: Called at that thread's end, whoever caused it.
 
     Raises:
@@ -129,6 +130,8 @@ class SocketEnd:
     ) -> None:
         self._on_message = on_message
         self._on_end = on_end
+        self._frames = FrameReader()
+        self._waiting: deque[control_pb2.ServerMessage] = deque()
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -156,25 +159,52 @@ class SocketEnd:
         except OSError as error:
             raise ConnectError(address="the local socket", reason=error.strerror or str(error)) from error
 
+    def look(self) -> None:
+        """Within ``on_message``: hands on what has come meanwhile, but for what lets this client do something, and what
+        follows that; it waits for its turn."""
+        try:
+            with contextlib.suppress(BlockingIOError):
+                self._receive(socket.MSG_DONTWAIT)
+            waiting, self._waiting = self._waiting, deque()
+            let_do: set[int] = set()
+            while waiting:
+                message = waiting.popleft()
+                if message.HasField("accepted") or message.request in let_do:
+                    let_do.add(message.request)
+                    self._waiting.append(message)
+                else:
+                    self._on_message(message)
+        except BaseException:
+            self._shut_down()  # nothing that comes can be trusted, or was lost
+            raise
+
     def drop(self) -> None:
         """Closes this process's copy, in a forked child; the parent's connection goes on."""
         self._socket.close()
 
     def close(self) -> None:
         """Ends the connection, and waits until the thread has finished what it is doing. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._shut_down()
         if self._thread.is_alive() and self._thread is not current_thread():
             self._thread.join()
         elif not self._thread.ident:  # it was never started
             self._socket.close()
 
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self, flags: int = 0) -> bool:
+        """Takes in what has come; False at the end."""
+        data = self._socket.recv(_RECEIVE_BYTES, flags)
+        self._waiting.extend(map(control_pb2.ServerMessage.FromString, self._frames.feed(data)))
+        return bool(data)
+
     def _read(self) -> None:
-        reader = FrameReader()
         try:
-            while data := self._socket.recv(_RECEIVE_BYTES):
-                for content in reader.feed(data):
-                    self._on_message(control_pb2.ServerMessage.FromString(content))
+            while self._receive():
+                while self._waiting:
+                    self._on_message(self._waiting.popleft())
         except (OSError, DecodeError, TDServeError):
             pass  # the session is over: told by on_end
         finally:

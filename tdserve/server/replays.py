@@ -187,8 +187,15 @@ class Replays:
     def _let_write(
         self, local: LocalClient, request: int, entry: Entry, reservation: Reservation, rule_keys: Sequence[Path]
     ) -> asyncio.Future[Any]:
-        """Lets a local client fill its rows. They are on record before it knows of them."""
+        """Lets a local client fill its rows. They are on record before it knows of them.
+
+        Where rows have no tensors there is nothing that it could write, and it is not asked.
+        """
         local.check_writes(f"writing to {entry.name!r}")
+        if not entry.spec.tensors:
+            nothing: asyncio.Future[control_pb2.Written] = asyncio.get_running_loop().create_future()
+            nothing.set_result(control_pb2.Written())
+            return nothing
         _record(entry, local, reservation).save(self._stores.db)
         accepted = control_pb2.Accepted(uid=entry.record.uid, rows=reservation.encoded)
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)

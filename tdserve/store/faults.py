@@ -65,30 +65,41 @@ def os_faults(path: Path, *, asked: int = 0) -> Iterator[None]:
         raise as_tdserve_error(fault, path, asked=asked) from fault
 
 
-@contextlib.contextmanager
-def lmdb_faults(folder: Path, *, max_bytes: int, asked: int = 0) -> Iterator[None]:
-    """Turns every ``lmdb.Error`` of the block into an error of tdserve that names ``folder``.
+class lmdb_faults:  # noqa: N801 (used as a function; a generator in its place costs more than what LMDB does)
+    """A block that turns every ``lmdb.Error`` into an error of tdserve that names ``folder``.
 
     Args:
         folder: Folder of the environment.
         max_bytes: Size of its map, for the message when that is full.
         asked: Bytes that the block wants to add.
     """
-    try:
-        yield
-    except _LMDB_FULL as fault:
+
+    __slots__ = ("_asked", "_folder", "_max_bytes")
+
+    def __init__(self, folder: Path, *, max_bytes: int, asked: int = 0) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._asked = asked
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> None:
+        if isinstance(fault, (lmdb.Error, OSError)):
+            raise _as_error(fault, self._folder, self._max_bytes, self._asked) from fault
+
+
+def _as_error(fault: lmdb.Error | OSError, folder: Path, max_bytes: int, asked: int) -> TDServeError:
+    if isinstance(fault, _LMDB_FULL):
         free = min(free_bytes(folder), max_bytes)
-        raise CapacityError(
-            what=f"{folder} ({fault}; its map has {max_bytes} bytes)", asked=asked, free=free
-        ) from fault
-    except lmdb.ReadonlyError as fault:
-        raise NotSupportedError(feature=f"writing to {folder} from this process", reason=str(fault)) from fault
-    except _LMDB_MISUSED as fault:
-        raise LocalProtocolError(reason=f"{folder}: {fault}") from fault
-    except lmdb.Error as fault:
-        raise _other_lmdb_fault(fault, folder, asked=asked) from fault
-    except OSError as fault:
-        raise as_tdserve_error(fault, folder, asked=asked) from fault
+        return CapacityError(what=f"{folder} ({fault}; its map has {max_bytes} bytes)", asked=asked, free=free)
+    if isinstance(fault, lmdb.ReadonlyError):
+        return NotSupportedError(feature=f"writing to {folder} from this process", reason=str(fault))
+    if isinstance(fault, _LMDB_MISUSED):
+        return LocalProtocolError(reason=f"{folder}: {fault}")
+    if isinstance(fault, lmdb.Error):
+        return _other_lmdb_fault(fault, folder, asked=asked)
+    return as_tdserve_error(fault, folder, asked=asked)
 
 
 def _other_lmdb_fault(fault: lmdb.Error, folder: Path, *, asked: int) -> TDServeError:

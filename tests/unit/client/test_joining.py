@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.client.joining import Joining, Part
@@ -72,6 +73,23 @@ def test_submit_when_batches_are_large_then_leaves_that_change_their_place_in_th
         found = replay[index]
         assert (found["large"] == number).all()
         assert (found["small"] == number).all()
+
+
+def test_submit_when_large_batches_are_written_in_place_then_they_share_requests_too(
+    local_client: tdserve.Client, name: str
+) -> None:
+    like = TensorDict({"number": torch.tensor(0), "obs": torch.zeros(1 << 16)}, [])
+    replay = local_client.create_replay(name, like, 256)
+    before = local_client.stats()["transports"].get("shm", {}).get("transfers_in", 0)
+    batches = [
+        TensorDict({"number": torch.full((16,), each), "obs": torch.full((16, 1 << 16), float(each))}, [16])
+        for each in range(12)  # 4 MiB each
+    ]
+    for number, index in enumerate(extend_all(replay, batches)):
+        found = replay[index]
+        assert (found["number"] == number).all()
+        assert (found["obs"] == number).all()
+    assert local_client.stats()["transports"]["shm"]["transfers_in"] - before < len(batches)
 
 
 def test_submit_when_priorities_differ_in_form_then_every_row_has_its_own(make_replay: MakeReplay) -> None:
@@ -147,3 +165,66 @@ def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(cl
         joining._waiting.append(part(num_rows))
     assert [each.request.num_rows for each in joining._take_parts()] == [40, 40]
     assert [each.request.num_rows for each in joining._take_parts()] == [40]
+
+
+def histories(first: int, num_rows: int = 8) -> TensorDict:
+    """Rows with values and tensors that differ in length."""
+    numbers = range(first, first + num_rows)
+    return TensorDict(
+        {
+            "text": NonTensorStack(*[f"text {number}" for number in numbers]),
+            "call": NonTensorStack(*[{"number": number, "is_odd": number % 2 == 1} for number in numbers]),
+            "tokens": torch.nested.nested_tensor(
+                [torch.arange(number % 7 + 1) + number for number in numbers], layout=torch.jagged
+            ),
+        },
+        [num_rows],
+    )
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_submit_when_rows_have_values_then_they_share_requests_and_each_row_has_its_own(
+    server: tdserve.Server, name: str, transport: str
+) -> None:
+    like = TensorDict({"text": "", "call": NonTensorData({}), "tokens": torch.arange(3)}, [])
+    with server.client(transport=transport) as client:
+        replay = client.create_replay(name, like, CAPACITY, ragged=["tokens"])
+        replay.extend(histories(0))
+        before = client.stats()["transports"]
+        batches = [histories(8 * number) for number in range(40)]
+        found = extend_all(replay, batches)
+        after = client.stats()["transports"]
+        num_transfers = sum(after[each]["transfers_in"] - before.get(each, {}).get("transfers_in", 0) for each in after)
+        assert 0 < num_transfers < len(batches)
+        for batch, index in zip(batches, found, strict=True):
+            read = replay[index]
+            assert read.get("text").tolist() == batch.get("text").tolist()
+            assert read.get("call").tolist() == batch.get("call").tolist()
+            pairs = zip(read.get("tokens").unbind(), batch.get("tokens").unbind(), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_submit_when_a_value_is_that_of_all_rows_then_each_batch_keeps_its_own(
+    client: tdserve.Client, name: str
+) -> None:
+    like = TensorDict({"number": torch.tensor(0), "text": ""}, [])
+    replay = client.create_replay(name, like, CAPACITY)
+    batches = [TensorDict({"number": torch.full((4,), each), "text": f"all {each}"}, [4]) for each in range(20)]
+    for number, index in enumerate(extend_all(replay, batches)):
+        assert replay[index].get("text").tolist() == [f"all {number}"] * 4
+
+
+def test_may_send_when_batches_differ_in_size_then_about_as_much_is_enough(client: tdserve.Client) -> None:
+    joining = Joining(client, Target("replay", b""), max_rows=100)
+    joining._under_way[Future()] = part(8).nbytes
+    for num_rows, may_send in ((5, False), (6, True)):
+        joining._waiting = deque([part(num_rows)])
+        joining._num_waiting_bytes = part(num_rows).nbytes
+        assert joining._may_send() is may_send
+    alone = part(1)._replace(is_alone=True)
+    joining._waiting, joining._num_waiting_bytes = deque([alone]), 0
+    assert joining._may_send()
+
+
+def test_part_when_it_has_values_then_they_count() -> None:
+    assert part(3)._replace(values_nbytes=100).nbytes == part(3).nbytes + 100

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.client import local_writes
 from tdserve.client.local import LocalEnd
 from tdserve.client.local_writes import put_rows, put_selection, put_version
 from tdserve.data.opened import OpenStore, OpenStores
@@ -72,6 +73,25 @@ def test_put_rows_when_anywhere_then_there_and_nowhere_else(
     expected[rows] = batch
     put_rows(store, rows_for(rows), [capture(batch)])
     assert (whole(files) == expected).all()
+
+
+def test_put_rows_when_leaves_are_long_then_looks_up_after_each(
+    store: OpenStore, files: StoredTensorDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_writes, "LONG_COPY_BYTES", 2 * 2 * 2 * 8)  # of two rows, only "z" has so many
+    seen: list[list[int]] = []
+    parts = [like(2, 1), like(1, 2), like(2, 3)]
+    captured = [capture(part) for part in parts]
+    put_rows(
+        store,
+        rows_for([2, 3, 4, 5, 6]),
+        captured,
+        look=lambda: seen.append(files.leaves["n", "z"].real[:, 0, 0].tolist()),
+    )
+    assert [[int(number) for number in each] for each in seen] == [
+        [-1, -1, 1, 1, -1, -1, -1, -1],
+        [-1, -1, 1, 1, 2, 3, 3, -1],
+    ]
 
 
 def test_put_rows_when_of_several_extends_then_one_after_the_other(store: OpenStore, files: StoredTensorDict) -> None:

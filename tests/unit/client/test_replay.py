@@ -44,7 +44,7 @@ def test_extend_when_it_does_not_fit_then_refused_before_anything_is_sent(
 
 def test_extend_when_of_no_rows_then_nothing_happens(replay: tdserve.ReplayHandle) -> None:
     assert replay.extend(rows(0)).tolist() == []
-    assert replay.extend(rows(0), return_early=True).result(1.0).tolist() == []
+    assert replay.extend(rows(0), return_early=True).result(20.0).tolist() == []
     assert len(replay) == 3
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,6 +15,7 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from tdserve.control.framing import MAX_FRAME_BYTES, frame
 from tdserve.control.local import SOCKET_NAME, LocalLink, SocketEnd, listen
@@ -39,6 +41,12 @@ class Echo:
         """Runs it on the loop."""
         future: Future[_Result] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(WAIT_S)
+
+    def write(self, content: bytes) -> None:
+        """Sends bytes to the first who has asked."""
+        transport = self.links[0]._transport
+        assert transport is not None
+        self.loop.call_soon_threadsafe(transport.write, content)
 
     def listen(self, root: Path) -> asyncio.AbstractServer:
         return self(listen(root, self._on_message, self.lost.put))
@@ -105,6 +113,93 @@ def test_messages_when_sent_then_answered_in_order_whatever_their_size(server: E
     assert [client.came.get(timeout=WAIT_S).request for _ in range(3)] == [1, 2, 3]
     client.end.close()
     assert client.ended.is_set()
+
+
+class Looking(Client):
+    """Looks up, while it is let write, until a message with a given number has come."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, self._take)
+        self.order: list[str] = []
+        self.wanted = 0
+
+    def _take(self, message: control_pb2.ServerMessage) -> None:
+        kind = str(message.WhichOneof("body"))
+        self.order.append(f"{kind} {message.request}")
+        if kind == "accepted" and message.accepted.uid == "write":
+            deadline = time.monotonic() + WAIT_S
+            while not any(each.endswith(f" {self.wanted}") for each in self.order) and time.monotonic() < deadline:
+                self.end.look()
+            self.order.append(f"written {message.request}")
+        self.came.put(message)
+
+
+def answer(request: int, kind: str, uid: str = "") -> control_pb2.ServerMessage:
+    """One of the server's messages."""
+    if kind == "accepted":
+        return control_pb2.ServerMessage(request=request, accepted=control_pb2.Accepted(uid=uid))
+    return control_pb2.ServerMessage(request=request, done=control_pb2.Done())
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_look_when_others_are_answered_meanwhile_then_they_are_told_and_what_may_be_written_waits(
+    server: Echo, tmp_path: Path, at_once: bool
+) -> None:
+    client = Looking(tmp_path)
+    client.wanted = 4
+    client.end.start()
+    client.end.send(asking(1))
+    client.came.get(timeout=WAIT_S)
+    messages = [
+        answer(2, "accepted", "write"),
+        answer(3, "accepted"),
+        answer(3, "done"),  # behind what it belongs to
+        answer(4, "done"),
+    ]
+
+    frames = [frame(each.SerializeToString()) for each in messages]
+    for content in [b"".join(frames)] if at_once else frames:
+        server.write(content)
+    for _ in messages:
+        client.came.get(timeout=WAIT_S)
+    assert client.order[1:] == ["accepted 2", "done 4", "written 2", "accepted 3", "done 3"]
+    client.end.close()
+
+
+def test_look_when_the_server_is_gone_then_goes_on_and_ends_afterwards(server: Echo, tmp_path: Path) -> None:
+    done = Event()
+
+    def take(message: control_pb2.ServerMessage) -> None:
+        client.end.send(asking(9))  # lets go
+        server.lost.get(timeout=WAIT_S)
+        client.end.look()
+        client.end.look()
+        done.set()
+
+    client = Client(tmp_path, take)
+    client.end.start()
+    client.end.send(asking(1))
+    assert done.wait(WAIT_S)
+    assert client.ended.wait(WAIT_S)
+
+
+def test_look_when_what_comes_is_no_message_then_raised_and_ended(server: Echo, tmp_path: Path) -> None:
+    raised: list[Exception] = []
+
+    def take(message: control_pb2.ServerMessage) -> None:
+        server.write(frame(b"\xff\xff\xff"))
+        deadline = time.monotonic() + WAIT_S
+        while not raised and time.monotonic() < deadline:
+            try:
+                client.end.look()
+            except DecodeError as error:
+                raised.append(error)
+
+    client = Client(tmp_path, take)
+    client.end.start()
+    client.end.send(asking(1))
+    assert client.ended.wait(WAIT_S)
+    assert len(raised) == 1
 
 
 def test_send_when_several_threads_do_then_frames_stay_whole(server: Echo, tmp_path: Path) -> None:

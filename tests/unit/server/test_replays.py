@@ -23,6 +23,7 @@ from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.replays import numbers_of
 from tdserve.v1 import control_pb2
+from tdserve.value_columns import decode_block
 from tests.unit.server.replaying import in_line, path
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -160,7 +161,7 @@ def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, ru
     batch: Any = torch.stack([row(1), row(2), row(3)])
     extend(world, run, entry, batch, 1)
     done = read(world, run, entry, [2, 0])
-    (column,) = control_pb2.ValueBlock.FromString(done.accepted.values).columns
+    (column,) = decode_block(done.accepted.values)
     assert [b"value 3" in column.values[0], b"value 1" in column.values[1]] == [True, True]
 
 

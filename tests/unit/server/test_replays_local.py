@@ -29,6 +29,7 @@ from tdserve.server.entry import Entry
 from tdserve.server.reserved import ReservedRows
 from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2
+from tdserve.value_columns import decode_block
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import create, extend, extending, rows, sample, sampling
 from tests.unit.server.world import Loop, World, content_of
@@ -295,7 +296,7 @@ def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: W
             return done.accepted
 
     assert not run(scenario(lacks_values=False)).values
-    (column,) = control_pb2.ValueBlock.FromString(run(scenario(lacks_values=True)).values).columns
+    (column,) = decode_block(run(scenario(lacks_values=True)).values)
     assert [b"value 0" in column.values[0], b"value 1" in column.values[1]] == [True, True]
 
 

@@ -53,9 +53,8 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(wo
     assert worker.num_restarts == num_restarts + 1
 
 
-@pytest.mark.parametrize("num_turns", [0, 1, 2, 5])
-def test_stop_when_it_is_still_starting_then_reaped(run: Loop, num_turns: int) -> None:
-    async def scenario() -> int:
+def test_stop_when_it_is_still_starting_then_reaped(run: Loop) -> None:
+    async def stopped_after(num_turns: int) -> int:
         made = DataWorker(5, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
         made.start()
         for _ in range(num_turns):
@@ -68,7 +67,9 @@ def test_stop_when_it_is_still_starting_then_reaped(run: Loop, num_turns: int) -
                 made._process.kill()  # it was not stopped: that is the fault, but no process may stay
         return pid
 
-    pid = run(scenario())
-    if pid:
+    async def scenario() -> list[int]:
+        return await asyncio.gather(*map(stopped_after, (0, 1, 2, 5)))
+
+    for pid in filter(None, run(scenario())):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -174,4 +174,4 @@ def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
 
     Mail(ours, on_message=fail, on_lost=lost.put, name="a").begin()
     Mail(theirs, on_message=fail, on_lost=lambda _: None, name="b").send(b"x")
-    lost.get(timeout=2.0)
+    lost.get(timeout=20.0)

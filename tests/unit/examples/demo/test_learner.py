@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -16,6 +18,16 @@ def batch(num_rows: int = 64) -> TensorDict:
     return TensorDict({"observation": torch.randn(num_rows, 4), "action": action, "next": following}, [num_rows])
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """As the learner has it: on busy cores, threads wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_update_when_repeated_then_learns_what_actions_are_worth_and_the_target_follows() -> None:
     torch.manual_seed(0)
     network = make_network(4, 2)
