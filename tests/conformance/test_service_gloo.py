@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,13 +44,6 @@ dist.barrier()
 dist.destroy_process_group()
 print("whole")
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """One server for all tests of this file."""
-    with tdserve.Server(str(tmp_path_factory.mktemp("root"))).start() as made:
-        yield made
 
 
 class TestGlooService(ServiceSuite):

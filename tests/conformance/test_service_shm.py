@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from tensordict import TensorDict
 import tdserve
 from tests.conformance.service_suite import LARGE, SMALL, Connect, ServiceSuite, assert_equal, rows
 from tests.integration.processes import wait_for
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """One server for all tests of this file."""
-    with tdserve.Server(str(tmp_path_factory.mktemp("root"))).start() as made:
-        yield made
 
 
 class TestSharedMemoryService(ServiceSuite):

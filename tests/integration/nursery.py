@@ -1,7 +1,7 @@
 """Client processes that start within milliseconds: a process imports torch once, and forks a child for every one.
 
-``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery``, reads orders, and runs each role of
-``tests.integration.local_roles`` in a child of its own; what a child says is a line with its number in front.
+``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery``, reads orders, and runs each role in
+a child of its own; what a child says is a line with its number in front.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
 
 _PR_SET_PDEATHSIG = 1
+
+PROGRAMS = ("move", "stream", "wait")
+"""Roles that are functions of ``tests.integration.programs``."""
 
 TIMEOUT_S = 30.0
 """For what a child says: it may share two cores with a dozen others."""
@@ -88,7 +91,7 @@ class Nursery:
         """A process that plays a role.
 
         Args:
-            role: A function of ``tests.integration.local_roles``.
+            role: A function of ``tests.integration.local_roles``, or one of ``PROGRAMS``.
             *arguments, **named: As JSON knows them.
         """
         assert self._process.stdin is not None
@@ -128,7 +131,7 @@ def say(child: int, *words: object) -> None:
 def main() -> None:
     """See the module."""
     # Imported before the forks, which is what this program is for; opens neither sockets nor threads.
-    from tests.integration import local_roles
+    from tests.integration import local_roles, programs
 
     running: dict[int, int] = {}
 
@@ -148,7 +151,7 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end is not told before its beginning
         pid = os.fork()
         if not pid:
-            _live(child, getattr(local_roles, role), arguments, named)
+            _live(child, getattr(programs if role in PROGRAMS else local_roles, role), arguments, named)
         running[pid] = child
         say(child, "pid", pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})

@@ -1,13 +1,12 @@
-"""Client programs for the tests of faults: ``python -m tests.integration.programs COMMAND ADDRESS ...``.
+"""What clients do over gloo in the tests of faults, and ``python -m tests.integration.programs COMMAND ADDRESS``.
 
-Each prints what it has done, one line at a time. ``write`` and ``read`` can be told to send a signal to themselves, or
-to
-any process, in the very middle of a transfer: when their channel is about to move data message number N.
+Each says what it has done, one line at a time. ``move`` can be told to send a signal to itself, or to any process, in
+the very middle of a transfer: when its channel is about to move data message number N. It and ``stream`` are children
+of a nursery, as is ``wait``, and start at once; a command is for who needs a process from its beginning on.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -20,6 +19,11 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.mail import MAIL_TAG
+
+Say = Callable[..., None]
+
+TIMEOUT_S = 60.0
+"""Of every call."""
 
 ROW_NBYTES = 1 << 20
 """Four rows make one data message."""
@@ -66,8 +70,8 @@ def read(client: tdserve.Client, kind: str, name: str) -> object:
     return sorted(set(numbers_in(found)))
 
 
-def strike_at(message: int, number: int, pid: int, *, counts_mail: bool) -> None:
-    """Sends a signal when data message number ``message`` (from 1) of this process is about to move, once."""
+def strike_at(message: int, number: int, pid: int, *, counts_mail: bool = False) -> None:
+    """Sends a signal when data message number ``message`` (from 1) of this process is about to move, once; 0: never."""
     num_moved = 0
 
     def counted(move: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +80,7 @@ def strike_at(message: int, number: int, pid: int, *, counts_mail: bool) -> None
             if counts_mail or tag != MAIL_TAG:
                 num_moved += 1
                 if num_moved == message:
-                    os.kill(pid or os.getpid(), number)
+                    os.kill(pid, number)
             return move(channel, buffer, tag)
 
         return moving
@@ -85,67 +89,77 @@ def strike_at(message: int, number: int, pid: int, *, counts_mail: bool) -> None
     GlooChannel.recv = counted(GlooChannel.recv)  # type: ignore[method-assign]
 
 
-def say(*words: object) -> None:
-    """One line."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+def worker_of(client: tdserve.Client) -> int:
+    """The process of the data worker that serves a client."""
+    stats = client.stats()
+    (number,) = [each["worker"] for each in stats["sessions"] if each["session"] == stats["session"]]
+    (pid,) = [worker["pid"] for worker in stats["workers"] if worker["worker"] == number]
+    return int(pid)
 
 
-def stream(client: tdserve.Client, name: str, writer: int, num_writes: int) -> None:
+def move(
+    say: Say,
+    address: str,
+    kind: str,
+    name: str,
+    number: int = 0,
+    *,
+    at: int,
+    signal_number: int = signal.SIGKILL,
+    at_worker: bool = False,
+    pid: int = 0,
+    counts_mail: bool = False,
+) -> None:
+    """One write, or one read; before data message ``at``, a signal to itself, to the data worker that serves it, or to
+    another process."""
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        say("connected")
+        victim = worker_of(client) if at_worker else pid or os.getpid()
+        strike_at(at, signal_number, victim, counts_mail=counts_mail)
+        is_read = kind in ("sample", "latest", "from_remote_init")
+        say("done", read(client, kind, name) if is_read else write(client, kind, name, number))
+
+
+def stream(
+    say: Say, address: str, name: str, writer: int, num_writes: int, *, at: int = 0, signal_number: int = signal.SIGKILL
+) -> None:
     """Extends again and again; row ``writer * 1000 + i`` belongs to write i. Says each number once it is stored."""
-    replay = client.replay(name)
-    for index in range(num_writes):
-        replay.extend(rows(writer * 1000 + index, 2))
-        say("stored", writer * 1000 + index)
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        strike_at(at, signal_number, os.getpid())
+        replay = client.replay(name)
+        for index in range(num_writes):
+            replay.extend(rows(writer * 1000 + index, 2))
+            say("stored", writer * 1000 + index)
+        say("end")
+
+
+def wait(say: Say, address: str, name: str, num_rows: int) -> None:
+    """A sample that waits until it is interrupted."""
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        say("connected")
+        replay = client.replay(name)
+        try:
+            say("waits")  # inside: whoever reads it may interrupt at once
+            replay.sample(num_rows, timeout_s=60.0)
+        except KeyboardInterrupt:
+            say("interrupted")
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("command", choices=["write", "read", "stream", "own", "tour", "wait"])
-    parser.add_argument("address")
-    parser.add_argument("kind")
-    parser.add_argument("name", nargs="?", default="")
-    parser.add_argument("--number", type=int, default=0)
-    parser.add_argument("--num-writes", type=int, default=0)
-    parser.add_argument("--at", type=int, default=0, help="data message before which a signal is sent")
-    parser.add_argument("--signal", type=int, default=signal.SIGKILL)
-    parser.add_argument("--pid", type=int, default=0, help="who gets it; 0 is this process")
-    parser.add_argument("--mail", action="store_true", help="mail counts as data messages too")
-    parser.add_argument("--timeout", type=float, default=20.0)
-    given = parser.parse_args()
-    if given.command == "own":  # a process that owns a server: ``address`` is the root here
-        say(tdserve.Server(given.address, port=0).start().address)
+    command, address = sys.argv[1:]
+    if command == "own":  # a process that owns a server: ``address`` is the root here
+        print_line(tdserve.Server(address, port=0).start().address)
         signal.pause()
-    client = tdserve.connect(given.address, transport="gloo", timeout_s=given.timeout)
-    say("connected")
-    if given.at:
-        strike_at(given.at, given.signal, given.pid, counts_mail=given.mail)
-    try:
-        if given.command == "write":
-            say("done", write(client, given.kind, given.name, given.number))
-        elif given.command == "read":
-            say("done", read(client, given.kind, given.name))
-        elif given.command == "tour":
-            tour(client)
-        elif given.command == "wait":
-            wait(client, given.name, num_rows=int(given.kind))
-        else:
-            stream(client, given.name, given.number, given.num_writes)
-            say("end")
-    except tdserve.TDServeError as error:
-        say("error", type(error).__name__, error.retryable, error)
-    client.close()
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        print_line("connected")
+        tour(client)
 
 
-def wait(client: tdserve.Client, name: str, *, num_rows: int) -> None:
-    """A sample that waits until it is interrupted."""
-    replay = client.replay(name)
-    try:
-        say("waits")  # inside: whoever reads it may interrupt at once
-        replay.sample(num_rows, timeout_s=60.0)
-    except KeyboardInterrupt:
-        say("interrupted")
+def print_line(*words: object) -> None:
+    """Says something."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def tour(client: tdserve.Client) -> None:
@@ -155,8 +169,8 @@ def tour(client: tdserve.Client) -> None:
     client.publish("tour-weights", rows(8))
     client.init_remote(rows(9), "tour-tensordict")
     kinds = (("sample", "tour-replay"), ("latest", "tour-weights"), ("from_remote_init", "tour-tensordict"))
-    say("found", *(read(client, kind, name) for kind, name in kinds))
-    say("transports", *sorted(client.stats()["transports"]))
+    print_line("found", *(read(client, kind, name) for kind, name in kinds))
+    print_line("transports", *sorted(client.stats()["transports"]))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,9 @@ class _WatchedLeaves:
         self._struck.touch()
         return self._leaves[path]
 
+    def __len__(self) -> int:
+        return len(self._leaves)
+
     def keys(self) -> Any:
         return self._leaves.keys()
 
@@ -83,13 +86,13 @@ def strike_in_place(at: int, number: int) -> None:
     create, seal = versions.create, versions.seal
     struck = Struck(at, number)
 
-    def watching_rows(store: Any, *arguments: Any) -> Any:
-        written = put_rows(struck.watched(store), *arguments)
+    def watching_rows(store: Any, *arguments: Any, **named: Any) -> Any:
+        written = put_rows(struck.watched(store), *arguments, **named)
         struck.touch()
         return written
 
-    def watching_selection(store: Any, *arguments: Any) -> Any:
-        put_selection(struck.watched(store), *arguments)
+    def watching_selection(store: Any, *arguments: Any, **named: Any) -> Any:
+        put_selection(struck.watched(store), *arguments, **named)
         struck.touch()
 
     def watching_version(*arguments: Any) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 import tdserve
-from tests.integration.processes import Program, num_fds, num_threads, wait_for
+from tests.integration.nursery import Nursery
+from tests.integration.processes import START_TIMEOUT_S, num_fds, num_threads, wait_for
 from tests.integration.programs import NUM_ROWS, numbers_in, row, rows
 
 pytestmark = pytest.mark.integration
@@ -24,8 +26,8 @@ READS = ("sample", "from_remote_init", "latest")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Two data workers, so that a dead one's clients go on at once; a stopped client is given up after 2 s."""
-    settings: dict[str, Any] = {"num_workers": 2, "transfer_timeout_s": 2.0}
+    """Several data workers, so that a dead one's clients go on at once; a stopped client is given up after 2 s."""
+    settings: dict[str, Any] = {"num_workers": 3, "transfer_timeout_s": 2.0}
     with tdserve.Server(tmp_path_factory.mktemp("faults"), port=0, **settings) as started:
         pid = started.pid
         yield started
@@ -35,12 +37,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 
 @pytest.fixture(scope="module")
 def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client that nothing happens to; both workers are up."""
-    with server.client(transport="gloo", timeout_s=20.0) as connected:
-        wait_for(
-            lambda: all(worker["is_ready"] for worker in connected.stats()["workers"]), "the start of both workers"
-        )
+    """A client that nothing happens to; all workers are up."""
+    with server.client(transport="gloo", timeout_s=60.0) as connected:
+        wait_for_workers(connected)
         yield connected
+
+
+def wait_for_workers(client: tdserve.Client) -> None:
+    """Returns when all data workers are up."""
+    wait_for(
+        lambda: all(worker["is_ready"] for worker in client.stats()["workers"]),
+        "the start of all data workers",
+        timeout_s=START_TIMEOUT_S,
+    )
 
 
 def prepare(client: tdserve.Client, kind: str, name: str) -> None:
@@ -82,12 +91,13 @@ def restarts(client: tdserve.Client) -> int:
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_seen(
-    server: tdserve.Server, client: tdserve.Client, kind: str
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, kind: str
 ) -> None:
     name = f"killed-{kind}"
     prepare(client, kind, name)
     died_before = restarts(client)
-    with Program("write", server.address, kind, name, "--number", LOST, "--at", 3) as writer:
+    with nursery.start("move", server.address, kind, name, LOST, at=3) as writer:
+        assert writer.line() == "connected"
         writer.wait_killed()
     wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the killed client's session")
     assert found_in(client, kind, name) == (set() if kind == "init_remote" else {BEFORE})
@@ -99,39 +109,43 @@ def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_see
     assert restarts(client) == died_before
 
 
-@pytest.mark.parametrize("kind", WRITES)
-def test_write_when_its_client_stands_still_in_the_middle_then_it_harms_nobody_and_is_stored_once(
-    server: tdserve.Server, client: tdserve.Client, kind: str
+def test_writes_when_their_clients_stand_still_in_the_middle_then_they_harm_nobody_and_are_stored_once(
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery
 ) -> None:
-    name = f"stopped-{kind}"
-    prepare(client, kind, name)
-    stop = ("--at", 3, "--signal", int(signal.SIGSTOP))
-    with Program("write", server.address, kind, name, "--number", LOST, *stop) as writer:
-        writer.wait_stopped()
-        assert found_in(client, kind, name) == (set() if kind == "init_remote" else {BEFORE})
-        wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the stopped client's session")
-        if kind != "init_remote":
-            write_again(client, kind, name)
-        writer.signal(signal.SIGCONT)
-        said = writer.rest()
-    assert said[0] == "connected"
-    assert said[1].split()[0] == "done", said
-    if kind == "extend":
-        found = numbers_in(client.replay(name)[:])
-        assert {number: found.count(number) for number in found} == dict.fromkeys((BEFORE, LOST, AFTER), NUM_ROWS)
-    else:
-        assert found_in(client, kind, name) == {LOST}
+    stop = {"at": 3, "signal_number": int(signal.SIGSTOP)}
+    with ExitStack() as running:
+        writers = {}
+        for kind in WRITES:
+            prepare(client, kind, f"stopped-{kind}")
+            writer = nursery.start("move", server.address, kind, f"stopped-{kind}", LOST, **stop)
+            writers[kind] = running.enter_context(writer)
+        for kind, writer in writers.items():
+            writer.wait_stopped()
+            assert found_in(client, kind, f"stopped-{kind}") == (set() if kind == "init_remote" else {BEFORE})
+        wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the stopped clients' sessions")
+        for kind in WRITES:
+            if kind != "init_remote":
+                write_again(client, kind, f"stopped-{kind}")
+        for writer in writers.values():
+            writer.signal(signal.SIGCONT)
+        for writer in writers.values():
+            assert writer.line() == "connected"
+            said = writer.line()
+            assert said.split()[0] == "done", said
+    found = numbers_in(client.replay("stopped-extend")[:])
+    assert {number: found.count(number) for number in found} == dict.fromkeys((BEFORE, LOST, AFTER), NUM_ROWS)
+    for kind in WRITES[1:]:
+        assert found_in(client, kind, f"stopped-{kind}") == {LOST}
 
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_stores_it_once(
-    server: tdserve.Server, client: tdserve.Client, kind: str
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, kind: str
 ) -> None:
     name = f"worker-{kind}"
     prepare(client, kind, name)
-    with Program(
-        "write", server.address, kind, name, "--number", LOST, "--at", 3, "--pid", spare_worker(client)
-    ) as writer:
+    wait_for_spare_worker(client)
+    with nursery.start("move", server.address, kind, name, LOST, at=3, at_worker=True) as writer:
         assert writer.line() == "connected"
         said = writer.line()
         assert said.split()[0] == "done", said
@@ -143,32 +157,32 @@ def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_store
 
 @pytest.mark.parametrize("kind", READS)
 def test_read_when_its_data_worker_is_killed_in_the_middle_then_its_retry_brings_it(
-    server: tdserve.Server, client: tdserve.Client, kind: str
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, kind: str
 ) -> None:
     name = f"worker-{kind}"
     prepare(client, kind, name)
-    with Program("read", server.address, kind, name, "--at", 3, "--pid", spare_worker(client)) as reader:
+    wait_for_spare_worker(client)
+    with nursery.start("move", server.address, kind, name, at=3, at_worker=True) as reader:
         assert reader.line() == "connected"
         assert reader.line() == f"done [{BEFORE}]"
 
 
-def spare_worker(client: tdserve.Client) -> int:
-    """The data worker that the next client will get: the one that serves nobody, once it is up."""
+def wait_for_spare_worker(client: tdserve.Client) -> None:
+    """Returns when there is a data worker that serves nobody: the next client gets one of those."""
     mine = client.stats()["session"]
 
-    def look() -> int | None:
+    def look() -> bool:
         stats = client.stats()
         taken = {session["worker"] for session in stats["sessions"]}
         is_alone = [session["session"] for session in stats["sessions"]] == [mine]
-        free = [worker["pid"] for worker in stats["workers"] if worker["is_ready"] and worker["worker"] not in taken]
-        return free[0] if free and is_alone else None
+        return is_alone and any(worker["is_ready"] and worker["worker"] not in taken for worker in stats["workers"])
 
-    return wait_for(look, "a data worker without clients", timeout_s=60.0)
+    wait_for(look, "a data worker without clients", timeout_s=START_TIMEOUT_S)
 
 
 def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client: tdserve.Client) -> None:
     prepare(client, "extend", "all-die")
-    wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both data workers")
+    wait_for_workers(client)
     for worker in client.stats()["workers"]:
         os.kill(worker["pid"], signal.SIGKILL)
     assert client.replay("all-die").extend(rows(AFTER)).tolist() == list(range(NUM_ROWS, 2 * NUM_ROWS))
@@ -176,20 +190,18 @@ def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client
 
 
 def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others_finish(
-    server: tdserve.Server, client: tdserve.Client
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery
 ) -> None:
     replay = client.create_replay("streams", like=row(), capacity=512)
     num_writes = 12
     programs = []
     for writer in range(1, 9):
-        fate: tuple[object, ...] = ()
+        fate = {}
         if writer <= 3:
-            fate = ("--at", 3 * writer)
+            fate = {"at": 3 * writer}
         elif writer == 4:
-            fate = ("--at", 5, "--signal", int(signal.SIGSTOP))
-        programs.append(
-            Program("stream", server.address, "-", "streams", "--number", writer, "--num-writes", num_writes, *fate)
-        )
+            fate = {"at": 5, "signal_number": int(signal.SIGSTOP)}
+        programs.append(nursery.start("stream", server.address, "streams", writer, num_writes, **fate))
     try:
         said = {writer: programs[writer - 1].rest() for writer in (1, 2, 3, 5, 6, 7, 8)}
         programs[3].wait_stopped()

@@ -140,7 +140,7 @@ def test_server_when_told_to_end_while_local_writers_stand_still_then_it_ends_in
             thread.start()
             pid = server.pid
             os.kill(pid, signal.SIGTERM)
-            wait_for(lambda: is_gone(pid), "the end of the server", timeout_s=8.0)
+            wait_for(lambda: is_gone(pid), "the end of the server", timeout_s=25.0)
             thread.join(20.0)
             assert errors
             server.shutdown()
@@ -183,7 +183,7 @@ def test_server_when_it_and_its_writers_are_killed_together_then_every_row_is_fr
             for writer in (overwriting, extending):
                 writer.kill()
             crashing.start()
-        wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that both are gone", timeout_s=5.0)
+        wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that both are gone")
         assert numbers_in(replay[:]["content"]) == [BEFORE] * NUM_ROWS
         taken = [
             row_number

@@ -94,7 +94,7 @@ def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_a
     with nursery.start("write", server.address, "overwrite", replay.name, LOST, at=1, text=text, nested=True) as writer:
         assert writer.line() == "connected shm"
         writer.wait_killed()
-    wait_for(lambda: len(replay) == NUM_ROWS, "the end of the rows that were lost", timeout_s=5.0)
+    wait_for(lambda: len(replay) == NUM_ROWS, "the end of the rows that were lost")
     assert numbers_in(replay[:]["content"]) == [BEFORE] * NUM_ROWS
     assert set(numbers_in(replay.sample(50)["content"])) == {BEFORE}
     assert replay.extend(nested(AFTER, text=text)).tolist() == list(range(NUM_ROWS))
@@ -181,11 +181,9 @@ def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_t
             first.signal(signal.SIGCONT)
             left = [second, third]
             while left:
-                stopped = wait_for(
-                    lambda: [each for each in left if state_of(each.pid) == "T"] or None, "the next turn"
-                )
+                stopped = wait_for(lambda: _stopped(left) or None, "the next turn")
                 client.describe(name)  # what the server let others do when it let this one, it has said by now
-                assert [each for each in left if state_of(each.pid) == "T"] == stopped, "two write the same rows"
+                assert _stopped(left) == stopped, "two write the same rows"
                 left.remove(stopped[0])
                 stopped[0].signal(signal.SIGCONT)
             waiting.result(TIMEOUT_S)
@@ -195,4 +193,5 @@ def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_t
 
 
 def _stopped(writers: list[Child]) -> list[Child]:
+    """Those that stand still."""
     return [each for each in writers if state_of(each.pid) == "T"]

@@ -69,7 +69,7 @@ def test_client_when_it_is_on_another_machine_then_all_kinds_of_content_travel_o
     server: subprocess.Popen[str], namespaces: tuple[str, str]
 ) -> None:
     elsewhere = ("ip", "netns", "exec", namespaces[1])
-    with Program("tour", f"{SERVER_ADDRESS}:7707", "-", prefix=elsewhere) as client:
+    with Program("tour", f"{SERVER_ADDRESS}:7707", prefix=elsewhere) as client:
         assert client.line() == "connected"
         assert client.line() == "found [7] [8] [9]"
         assert "gloo" in client.line().split()

@@ -223,7 +223,7 @@ def test_batches_when_closed_from_another_thread_then_the_waiting_one_ends_and_t
     closing.start()
     with pytest.raises(tdserve.ClosedError, match=name):
         next(batches)
-    closing.join(timeout=2.0)
+    closing.join(timeout=30.0)
     assert not closing.is_alive()
     assert not [thread for thread in threading.enumerate() if thread.name == f"tdserve-batches-{name}"]
     client.replay(name).extend(rows(1, size=size))
@@ -232,7 +232,7 @@ def test_batches_when_closed_from_another_thread_then_the_waiting_one_ends_and_t
 
 LEAVER = """
 import sys, tdserve
-client = tdserve.connect(sys.argv[1])
+client = tdserve.connect(sys.argv[1], transport=sys.argv[4])
 replay = client.replay(sys.argv[2])
 batches = replay.batches(16, prefetch=8)
 print(next(batches).batch_size)
@@ -247,7 +247,7 @@ def test_process_when_it_ends_with_everything_open_then_it_ends_cleanly(
     create(client, name, 20, size=LARGE).extend(rows(1, 2, 3, size=LARGE))
     empty = f"e{name}"[:100]
     create(client, empty, 10, size=LARGE)
-    command = [sys.executable, "-c", LEAVER, server.address, name, empty]
+    command = [sys.executable, "-c", LEAVER, server.address, name, empty, client.transport]
     leaving = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     for process in leaving:
         assert process.communicate(timeout=60) == (b"torch.Size([16])\n", b"")

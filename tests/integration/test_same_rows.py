@@ -107,10 +107,11 @@ def test_extend_when_its_future_is_cancelled_then_it_is_on_its_way_and_others_go
 
 def test_extend_early_when_the_server_is_away_then_returns_at_once(fresh_server: Any) -> None:
     server = fresh_server()
-    with server.client(timeout_s=2.0) as client:
+    with server.client(timeout_s=60.0) as client:
         replay = client.create_replay("replay", rows(0)[0], CAPACITY)
         replay.extend(rows(0))
         server.shutdown()
+        client.timeout_s = 2.0
         with pytest.raises(tdserve.TDServeError):
             len(replay)  # from now on the client knows
         future = replay.extend(rows(8), return_early=True)

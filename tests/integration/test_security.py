@@ -282,7 +282,7 @@ def test_request_when_it_makes_no_sense_then_a_typed_error_and_nothing_else(atta
 
 
 def test_request_when_its_number_is_under_way_then_that_session_ends(attacker: Attacker) -> None:
-    attacker.session.send(1, sample=control_pb2.SampleRequest(store="replay", num_rows=10**6, timeout_s=20.0))
+    attacker.session.send(1, read=control_pb2.ReadRequest(store="nothing", timeout_s=20.0))
     attacker.session.send(1, latest=control_pb2.LatestRequest(store="nothing", timeout_s=20.0))
     wait_for(lambda: attacker.session.is_lost, "the end of the session")
 

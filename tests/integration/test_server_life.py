@@ -24,11 +24,15 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.control.connection import check_health
 from tdserve.server.main import READY_PREFIX
+from tests.integration.nursery import Nursery
 from tests.integration.processes import REPOSITORY, Program, children_of, is_gone, state_of, wait_for
 
 pytestmark = pytest.mark.integration
 
 ROW = TensorDict({"x": torch.zeros(4)}, [])
+
+WAIT_S = 5.0
+"""Of calls that a server which ends does not wait for: it is gone in a fraction of that."""
 
 
 @pytest.fixture(scope="module")
@@ -82,28 +86,25 @@ def test_serve_when_it_is_up_then_prints_one_line_with_the_address_it_took(tmp_p
             assert client.stores() == []
         server.process.send_signal(signal.SIGINT)
         rest, _ = server.process.communicate(timeout=30.0)
-        assert rest == ""
+        assert (rest, server.process.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero(tmp_path: Path) -> None:
     with Foreground(tmp_path) as server, tdserve.connect(server.address, timeout_s=60.0) as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
         waiting = [
-            in_background(lambda: replay.sample(1, timeout_s=5.0)),
-            in_background(lambda: client.latest("nobody-publishes-this", timeout_s=5.0)),
-            in_background(lambda: client.replay("nobody-makes-this", timeout_s=5.0)),
+            in_background(lambda: replay.sample(1, timeout_s=WAIT_S)),
+            in_background(lambda: client.latest("nobody-publishes-this", timeout_s=WAIT_S)),
+            in_background(lambda: client.replay("nobody-makes-this", timeout_s=WAIT_S)),
         ]
         wait_for(lambda: client.stats()["num_sessions"] == 1, "the session of the waiting calls")
         workers = children_of(server.process.pid)
         assert len(workers) == 1
         began = time.monotonic()
-        server.process.send_signal(number)
+        server.process.send_signal(signal.SIGTERM)
         _, said = server.process.communicate(timeout=30.0)
         assert server.process.returncode == 0
-        assert time.monotonic() - began < 8.0, "waits are cut short, not waited for"
+        assert time.monotonic() - began < WAIT_S, "waits are cut short, not waited for"
         assert "Traceback" not in said
         for future in waiting:
             error = future.exception(timeout=30.0)
@@ -113,35 +114,34 @@ def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero
 
 
 def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signal_ends_it_at_once(
-    tmp_path: Path,
+    nursery: Nursery, tmp_path: Path
 ) -> None:
     with Foreground(tmp_path, "--grace", "60", "--transfer-timeout", "60") as server:
         with tdserve.connect(server.address) as client:
             client.init_remote(
                 TensorDict({"number": torch.zeros(16).long(), "body": torch.zeros(16, 131072).double()}, [16]), "s"
             )
-        stop = ("--at", 3, "--signal", int(signal.SIGSTOP))
-        with Program("write", server.address, "send", "s", *stop) as writer:
+        stop = {"at": 3, "signal_number": int(signal.SIGSTOP)}
+        with nursery.start("move", server.address, "send", "s", **stop) as writer:
             writer.wait_stopped()
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: not check_health(server.address, timeout_s=5.0), "the begin of the draining")
             assert server.process.poll() is None
             workers = children_of(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(10.0) == 1
+            assert server.process.wait(30.0) == 1
             wait_for(lambda: all(is_gone(worker) for worker in workers), "the end of its data workers")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_when_it_is_process_one_then_signals_end_it_too(tmp_path: Path, number: signal.Signals) -> None:
+def test_serve_when_it_is_process_one_then_signals_end_it_too(tmp_path: Path) -> None:
     prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with Foreground(tmp_path, prefix=prefix) as server:
         (first,) = children_of(server.process.pid)
         assert f"NSpid:\t{first}\t1" in Path(f"/proc/{first}/status").read_text()
         with tdserve.connect(server.address) as client:
             client.publish("p", TensorDict({"x": torch.zeros(100_000)}, []))
-        os.kill(first, number)
+        os.kill(first, signal.SIGTERM)  # which by default does nothing to process one
         assert server.process.wait(30.0) == 0
 
 
@@ -195,7 +195,7 @@ def test_server_when_started_and_shut_down_then_its_object_says_so(tmp_path: Pat
 
 
 def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> None:
-    with Program("own", tmp_path, "-") as owner:
+    with Program("own", tmp_path) as owner:
         assert owner.line().startswith("127.0.0.1:")
         (server,) = children_of(owner.pid)
         workers = children_of(server)
@@ -211,13 +211,13 @@ def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(ser
         batch = ROW.expand(20_000).clone()
         replay.extend(batch)
         calls = {
-            "sample": lambda: replay.sample(10_000, timeout_s=1.0),
-            "extend": lambda: replay.extend(batch, timeout_s=1.0),
-            "small extend": lambda: replay.extend(batch[:1], timeout_s=1.0),
-            "wait": lambda: client.replay("not-there", timeout_s=1.0),
-            "latest": lambda: client.latest("not-there", timeout_s=1.0),
-            "a first transfer": lambda: late.sample(10_000, timeout_s=1.0),
-            "a fresh client": lambda: server.client(timeout_s=1.0),
+            "sample": lambda: replay.sample(10_000, timeout_s=0.3),
+            "extend": lambda: replay.extend(batch, timeout_s=0.3),
+            "small extend": lambda: replay.extend(batch[:1], timeout_s=0.3),
+            "wait": lambda: client.replay("not-there", timeout_s=0.3),
+            "latest": lambda: client.latest("not-there", timeout_s=0.3),
+            "a first transfer": lambda: late.sample(10_000, timeout_s=0.3),
+            "a fresh client": lambda: server.client(timeout_s=0.3),
         }
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -225,7 +225,7 @@ def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(ser
                 began = time.monotonic()
                 with pytest.raises((tdserve.DeadlineExceededError, tdserve.ConnectError)):
                     call()  # type: ignore[no-untyped-call]
-                assert time.monotonic() - began < 4.5, name
+                assert time.monotonic() - began < 15.0, f"{name}: by its client's time, not its own"
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert len(replay.sample(10_000)) == 10_000
@@ -241,7 +241,7 @@ def test_wait_when_nothing_comes_then_ends_at_its_deadline_and_says_why(server: 
         began = time.monotonic()
         with pytest.raises(tdserve.DeadlineExceededError, match=r"'empty'.*5"):
             replay.sample(2, timeout_s=1.0)
-        assert 0.9 < time.monotonic() - began < 3.0
+        assert 0.9 < time.monotonic() - began < 15.0
         with pytest.raises(tdserve.DeadlineExceededError):
             replay.sample(2, timeout_s=0)
 

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.processes import Program, wait_for
+from tests.integration.nursery import Nursery
+from tests.integration.processes import wait_for
 from tests.integration.programs import NUM_ROWS, row
 
 pytestmark = pytest.mark.integration
@@ -59,12 +60,13 @@ def test_stats_when_reads_are_small_then_all_are_counted(
         assert remote.stats()["transports"]["inline"]["transfers_out"] == before + 20
 
 
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as who is interrupted
 @pytest.mark.parametrize("num_rows", [1, 100])
 def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes_on(
-    server: tdserve.Server, client: tdserve.Client, name: str, num_rows: int
+    server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, num_rows: int
 ) -> None:
     replay = client.create_replay(name, like=TensorDict({"x": torch.zeros(1000)}, []), capacity=200, min_size=200)
-    with Program("wait", server.address, num_rows, name) as waiting:
+    with nursery.start("wait", server.address, name, num_rows) as waiting:
         assert waiting.line() == "connected"
         assert waiting.line() == "waits"
         waiting.signal(signal.SIGINT)
@@ -73,13 +75,14 @@ def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes
     assert replay.sample(num_rows).batch_size == (num_rows,)
 
 
+@pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as who loses its worker
 @pytest.mark.parametrize("message", [1, 4, 9, 10])
 def test_call_when_its_data_worker_is_killed_while_pairs_are_formed_then_its_retry_does_it(
-    server: tdserve.Server, client: tdserve.Client, name: str, message: int
+    server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, message: int
 ) -> None:
     client.create_replay(name, like=row(), capacity=NUM_ROWS)
     pid = client.stats()["workers"][0]["pid"]
-    with Program("write", server.address, "extend", name, "--at", message, "--mail", "--pid", pid) as writer:
+    with nursery.start("move", server.address, "extend", name, at=message, pid=pid, counts_mail=True) as writer:
         assert writer.line() == "connected"
         assert writer.line().startswith("done")
     wait_for(lambda: client.stats()["workers"][0]["is_ready"], "the restart of the data worker")

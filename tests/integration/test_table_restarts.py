@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,8 +28,17 @@ def numbers(td: Any) -> list[int]:
     return found
 
 
+SETTINGS: dict[str, Any] = {
+    "sampler": tdserve.Slices(num_slices=2, end_key=("next", "truncated"), strict_length=False),
+    "limiter": tdserve.SampleToInsertRatio(2.5, min_size=3, error_buffer=50.0),
+}
+
+
 class Tables:
     """One table per rule, filled; and what each of them shows."""
+
+    server: tdserve.Server
+    """The one that was started again."""
 
     def __init__(self, client: tdserve.Client) -> None:
         like = rows(0)[0]
@@ -68,6 +76,7 @@ class Tables:
             pass
         self.closed.take(2, ack=False)
         self.closed.close()
+        self.described = client.create_replay("described", like, 10, **SETTINGS).info()["settings"]
 
 
 @pytest.fixture(scope="module", params=["shut down", "killed"])
@@ -79,6 +88,7 @@ def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if request.param == "killed":
             crashing.kill()
         crashing.start()
+        found.server = crashing.server
         yield found
 
 
@@ -148,20 +158,10 @@ def test_queue_when_restarted_then_closed_with_what_was_not_acknowledged(tables:
         queue.take(1)
 
 
-@pytest.mark.parametrize("how", ["shutdown", "kill"])
-def test_settings_when_restarted_then_a_new_client_finds_them(tmp_path: Path, how: str) -> None:
-    settings: dict[str, Any] = {
-        "sampler": tdserve.Slices(num_slices=2, end_key=("next", "truncated"), strict_length=False),
-        "limiter": tdserve.SampleToInsertRatio(2.5, min_size=3, error_buffer=50.0),
-    }
-    with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
-        made = client.create_replay("sliced", rows(0)[0], 10, **settings)
-        described = made.info()["settings"]
-        restart: dict[str, Callable[[], None]] = {"shutdown": crashing.start, "kill": crashing.restart}
-        restart[how]()
-        with crashing.server.client(timeout_s=60.0) as fresh:
-            found = fresh.replay("sliced")
-            assert found.settings == made.settings
-            assert found.info()["settings"] == described
-            assert found.settings.limiter == settings["limiter"]
-            assert len(fresh.create_replay("sliced", rows(0)[0], 10, exists_ok=True, **settings)) == 0
+def test_settings_when_restarted_then_a_new_client_finds_them(tables: Tables) -> None:
+    with tables.server.client(timeout_s=60.0) as fresh:
+        found = fresh.replay("described")
+        assert found.info()["settings"] == tables.described
+        assert found.settings.sampler == SETTINGS["sampler"]
+        assert found.settings.limiter == SETTINGS["limiter"]
+        assert len(fresh.create_replay("described", rows(0)[0], 10, exists_ok=True, **SETTINGS)) == 0
