@@ -15,7 +15,7 @@ from tdserve.errors import InvalidRequestError
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707
