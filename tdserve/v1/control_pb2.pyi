@@ -22,7 +22,7 @@ STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "join_group", "group_notice")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,10 @@ class ClientMessage(_message.Message):
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    RELAY_REPORT_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_NOTICE_FIELD_NUMBER: _ClassVar[int]
     request: int
     hello: Hello
     rendezvous: Rendezvous
@@ -49,26 +53,36 @@ class ClientMessage(_message.Message):
     change: ChangeRequest
     attach: Attach
     written: Written
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ...) -> None: ...
+    relay_report: RelayReport
+    taken: TakenRequest
+    join_group: JoinGroup
+    group_notice: GroupNotice
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure")
+    __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure", "group_formed", "group_event", "relay_order")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FORMED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_EVENT_FIELD_NUMBER: _ClassVar[int]
+    RELAY_ORDER_FIELD_NUMBER: _ClassVar[int]
     request: int
     welcome: Welcome
     rendezvous: Rendezvous
     accepted: Accepted
     done: Done
     failure: Failure
-    def __init__(self, request: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    group_formed: GroupFormed
+    group_event: GroupEvent
+    relay_order: RelayOrder
+    def __init__(self, request: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., group_formed: _Optional[_Union[GroupFormed, _Mapping]] = ..., group_event: _Optional[_Union[GroupEvent, _Mapping]] = ..., relay_order: _Optional[_Union[RelayOrder, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "oldest_request", "takes_values")
+    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "oldest_request", "takes_values", "gpu")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +91,7 @@ class Hello(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     OLDEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TAKES_VALUES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: bytes
     transport: str
@@ -85,10 +100,11 @@ class Hello(_message.Message):
     host: str
     oldest_request: int
     takes_values: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., oldest_request: _Optional[int] = ..., takes_values: bool = ...) -> None: ...
+    gpu: str
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., oldest_request: _Optional[int] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local")
+    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not_nccl")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +112,8 @@ class Welcome(_message.Message):
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_NCCL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session: int
     worker: int
@@ -103,7 +121,9 @@ class Welcome(_message.Message):
     inline_bytes: int
     transport: str
     local: LocalRoot
-    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ...) -> None: ...
+    gpu: str
+    why_not_nccl: str
+    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
     __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")
@@ -144,14 +164,16 @@ class Written(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[bytes]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
-    __slots__ = ("key", "value", "is_mail")
+    __slots__ = ("key", "value", "is_mail", "link")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     IS_MAIL_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: bytes
     is_mail: bool
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ...) -> None: ...
+    link: int
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ..., link: _Optional[int] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline", "spool_offset", "spool_nbytes", "values_nbytes")
@@ -226,7 +248,7 @@ class WriteRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., creates: bool = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer")
+    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +257,7 @@ class ExtendRequest(_message.Message):
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     content: Content
@@ -243,10 +266,11 @@ class ExtendRequest(_message.Message):
     priorities: bytes
     ends: bytes
     writer: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[bytes] = ..., ends: _Optional[bytes] = ..., writer: _Optional[int] = ...) -> None: ...
+    policy_versions: bytes
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[bytes] = ..., ends: _Optional[bytes] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[bytes] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +283,8 @@ class SampleRequest(_message.Message):
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_PARTIAL_FIELD_NUMBER: _ClassVar[int]
     IS_LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_LAG_FIELD_NUMBER: _ClassVar[int]
+    ASKS_NEWEST_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     num_batches: int
@@ -271,7 +297,9 @@ class SampleRequest(_message.Message):
     group_size: int
     accepts_partial: bool
     is_lease: bool
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ...) -> None: ...
+    max_lag: int
+    asks_newest: bool
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
     __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back")
@@ -322,34 +350,92 @@ class Leased(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("store", "spec", "content", "keep", "timeout_s", "metadata")
+    __slots__ = ("store", "spec", "content", "keep", "timeout_s", "metadata", "fanout")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    FANOUT_FIELD_NUMBER: _ClassVar[int]
     store: str
     spec: _spec_pb2.Spec
     content: Content
     keep: int
     timeout_s: float
     metadata: bytes
-    def __init__(self, store: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., keep: _Optional[int] = ..., timeout_s: _Optional[float] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+    fanout: int
+    def __init__(self, store: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., keep: _Optional[int] = ..., timeout_s: _Optional[float] = ..., metadata: _Optional[bytes] = ..., fanout: _Optional[int] = ...) -> None: ...
 
 class LatestRequest(_message.Message):
-    __slots__ = ("store", "newer_than", "timeout_s", "fingerprint", "version")
+    __slots__ = ("store", "newer_than", "timeout_s", "fingerprint", "version", "holds", "leaves", "dtype", "relays", "failed")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     store: str
     newer_than: int
     timeout_s: float
     fingerprint: bytes
     version: int
-    def __init__(self, store: _Optional[str] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+    holds: int
+    leaves: bytes
+    dtype: _spec_pb2.DType
+    relays: bool
+    failed: _containers.RepeatedCompositeFieldContainer[FailedLink]
+    def __init__(self, store: _Optional[str] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., holds: _Optional[int] = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., relays: bool = ..., failed: _Optional[_Iterable[_Union[FailedLink, _Mapping]]] = ...) -> None: ...
+
+class FailedLink(_message.Message):
+    __slots__ = ("link", "was_connected")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    WAS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    link: int
+    was_connected: bool
+    def __init__(self, link: _Optional[int] = ..., was_connected: bool = ...) -> None: ...
+
+class TakenRequest(_message.Message):
+    __slots__ = ("link", "checksums", "timeout_s")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    link: int
+    checksums: bytes
+    timeout_s: float
+    def __init__(self, link: _Optional[int] = ..., checksums: _Optional[bytes] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class RelayReport(_message.Message):
+    __slots__ = ("holds", "ended", "whole")
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    holds: int
+    ended: int
+    whole: TakenRequest
+    def __init__(self, holds: _Optional[int] = ..., ended: _Optional[int] = ..., whole: _Optional[_Union[TakenRequest, _Mapping]] = ...) -> None: ...
+
+class RelayOrder(_message.Message):
+    __slots__ = ("pass_on", "forget", "lost")
+    PASS_ON_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    pass_on: PassOn
+    forget: int
+    lost: int
+    def __init__(self, pass_on: _Optional[_Union[PassOn, _Mapping]] = ..., forget: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
+
+class PassOn(_message.Message):
+    __slots__ = ("link", "kept")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    link: int
+    kept: int
+    def __init__(self, link: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("cancelled",)
@@ -358,7 +444,7 @@ class CancelRequest(_message.Message):
     def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes")
+    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +461,11 @@ class Accepted(_message.Message):
     RECYCLES_FIELD_NUMBER: _ClassVar[int]
     WANTS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     VALUES_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    IS_RELAYED_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     spec: _spec_pb2.Spec
     values: bytes
@@ -391,7 +482,12 @@ class Accepted(_message.Message):
     recycles: str
     wants_written: bool
     values_nbytes: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ...) -> None: ...
+    unchanged: bytes
+    checksums: bytes
+    link: int
+    is_relayed: bool
+    keeps: bool
+    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ...) -> None: ...
 
 class AddedColumn(_message.Message):
     __slots__ = ("name", "content")
@@ -402,7 +498,7 @@ class AddedColumn(_message.Message):
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +507,7 @@ class Done(_message.Message):
     MUST_WAIT_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -419,7 +516,8 @@ class Done(_message.Message):
     must_wait: bool
     num_rows: int
     num_skipped: int
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ...) -> None: ...
+    newest_policy_version: int
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("error", "fields")
@@ -435,6 +533,84 @@ class Failure(_message.Message):
     error: str
     fields: _containers.MessageMap[str, _content_pb2.Value]
     def __init__(self, error: _Optional[str] = ..., fields: _Optional[_Mapping[str, _content_pb2.Value]] = ...) -> None: ...
+
+class JoinGroup(_message.Message):
+    __slots__ = ("name", "world_size", "rank", "backend", "timeout_s", "epoch", "last_rank", "last_world_size", "device")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_RANK_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    world_size: int
+    rank: int
+    backend: str
+    timeout_s: float
+    epoch: int
+    last_rank: int
+    last_world_size: int
+    device: str
+    def __init__(self, name: _Optional[str] = ..., world_size: _Optional[int] = ..., rank: _Optional[int] = ..., backend: _Optional[str] = ..., timeout_s: _Optional[float] = ..., epoch: _Optional[int] = ..., last_rank: _Optional[int] = ..., last_world_size: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class GroupMember(_message.Message):
+    __slots__ = ("host", "pid")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    pid: int
+    def __init__(self, host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class GroupFormed(_message.Message):
+    __slots__ = ("epoch", "rank", "members")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    members: _containers.RepeatedCompositeFieldContainer[GroupMember]
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
+
+class GroupNotice(_message.Message):
+    __slots__ = ("name", "epoch", "entry", "leave", "given_up")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    entry: Rendezvous
+    leave: bool
+    given_up: str
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., entry: _Optional[_Union[Rendezvous, _Mapping]] = ..., leave: bool = ..., given_up: _Optional[str] = ...) -> None: ...
+
+class GroupEvent(_message.Message):
+    __slots__ = ("name", "epoch", "entry", "loss")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    entry: Rendezvous
+    loss: GroupLoss
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., entry: _Optional[_Union[Rendezvous, _Mapping]] = ..., loss: _Optional[_Union[GroupLoss, _Mapping]] = ...) -> None: ...
+
+class GroupLoss(_message.Message):
+    __slots__ = ("rank", "reason", "has_left", "has_given_up")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    HAS_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    reason: str
+    has_left: bool
+    has_given_up: bool
+    def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
     __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid")
@@ -485,7 +661,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +684,10 @@ class StoreDescription(_message.Message):
     IS_CLOSED_FIELD_NUMBER: _ClassVar[int]
     MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    LAGS_FIELD_NUMBER: _ClassVar[int]
+    FANOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -530,7 +710,21 @@ class StoreDescription(_message.Message):
     is_closed: bool
     max_object_bytes: int
     share_non_tensor: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ...) -> None: ...
+    newest_policy_version: int
+    num_discarded: int
+    lags: Lags
+    fanout: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ...) -> None: ...
+
+class Lags(_message.Message):
+    __slots__ = ("min", "mean", "max")
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    min: int
+    mean: float
+    max: int
+    def __init__(self, min: _Optional[int] = ..., mean: _Optional[float] = ..., max: _Optional[int] = ...) -> None: ...
 
 class VersionInfo(_message.Message):
     __slots__ = ("version", "nbytes", "created_s", "metadata")
@@ -633,18 +827,22 @@ class WorkerStats(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., num_restarts: _Optional[int] = ..., is_ready: bool = ...) -> None: ...
 
 class TransportStats(_message.Message):
-    __slots__ = ("transport", "bytes_in", "bytes_out", "transfers_in", "transfers_out")
+    __slots__ = ("transport", "bytes_in", "bytes_out", "transfers_in", "transfers_out", "bytes_relayed", "transfers_relayed")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BYTES_IN_FIELD_NUMBER: _ClassVar[int]
     BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_IN_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_OUT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RELAYED_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_RELAYED_FIELD_NUMBER: _ClassVar[int]
     transport: str
     bytes_in: int
     bytes_out: int
     transfers_in: int
     transfers_out: int
-    def __init__(self, transport: _Optional[str] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transfers_in: _Optional[int] = ..., transfers_out: _Optional[int] = ...) -> None: ...
+    bytes_relayed: int
+    transfers_relayed: int
+    def __init__(self, transport: _Optional[str] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transfers_in: _Optional[int] = ..., transfers_out: _Optional[int] = ..., bytes_relayed: _Optional[int] = ..., transfers_relayed: _Optional[int] = ...) -> None: ...
 
 class SessionStats(_message.Message):
     __slots__ = ("session", "host", "pid", "transport", "worker")

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "mail")
+    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "checksum_version", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Order(_message.Message):
     COUNT_READS_FIELD_NUMBER: _ClassVar[int]
     READ_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     READ_VALUES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
     session: int
@@ -55,8 +56,9 @@ class Order(_message.Message):
     count_reads: CountReads
     read_columns: ReadColumns
     read_values: ReadValues
+    checksum_version: ChecksumVersion
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "mail", "session")
@@ -79,18 +81,24 @@ class Report(_message.Message):
     def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "columns")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "gpu", "why_no_gpu", "checksums", "columns")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     NUM_READS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     nbytes_moved: int
     values: bytes
     num_reads: int
+    gpu: str
+    why_no_gpu: str
+    checksums: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadColumns(_message.Message):
     __slots__ = ("store", "rows", "keys")
@@ -267,12 +275,22 @@ class VersionRef(_message.Message):
     def __init__(self, path: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., recycles: _Optional[str] = ..., values_path: _Optional[str] = ...) -> None: ...
 
 class SendVersion(_message.Message):
-    __slots__ = ("version", "inline")
+    __slots__ = ("version", "inline", "leaves", "dtype")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     version: VersionRef
     inline: bool
-    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., inline: bool = ...) -> None: ...
+    leaves: bytes
+    dtype: _spec_pb2.DType
+    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., inline: bool = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ...) -> None: ...
+
+class ChecksumVersion(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: VersionRef
+    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ...) -> None: ...
 
 class ReceiveVersion(_message.Message):
     __slots__ = ("version", "content")
