@@ -2,6 +2,9 @@
 
 A version's life: begun -> committed (kept, readable) -> retired (beyond the last K) -> pooled once nobody reads it ->
 recycled as the file of a later version, or dropped. Version numbers only grow and are never used twice.
+
+Of the last versions it also knows the checksums of the leaves, once somebody has made them, so that a reader who has
+one of them gets the leaves that differ.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateErro
 
 DEFAULT_KEEP = 2
 """The newest, and the one before it for readers that are still at it when the newest appears."""
+
+MAX_CHECKSUMMED = 8
+"""Versions whose checksums are known: a reader that is further behind gets everything."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,19 @@ class Publishing:
     drops: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Checksums:
+    """Of the leaves of one version.
+
+    Attributes:
+        fingerprint: Of its structure.
+        content: Opaque, of equal length for every leaf, in canonical order.
+    """
+
+    fingerprint: bytes
+    content: bytes
+
+
 class Versions:
     """Decides for one weights store.
 
@@ -61,6 +80,11 @@ class Versions:
 
     Args:
         keep: Committed versions that stay readable, at least 1.
+
+    Attributes:
+        fanout: To how many each end sends a version at once, where clients pass it on; 0 leaves that to the server.
+        wants_checksums: Whether readers come who could use them.
+        is_mostly_unchanged: Whether the last version of which it is known had at least half of the one before it.
     """
 
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
@@ -71,6 +95,10 @@ class Versions:
         self._held: dict[int, bytes] = {}  # retired, still read: fingerprint
         self._pool: dict[int, bytes] = {}  # retired, free: fingerprint, longest retired first
         self._num_readers: dict[int, int] = {}
+        self._checksums: dict[int, Checksums] = {}  # ascending by version
+        self.fanout = 0
+        self.wants_checksums = False
+        self.is_mostly_unchanged = False
 
     def __repr__(self) -> str:
         return f"<Versions {list(self._kept)} kept, {list(self._held)} held by readers, {list(self._pool)} to recycle>"
@@ -193,17 +221,38 @@ class Versions:
         self._pool[version] = self._held.pop(version)
         return self._trim()
 
+    def set_checksums(self, version: int, content: bytes) -> bool:
+        """Keeps the checksums of a version's leaves; False if it is not kept any more, and nothing was changed."""
+        record = self._kept.get(version)
+        if record is None:
+            return False
+        self._checksums[version] = Checksums(record.fingerprint, content)
+        self._checksums = dict(sorted(self._checksums.items())[-MAX_CHECKSUMMED:])
+        return True
+
+    def checksums(self, version: int) -> Checksums | None:
+        """Those of a version, which may be retired by now; None when they are not known."""
+        return self._checksums.get(version)
+
+    def checksums_before(self, version: int) -> Checksums | None:
+        """Those of the last version before one of which they are known."""
+        return next((each for number, each in reversed(self._checksums.items()) if number < version), None)
+
     def state(self) -> dict[str, Any]:
         """All that a restart needs, as JSON knows it."""
         free = {**self._held, **self._pool}
         return {
             "keep": self._keep,
+            "fanout": self.fanout,
             "last_begun": self._last_begun,
             "kept": [
                 [record.version, record.nbytes, record.created_s, _text(record.metadata), _text(record.fingerprint)]
                 for record in self._kept.values()
             ],
             "free": [[version, _text(fingerprint)] for version, fingerprint in free.items()],
+            "checksums": [
+                [version, _text(each.fingerprint), _text(each.content)] for version, each in self._checksums.items()
+            ],
         }
 
     @classmethod
@@ -218,11 +267,14 @@ class Versions:
         """
         try:
             versions = cls(state["keep"])
+            versions.fanout = int(state.get("fanout", 0))
             versions._last_begun = int(state["last_begun"])
             for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
                 record = VersionRecord(number, nbytes, created_s, _bytes(metadata), _bytes(fingerprint))
                 versions._kept[number] = record
             versions._pool = {number: _bytes(fingerprint) for number, fingerprint in state["free"]}
+            for number, fingerprint, content in sorted(state.get("checksums", ())):
+                versions._checksums[number] = Checksums(_bytes(fingerprint), _bytes(content))
         except (KeyError, TypeError, ValueError) as fault:
             raise CorruptDataError(
                 path="state of versions", expected="a state", actual=str(dict(state))[:200]

@@ -21,6 +21,7 @@ def version_here(
     client: SessionClient,
     local: LocalEnd,
     spec: Spec,
+    sent: Spec,
     accepted: control_pb2.Accepted,
     destination: Destination | None,
     *,
@@ -29,6 +30,8 @@ def version_here(
     """The content of a version that the server has named.
 
     Args:
+        spec: Its structure.
+        sent: The same, or with other dtypes, that leaves are converted to while they are copied.
         destination: The caller's ``out``; filled in any case.
         copy: False maps the file instead, which is not written again while any of the tensors lives.
 
@@ -37,7 +40,8 @@ def version_here(
         SpecMismatchError: The destination does not fit; nothing was written to it.
     """
     if destination is not None:
-        destination.check(spec)
+        destination.check(sent)
+    copy = copy or sent is not spec
     path = local.root / accepted.path
     try:
         file = VersionFile.map(path, spec) if destination is None and not copy else VersionFile.open(path, spec)
@@ -53,11 +57,16 @@ def version_here(
             raise TransferAbortedError(transfer=0, reason=f"version {accepted.version} is gone")
         leaves = file.leaves
         if destination is not None or copy:
-            leaves = _copied(client, file, spec, destination)
-        found, decoded = decode_values(on_cpu(spec), values, allow_pickle=client.allow_pickle)
+            leaves = (
+                _copied(client, file, spec, destination)
+                if sent is spec
+                else _converted(client, file, sent, destination)
+            )
+        found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
         if destination is not None:
-            destination.finish(content, was_direct=destination.places(write_layout(spec, is_packed=True)) is not None)
+            is_direct = sent is spec and destination.places(write_layout(spec, is_packed=True)) is not None
+            destination.finish(content, was_direct=is_direct)
     return content
 
 
@@ -77,3 +86,14 @@ def _copied(
     buffer = client.pool.take(spec.nbytes)
     np.copyto(buffer.numpy(), content)
     return leaf_views(buffer, spec)
+
+
+def _converted(
+    client: SessionClient, file: VersionFile, sent: Spec, destination: Destination | None
+) -> dict[tuple[str, ...], torch.Tensor]:
+    if destination is not None:
+        return file.leaves  # converted as they are copied from where they are
+    leaves = leaf_views(client.pool.take(sent.nbytes), sent)
+    for path, leaf in leaves.items():
+        leaf.copy_(file.leaves[path])
+    return leaves

@@ -6,8 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.content import ReadStatus, read_layout, status_column, write_layout
+from tdserve.spec.dtypes import NAMES
+from tdserve.spec.sent import converted, decode_numbers, only_leaves
+from tdserve.spec.torch_types import to_torch
+from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
-from tdserve.transport.ends import LeafEnd, Trailing
+from tdserve.transport.ends import IndexedEnd, Source, Trailing
 from tdserve.v1 import worker_pb2
 from tdserve.worker.session import WorkerSession
 from tdserve.worker.transfers import answer, take
@@ -23,7 +27,7 @@ def receive_version(session: WorkerSession, order: worker_pb2.Order) -> worker_p
     spec = session.surroundings.stores.spec(wanted.version.fingerprint)
     file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
     layout = write_layout(spec, is_packed=True)
-    worked = take(session, order, wanted.content, layout, LeafEnd([file.leaves[slot.path] for slot in layout.slots]))
+    worked = take(session, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
     if wanted.content.values:
         file.write_values(wanted.content.values)
     file.seal()
@@ -31,14 +35,25 @@ def receive_version(session: WorkerSession, order: worker_pb2.Order) -> worker_p
 
 
 def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Sends a version's leaves from where they lie; control keeps the file from being recycled meanwhile."""
+    """Sends a version's leaves from where they lie, or converted; control keeps the file from being recycled
+    meanwhile."""
     wanted = order.send_version
     spec = session.surroundings.stores.spec(wanted.version.fingerprint)
-    layout = read_layout(spec, is_packed=True)
+    sent = converted(spec, NAMES.get(wanted.dtype, ""))
+    is_converted = sent is not spec
+    if wanted.HasField("leaves"):
+        sent = only_leaves(sent, decode_numbers(wanted.leaves, spec))
+    layout = read_layout(sent, is_packed=True)
     with VersionFile.open(wanted.version.path, spec) as file:
-        leaves = [file.leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
+        slots = layout.slots[: layout.num_leaves]
         values = file.read_values() or b"" if spec.values else b""
-        source = LeafEnd(leaves, Trailing(layout, _whole))
+        source: Source
+        if is_converted:
+            source = IndexedEnd(
+                layout, lambda slot: file.leaves[slots[slot].path].to(to_torch(slots[slot].dtype)), _whole
+            )
+        else:
+            source = VersionEnd(file.content, spec, sent, layout, Trailing(layout, _whole).column)
         return answer(session, order, layout, source, values=values, inline=wanted.inline)
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -312,3 +313,55 @@ def use_slowly(say: Say, address: str, kind: str, name: str) -> None:
                 say("done", put(client, kind, name, rows(9)))
         except tdserve.TDServeError as error:
             say("error", type(error).__name__, error)
+
+
+def follow(say: Say, address: str, name: str, last: int, *, transport: str, copy: bool = True) -> None:
+    """Pulls every version that it is quick enough for, up to one; each must be whole, and above the one before."""
+    with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
+        say("connected", client.stats()["transport"])
+        seen: list[int] = [0]
+        for weights in client.subscribe(name, copy=copy):
+            numbers = set(numbers_in(weights.data))
+            assert numbers == {weights.version}, f"version {weights.version} holds {numbers}"
+            assert weights.version > seen[-1], f"version {weights.version} after {seen}"
+            seen.append(weights.version)
+            if weights.version == last:
+                break
+        say("seen", *seen[1:])
+
+
+def pull(say: Say, address: str, name: str, *, num_chunks: int) -> None:
+    """One version over gloo; stops in the middle of it until it is woken up."""
+    from tdserve.transport import stream as _stream
+
+    stream: Any = _stream
+    count = iter(range(1_000_000))
+    take = stream._take
+
+    def taking(*arguments: Any) -> Any:
+        if next(count) == num_chunks:
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        return take(*arguments)
+
+    stream._take = taking
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        found = client.latest(name)
+        assert found is not None
+        say("version", found.version, *sorted(set(numbers_in(found.data))))
+
+
+def publish_partly(say: Say, address: str, name: str, number: int, num_rows: int) -> None:
+    """Is killed in the middle of sending a version over gloo."""
+    from tdserve.client import outgoing as _outgoing
+
+    outgoing: Any = _outgoing
+    send_messages = outgoing.send_messages
+
+    def sending(channel: Any, tag: int, messages: Any, source: Any, **named: Any) -> None:
+        send_messages(channel, tag, messages[: len(messages) // 2], source, **named)
+        say("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    outgoing.send_messages = sending
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        client.publish(name, rows(number, num_rows))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.weights import Publishing, Versions
+from tdserve.weights import MAX_CHECKSUMMED, Publishing, Versions
 
 
 class _AgainstFiles(RuleBasedStateMachine):
@@ -208,6 +208,37 @@ def test_restore_when_a_reader_held_a_retired_version_then_its_file_is_recycled(
 
 def test_newest_when_nothing_was_published_then_none() -> None:
     assert Versions().newest is None
+
+
+def test_checksums_when_a_version_is_retired_then_known_still_but_not_made_known_any_more() -> None:
+    versions = Versions(1)
+    for _ in range(2):
+        _publish(versions)
+    assert not versions.set_checksums(1, b"late")
+    assert versions.set_checksums(2, b"two")
+    _publish(versions)
+    known = versions.checksums(2)
+    assert known is not None
+    assert known.content == b"two"
+    assert (versions.checksums(1), versions.checksums(3)) == (None, None)
+    assert (versions.checksums_before(3), versions.checksums_before(2)) == (known, None)
+    assert Versions.restore(json.loads(json.dumps(versions.state()))).checksums(2) == known
+
+
+def test_checksums_when_of_many_versions_then_only_the_last_are_known() -> None:
+    versions = Versions(MAX_CHECKSUMMED + 5)
+    for version in range(1, MAX_CHECKSUMMED + 3):
+        _publish(versions)
+        versions.set_checksums(version, b"%d" % version)
+    assert [version for version in range(1, 20) if versions.checksums(version)] == list(range(3, MAX_CHECKSUMMED + 3))
+
+
+def test_restore_when_the_state_is_of_a_server_without_checksums_then_none_are_known() -> None:
+    versions = Versions()
+    _publish(versions)
+    state = versions.state()
+    del state["checksums"]
+    assert Versions.restore(state).checksums(1) is None
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.5])

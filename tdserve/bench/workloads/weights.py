@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -16,6 +17,7 @@ from tdserve.bench.measure import SUBJECT, Pacing, Round, Series, Task, alternat
 from tdserve.bench.options import MIB, Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.watcher import Watcher
+from tdserve.client.client import connect
 from tdserve.errors import StoreNotFoundError
 
 MESSAGE_NBYTES = 64 * MIB
@@ -48,13 +50,21 @@ MAPPED = (Target("below", 2.0),)
 """Milliseconds, whatever the size."""
 
 BIG: dict[Wire, TreeTargets] = {
-    "gloo": TreeTargets((Target("of floor", 0.8),)),
+    "gloo": TreeTargets((Target("of floor", 0.85),)),
     "shm": TreeTargets((OF_MEMCPY,), mapped=MAPPED, seen=(Target("below", 30.0),)),
 }
 MANY: dict[Wire, TreeTargets] = {
     "gloo": TreeTargets((Target("of floor", 0.6),)),
     "shm": TreeTargets((), mapped=MAPPED),
 }
+
+NUM_READERS = 4
+TOGETHER = Target("of floor", 0.9)
+"""Of one link: all of them share two cores, or one wire."""
+
+POLICY_SHAPE = (16, MIB)
+VISIBLE: dict[Wire, tuple[Target, ...]] = {"gloo": (Target("below", 5.0),), "shm": (Target("below", 1.0),)}
+"""Milliseconds."""
 
 MAX_FIRST_ROUNDS = 3
 """First publishes leave whole fresh files behind: a few are enough."""
@@ -113,6 +123,12 @@ class Tree:
         """One publish."""
         self.version = self.stage.client.publish(self.name, self.data)
 
+    def renew(self) -> None:
+        """A version that shares no tensor with the one before: all of it travels to whoever has that."""
+        if self.stage.wire == "gloo":
+            self.change()
+            self.publish()
+
     def check(self, found: TensorDictBase) -> None:
         """Compares with what was published last."""
         content.check_equal(found, self.data, what=f"weights {self.name}, version {self.version}")
@@ -132,8 +148,13 @@ def measure_weights(stage: Stage) -> Iterator[Figure]:
             yield _latest_fresh(tree)
             if stage.wire == "shm":
                 yield _latest_mapped(tree)
-            yield _until_visible(tree, watcher)
+            if stage.wire == "gloo" and targets is BIG:
+                yield _latest_together(tree)
+            yield _until_seen(tree, watcher)
             stage.client.delete(tree.name)
+    policy = Tree(stage, POLICY_SHAPE, MANY[stage.wire])
+    yield _until_visible(policy)
+    stage.client.delete(policy.name)
 
 
 def newest(stage: Stage, name: str, *, copy: bool = True) -> TensorDictBase:
@@ -186,7 +207,7 @@ def _latest_into(tree: Tree) -> Figure:
 
     def run_round() -> Round:
         tree.out.zero_()  # so that the check sees what this round has brought
-        return timed_round(pull, tree.pacing)
+        return timed_round(pull, tree.pacing, before=tree.renew)
 
     floors = {
         **_gloo_floors(tree, tree.pacing, is_read=True),
@@ -203,9 +224,39 @@ def _latest_fresh(tree: Tree) -> Figure:
         last[:] = [newest(tree.stage, tree.name)]
 
     floors = {**_gloo_floors(tree, tree.pacing, is_read=True), **_fresh_memcpy_floor(tree.nbytes, tree.pacing)}
-    subject = Task(lambda: timed_round(pull, tree.pacing), lambda: tree.check(last[0]))
+    subject = Task(lambda: timed_round(pull, tree.pacing, before=tree.renew), lambda: tree.check(last[0]))
     series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
     return _figure(tree, "latest()", series)
+
+
+def _latest_together(tree: Tree) -> Figure:
+    """Several readers of one version at once, beside as many payloads over one link."""
+    stage = tree.stage
+    outs = [tree.data.clone() for _ in range(NUM_READERS)]
+    once = Pacing(0.0, min_ops=1, max_ops=1)
+    floor = GlooFloors(stage.link, Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS)).fetch(tree.nbytes)
+
+    def one_link() -> Round:
+        done = floor.run_round()
+        return Round((done.elapsed_s,), done.elapsed_s)
+
+    with ExitStack() as stack:
+        readers = [stack.enter_context(connect(stage.address, transport="gloo")) for _ in outs]
+        threads = stack.enter_context(ThreadPoolExecutor(NUM_READERS))
+
+        def pull() -> None:
+            list(threads.map(lambda reader, out: reader.latest(tree.name, out=out), readers, outs))
+
+        def check() -> None:
+            for out in outs:
+                tree.check(out)
+
+        subject = Task(lambda: timed_round(pull, once, before=tree.renew), check)
+        series = alternate({"gloo, one link": Task(one_link), SUBJECT: subject}, stage.num_rounds)
+    own = series.pop(SUBJECT)
+    scale = Scale("GB/s", gigabytes(NUM_READERS * tree.nbytes))
+    name = f"{tree.label}: latest(out=), {NUM_READERS} at once"
+    return make_figure("weights", name, scale, subject=own, floors=series, targets=(TOGETHER,))
 
 
 def _latest_mapped(tree: Tree) -> Figure:
@@ -222,7 +273,22 @@ def _latest_mapped(tree: Tree) -> Figure:
     return make_figure("weights", name, Scale("ms"), subject=series[SUBJECT], floors={}, targets=tree.targets.mapped)
 
 
-def _until_visible(tree: Tree, watcher: Watcher) -> Figure:
+def _until_visible(tree: Tree) -> Figure:
+    """A policy of usual size: when the call returns, everybody sees the version."""
+    stage = tree.stage
+    subject = Task(
+        lambda: timed_round(tree.publish, stage.pacing, before=tree.change),
+        lambda: tree.check(newest(stage, tree.name)),
+    )
+    floors = _gloo_floors(tree, stage.pacing, is_read=False)
+    floors = floors or {MEMCPY: memcpy_touched(tree.nbytes, stage.pacing)}
+    series = alternate({**floors, SUBJECT: subject}, stage.num_rounds)
+    own = series.pop(SUBJECT)
+    name = f"{tree.label}: publish until visible"
+    return make_figure("weights", name, Scale("ms"), subject=own, floors=series, targets=VISIBLE[stage.wire])
+
+
+def _until_seen(tree: Tree, watcher: Watcher) -> Figure:
     """From the start of a publish until a waiting process has the version whole."""
 
     def before() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tensordict import TensorDict
@@ -10,6 +11,9 @@ from tdserve.content import read_layout, write_layout
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
+from tdserve.spec.dtypes import WIRE
+from tdserve.spec.sent import converted, encode_numbers, only_leaves
+from tdserve.spec.torch_types import to_torch
 from tdserve.transport.ends import LeafEnd
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
@@ -68,3 +72,21 @@ def test_send_when_the_file_is_damaged_then_reported_not_served(peer: Peer, tmp_
         file.truncate(1000)
     error = peer.error(send_version=worker_pb2.SendVersion(version=ref(path), inline=True))
     assert isinstance(error, CorruptDataError)
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [1]])
+@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+def test_send_when_only_some_leaves_are_wanted_or_in_another_dtype_then_these(
+    peer: Peer, tmp_path: Path, numbers: list[int], dtype: str
+) -> None:
+    path = tmp_path / "1.safetensors"
+    peer.done(receive_version=worker_pb2.ReceiveVersion(version=ref(path), content=INLINE))
+    wanted = worker_pb2.SendVersion(version=ref(path), inline=True, leaves=encode_numbers(numbers))
+    wanted.dtype = WIRE.get(dtype, 0)  # type: ignore[assignment]
+    worked = peer.done(send_version=wanted)
+    layout = read_layout(only_leaves(converted(CAPTURED.spec, dtype), numbers), is_packed=True)
+    found = [torch.zeros(slot.shape, dtype=to_torch(slot.dtype)) for slot in layout.slots]
+    unpack(worked.inline, layout.messages, LeafEnd(found))
+    for slot, leaf in zip(layout.slots[: layout.num_leaves], found, strict=False):
+        assert torch.equal(leaf, CAPTURED.tensors[slot.path].to(to_torch(slot.dtype)))
+    assert len(found) == len(numbers) + 1

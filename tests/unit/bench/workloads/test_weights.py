@@ -10,19 +10,23 @@ pytestmark = pytest.mark.integration
 
 def test_weights_when_measured_then_both_trees_have_their_five_figures_and_no_store_is_left(stage: Stage) -> None:
     figures = list(measure_weights(stage))
-    assert [figure.name.partition(": ")[2] for figure in figures] == 2 * [
-        "first publish",
-        "publish, recycled",
-        "latest(out=)",
-        "latest()",
+    usual = ["first publish", "publish, recycled", "latest(out=)", "latest()"]
+    assert [figure.name.partition(": ")[2] for figure in figures] == [
+        *usual,
+        "latest(out=), 4 at once",
         "publish until seen elsewhere",
+        *usual,
+        "publish until seen elsewhere",
+        "publish until visible",
     ]
-    assert [target.bound for figure in figures for target in figure.targets] == [0.8, 0.8, 0.6, 0.6]
+    assert [target.bound for figure in figures for target in figure.targets] == [0.85, 0.85, 0.9, 0.6, 0.6, 5.0]
     assert not any(name.startswith("weights") for name in stage.client.stores())
 
 
 def test_weights_when_measured_in_memory_then_are_mapped_too_and_judged_by_memcpy(memory_stage: Stage) -> None:
     figures = {figure.name: figure for figure in measure_weights(memory_stage)}
+    visible = figures.pop("1 MiB in 16: publish until visible")
+    assert [target.bound for target in visible.targets] == [1.0]
     big, many = ({name.partition(": ")[2]: figures[name] for name in names} for names in _halves(list(figures)))
     assert (
         list(big)

@@ -1,0 +1,219 @@
+"""Versions of which a client has a part: what has not changed since the version before does not travel.
+
+The client remembers where it has put versions. When it asks for another, the server names the leaves that have not
+changed in between; the client looks whether it still has them, by their checksums, since they are its user's and may
+hold anything by now.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdserve.client.incoming import views
+from tdserve.client.leaves import Leaves, leaves_of
+from tdserve.client.reading import Destination
+from tdserve.content import read_layout, write_layout
+from tdserve.errors import RemoteProtocolError, TDServeError
+from tdserve.layout import Layout
+from tdserve.spec.capture import capture
+from tdserve.spec.sent import decode_numbers, only_leaves
+from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.transport.ends import as_bytes
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2
+
+MIN_NBYTES = 1024 * 1024
+"""Of smaller versions the server sends everything."""
+
+MAX_PLACES = 4
+"""Places of one store, such as several copies of a policy, that are filled in turn."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A version that is held somewhere.
+
+    Attributes:
+        version: Its number.
+        leaves: Its tensors and their bytes, in the order of the packed layout.
+    """
+
+    version: int
+    leaves: Leaves
+
+
+@dataclass(frozen=True)
+class _Place:
+    version: int
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class _Returned(_Place):
+    td: weakref.ReferenceType[Any]
+
+
+class HeldVersions:
+    """Where the versions of all stores were put. Threads: safe. Keeps nothing alive."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._returned: dict[str, _Returned] = {}
+        self._filled: dict[str, dict[tuple[int, ...], _Place]] = {}
+
+    def last(self, name: str, *, has_place: bool) -> int:
+        """The version that was put last into a place of the user's, or returned, which takes no look at it; or 0."""
+        with self._lock:
+            if has_place:
+                places = self._filled.get(name)
+                return next(reversed(places.values())).version if places else 0
+            returned = self._returned.get(name)
+            return 0 if returned is None or returned.td() is None else returned.version
+
+    def find(self, name: str, destination: Destination | None) -> Held | None:
+        """What a destination holds, or, without one, what the user still has of what was returned last."""
+        with self._lock:
+            returned = self._returned.get(name)
+            filled = dict(self._filled.get(name, {}))
+        try:
+            if destination is None:
+                return None if returned is None else _of_returned(returned, name)
+            for spec in {id(place.spec): place.spec for place in filled.values()}.values():
+                leaves = _of_destination(destination, spec)
+                place = None if leaves is None else filled.get(_addresses(leaves))
+                if place is not None and leaves is not None:
+                    return Held(place.version, leaves)
+        except TDServeError:  # it has another structure by now
+            pass
+        return None
+
+    def keep(self, name: str, version: int, spec: Spec, *, destination: Destination | None, td: Any) -> None:
+        """Remembers where a version was put: in a destination, or in a tensordict of its own, on the CPU."""
+        if spec.nbytes < MIN_NBYTES or spec.has_ragged:
+            return
+        if destination is None:
+            with self._lock:
+                self._returned[name] = _Returned(version, spec, weakref.ref(td))
+            return
+        leaves = _of_destination(destination, spec)
+        if leaves is not None:
+            with self._lock:
+                places = self._filled.setdefault(name, {})
+                places.pop(addresses := _addresses(leaves), None)
+                places[addresses] = _Place(version, spec)
+                while len(places) > MAX_PLACES:
+                    del places[next(iter(places))]
+
+
+def _of_returned(returned: _Returned, name: str) -> Held | None:
+    td = returned.td()
+    if td is None:
+        return None
+    captured = capture(td, store=name)
+    check_matches(returned.spec, captured.spec, store=name)
+    leaves = leaves_of(captured, read_layout(returned.spec, is_packed=True))
+    return None if leaves.contents is None else Held(returned.version, leaves)
+
+
+def _places(destination: Destination, spec: Spec) -> Leaves | None:
+    """Where a version is received to; None where it cannot be, or does not fit: then that is found out later."""
+    try:
+        return _of_destination(destination, spec)
+    except TDServeError:
+        return None
+
+
+def _of_destination(destination: Destination, spec: Spec) -> Leaves | None:
+    destination.check(spec)
+    return destination.places(read_layout(spec, is_packed=True))
+
+
+def _addresses(leaves: Leaves) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in leaves.tensors)
+
+
+class Rest:
+    """A version of which only a part comes.
+
+    Args:
+        spec: Of the whole version.
+        accepted: Names what does not come.
+        held: Where that is taken from; None: it turned out to be nowhere.
+        destination: Where the version goes.
+
+    Attributes:
+        layout: Of what comes.
+        into: Where it goes; None: wherever it is received.
+
+    Raises:
+        RemoteProtocolError: The server says what makes no sense.
+    """
+
+    def __init__(
+        self, spec: Spec, accepted: control_pb2.Accepted, held: Held | None, destination: Destination | None
+    ) -> None:
+        self._spec = spec
+        numbers = decode_numbers(accepted.unchanged, spec)
+        checksums: NDArray[np.uint64] = np.frombuffer(accepted.checksums[: 8 * len(numbers)], DTYPE)
+        if len(accepted.checksums) != 8 * len(numbers):
+            raise RemoteProtocolError(
+                expected=f"checksums of {len(numbers)} leaves", received=f"{len(accepted.checksums)} bytes of them"
+            )
+        self._checksums: dict[int, int] = dict(zip(numbers, checksums.tolist(), strict=True))
+        self._held = None if held is None else _by_path(spec, held.leaves)
+        places = None if destination is None else _places(destination, spec)
+        self._places = None if places is None else _by_path(spec, places)
+        self.layout = read_layout(only_leaves(spec, self._numbers_but(self._checksums)), is_packed=True)
+        self.into = None if self._places is None else pick(self.layout, self._places)
+
+    def merge(
+        self, received: Mapping[Path, torch.Tensor], pool: BufferPool
+    ) -> tuple[dict[Path, torch.Tensor], list[int]]:
+        """All leaves of the version, and the numbers of those that are not what they should be.
+
+        Where they lie nowhere that is to be filled they are copied: nobody else may change them.
+        """
+        tensors = [self._spec.tensors[number][0] for number in self._checksums]
+        if self._places is not None:
+            kept = {path: self._places[path][0] for path in tensors}
+        else:
+            layout = write_layout(only_leaves(self._spec, list(self._checksums)), is_packed=True)
+            columns = views(layout, pool.take(layout.nbytes))
+            kept = {slot.path: column for slot, column in zip(layout.slots, columns, strict=True)}
+            for path, (_, content) in (self._held or {}).items():
+                if path in kept:
+                    np.copyto(as_bytes(kept[path]).numpy(), content)
+        if self._held is None:
+            return {**received, **kept}, list(self._checksums)
+        stale = [
+            number
+            for number, path in zip(self._checksums, tensors, strict=True)
+            if leaf_checksum(as_bytes(kept[path]).numpy()) != self._checksums[number]
+        ]
+        return {**received, **kept}, stale
+
+    def _numbers_but(self, left_out: Mapping[int, int]) -> list[int]:
+        return [number for number in range(len(self._spec.tensors)) if number not in left_out]
+
+
+def pick(layout: Layout, by_path: Mapping[Path, tuple[torch.Tensor, NDArray[np.uint8]]]) -> Leaves:
+    """The leaves of a layout, in its order."""
+    found: Sequence[tuple[torch.Tensor, NDArray[np.uint8]]]
+    found = [by_path[slot.path] for slot in layout.slots[: layout.num_leaves]]
+    return Leaves([tensor for tensor, _ in found], [content for _, content in found])
+
+
+def _by_path(spec: Spec, leaves: Leaves) -> dict[Path, tuple[torch.Tensor, NDArray[np.uint8]]]:
+    layout = read_layout(spec, is_packed=True)
+    contents = leaves.contents or []
+    slots = layout.slots[: layout.num_leaves]
+    return {slot.path: (tensor, content) for slot, tensor, content in zip(slots, leaves.tensors, contents, strict=True)}

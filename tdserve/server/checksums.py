@@ -1,0 +1,120 @@
+"""Which leaves of a version a reader need not be sent: made out by checksums, which data workers make behind everything
+else, once the version is visible."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.deadline import Deadline
+from tdserve.server.entry import Entry
+from tdserve.server.stores import Stores
+from tdserve.server.workers import DataWorker
+from tdserve.spec.sent import encode_numbers
+from tdserve.spec.tree import Spec
+from tdserve.store.version_checksums import DTYPE
+from tdserve.v1 import worker_pb2
+from tdserve.weights import VersionRecord
+
+MIN_NBYTES = 1024 * 1024
+"""A smaller version travels whole in less time than it takes to look which of its leaves the reader has."""
+
+MIN_SHARE = 8
+"""One part in so many must be unchanged: to verify that costs the reader about a third of receiving it."""
+
+CHECKSUM_NBYTES = 8
+
+WAIT_S = 0.05
+BYTES_PER_S = 1e9
+"""How long a reader waits for the checksums of a version most of which, by the look of those before, it has: a worker
+makes them five times as fast."""
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Leaves that a reader has already.
+
+    Attributes:
+        numbers: As ``Accepted.unchanged``.
+        checksums: As ``Accepted.checksums``.
+        rest: Numbers of the other leaves.
+    """
+
+    numbers: bytes
+    checksums: bytes
+    rest: list[int]
+
+
+class Checksums:
+    """The checksums of all weights stores.
+
+    Args:
+        stores: The book.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._making: dict[str, tuple[int, asyncio.Future[worker_pb2.Worked]]] = {}
+
+    def make(self, entry: Entry, version: VersionRecord, ref: worker_pb2.VersionRef, worker: DataWorker) -> None:
+        """Has a worker begin with a version's, unless somebody does, or has; those of an older one are given up."""
+        versions = entry.weight_versions()
+        uid = entry.record.uid
+        making = self._making.get(uid)
+        if versions.checksums(version.version) is not None or (making is not None and making[0] >= version.version):
+            return
+        order = worker_pb2.Order()
+        order.checksum_version.version.CopyFrom(ref)
+        future = worker.order(order)
+        self._making[uid] = version.version, future
+        future.add_done_callback(lambda done: self._made(entry, version, done))
+
+    async def unchanged(
+        self, entry: Entry, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
+    ) -> Unchanged | None:
+        """The leaves that version ``held`` has too; None when that is not known, or not worth while."""
+        versions = entry.weight_versions()
+        before = versions.checksums(held)
+        if before is None or before.fingerprint != version.fingerprint:
+            return None
+        making = self._making.get(entry.record.uid)
+        if versions.is_mostly_unchanged and making is not None and making[0] == version.version:
+            remaining_s = deadline.remaining_s
+            wait_s = WAIT_S + spec.nbytes / BYTES_PER_S
+            await asyncio.wait({making[1]}, timeout=wait_s if remaining_s is None else min(wait_s, remaining_s))
+        now = versions.checksums(version.version)
+        if now is None:
+            return None
+        checksums = np.frombuffer(now.content, DTYPE)
+        is_same = checksums == np.frombuffer(before.content, DTYPE)
+        if MIN_SHARE * _nbytes(spec, is_same) < spec.nbytes:
+            return None
+        rest: list[int] = np.flatnonzero(~is_same).tolist()
+        return Unchanged(encode_numbers(np.flatnonzero(is_same)), checksums[is_same].tobytes(), rest)
+
+    def _made(self, entry: Entry, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
+        uid = entry.record.uid
+        if self._making.get(uid, (0, None))[1] is done:
+            del self._making[uid]
+        if done.cancelled() or done.exception() is not None or entry.changed.is_deleted:
+            return  # whoever asks for the version gets it whole
+        content = done.result().checksums
+        versions = entry.weight_versions()
+        spec = self._stores.spec_of(version.fingerprint)
+        before = versions.checksums_before(version.version)
+        if len(content) == CHECKSUM_NBYTES * len(spec.tensors) and versions.set_checksums(version.version, content):
+            if before is not None and before.fingerprint == version.fingerprint:
+                is_same = np.frombuffer(content, DTYPE) == np.frombuffer(before.content, DTYPE)
+                versions.is_mostly_unchanged = 2 * _nbytes(spec, is_same) >= spec.nbytes
+            with self._stores.db.transaction() as txn:
+                self._stores.save_state(entry, txn, versions.state())
+            entry.changed.wake()
+
+
+def _nbytes(spec: Spec, is_meant: NDArray[np.bool_]) -> int:
+    """Of some of the leaves."""
+    sizes = np.array([leaf.nbytes for _, leaf in spec.tensors], np.int64)
+    return int(sizes[is_meant].sum())

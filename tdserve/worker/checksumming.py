@@ -1,0 +1,99 @@
+"""Checksums of versions, made by a thread that gives way to everything else."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import numpy as np
+
+from tdserve.control.status import encode_failure
+from tdserve.data.opened import OpenStores
+from tdserve.errors import TDServeError
+from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.store.versions import VersionFile
+from tdserve.transport.ends import as_bytes
+from tdserve.v1 import worker_pb2
+
+_NICENESS = 19
+
+POLL_S = 0.0005
+MAX_PAUSE_S = 0.01
+"""Before every chunk of a megabyte, while content moves: so even a worker that never rests gets through 100 MB/s."""
+
+
+class _SupersededError(Exception):
+    """There is a newer version of the same store."""
+
+
+class Checksumming:
+    """Answers orders for checksums, one after the other. Threads: safe.
+
+    Args:
+        stores: Knows the structures.
+        report: Sends a report to control; thread-safe.
+        is_busy: Whether sessions have orders to carry out.
+    """
+
+    def __init__(
+        self, stores: OpenStores, report: Callable[[worker_pb2.Report], None], is_busy: Callable[[], bool]
+    ) -> None:
+        self._stores = stores
+        self._report = report
+        self._is_busy = is_busy
+        self._newest: dict[str, int] = {}  # number of the last order for each folder
+        self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, order: worker_pb2.Order) -> None:
+        """Queues an order; those before it for versions of the same folder are given up. Called by one thread."""
+        self._newest[_folder(order)] = order.order
+        self._orders.put(order)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tdserve-checksums", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, after what it is at."""
+        self._newest.clear()
+        self._orders.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while (order := self._orders.get()) is not None:
+            report = worker_pb2.Report(order=order.order)
+            try:
+                report.done.checksums = self._checksums(order)
+            except _SupersededError:
+                report.done.SetInParent()
+            except TDServeError as error:  # such as a version that was retired meanwhile
+                report.failure.CopyFrom(encode_failure(error))
+            self._report(report)
+
+    def _checksums(self, order: worker_pb2.Order) -> bytes:
+        wanted = order.checksum_version.version
+        folder = _folder(order)
+
+        def give_way() -> None:
+            began = time.monotonic()
+            while self._newest.get(folder) == order.order and self._is_busy():
+                if time.monotonic() - began > MAX_PAUSE_S:
+                    break
+                time.sleep(POLL_S)
+            if self._newest.get(folder) != order.order:
+                raise _SupersededError
+
+        give_way()
+        spec = self._stores.spec(wanted.fingerprint)
+        with VersionFile.open(wanted.path, spec) as file:
+            leaves = [as_bytes(file.leaves[path]).numpy() for path, _ in spec.tensors]
+            return np.array([leaf_checksum(leaf, give_way) for leaf in leaves], DTYPE).tobytes()
+
+
+def _folder(order: worker_pb2.Order) -> str:
+    return order.checksum_version.version.path.rpartition("/")[0]

@@ -1,0 +1,169 @@
+"""Weights and many readers: none sees a mixture, none goes back, and the disk holds what is kept."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+import tdserve
+from tests.integration.crashing import Crashing
+from tests.integration.local_roles import numbers_in, rows
+from tests.integration.nursery import Nursery
+from tests.integration.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+NUM_ROWS = 300
+"""1.2 MB: over the channel, and large enough for checksums."""
+
+NUM_LARGE_ROWS = 12_000
+"""48 MB: of which a part is under way when a process stops, or dies."""
+
+KEEP = 2
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    with tdserve.Server(tmp_path_factory.mktemp("fleet"), port=0) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    with server.client(transport="gloo", timeout_s=30.0) as made:
+        yield made
+
+
+def files_of(server: tdserve.Server, name: str) -> list[str]:
+    """Names in the folder of a store's versions."""
+    return sorted(path.name for path in (Path(server.config.root) / "stores" / name / "versions").iterdir())
+
+
+def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_goes_back_and_the_disk_holds_k(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+) -> None:
+    last, num_readers = 50, 32
+    followers = [
+        nursery.start(
+            "follow", server.address, "w", last, transport="shm" if number % 2 else "gloo", copy=bool(number % 4 < 2)
+        )
+        for number in range(num_readers)
+    ]
+    for number, follower in enumerate(followers):
+        assert follower.line() == f"connected {'shm' if number % 2 else 'gloo'}"
+    for number in range(1, last + 1):
+        assert client.publish("w", rows(number, NUM_ROWS)) == number
+    seen = []
+    for follower in followers:
+        word, *versions = follower.line().split()
+        assert (word, versions[-1]) == ("seen", str(last))
+        seen.append(len(versions))
+        assert follower.line() == "ended 0"
+    assert max(seen) > 1, seen
+    wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the readers' sessions")
+    files = files_of(server, "w")
+    assert [name for name in files if name.endswith(".safetensors")] == ["49.safetensors", "50.safetensors"]
+    assert len(files) <= 2 * KEEP + 1, files
+
+
+def test_publish_when_its_client_is_killed_in_the_middle_over_gloo_then_the_version_before_stays(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+) -> None:
+    for _ in range(KEEP + 2):
+        version = client.publish("killed", rows(1, NUM_LARGE_ROWS))
+    publisher = nursery.start("publish_partly", server.address, "killed", 2, NUM_LARGE_ROWS)
+    assert publisher.line() == "half"
+    publisher.wait_killed()
+    found = client.latest("killed")
+    assert found is not None
+    assert (found.version, set(numbers_in(found.data))) == (version, {1})
+    wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the publisher's session")
+    wait_for(lambda: not any(".part" in name for name in files_of(server, "killed")), "the end of its file")
+    assert len(files_of(server, "killed")) <= 2 * KEEP + 1
+    assert client.publish("killed", rows(3, NUM_LARGE_ROWS)) > version
+    client.delete("killed")
+
+
+def test_latest_when_a_reader_stands_still_in_the_middle_then_its_version_stays_whole_however_many_follow(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+) -> None:
+    assert client.publish("still", rows(1, NUM_LARGE_ROWS)) == 1
+    with nursery.start("pull", server.address, "still", num_chunks=2) as reader:
+        reader.wait_stopped()
+        for number in range(2, KEEP + 5):
+            client.publish("still", rows(number, NUM_LARGE_ROWS))
+        reader.signal(signal.SIGCONT)
+        assert reader.line() == "version 1 1"
+    client.delete("still")
+
+
+def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    def policy() -> nn.ModuleDict:
+        return nn.ModuleDict({"encoder": nn.Linear(4096, 2048), "head": nn.Linear(250, 100)})
+
+    own, other, lazy = policy(), policy(), policy()
+    parameters = dict(other.named_parameters())
+
+    def sent_nbytes() -> int:
+        return int(client.stats()["transports"].get("gloo", {}).get("bytes_out", 0))
+
+    def step(reader: tdserve.Client, into: nn.Module | None = None) -> int:
+        with torch.no_grad():
+            next(own["head"].parameters()).add_(1)
+        client.publish("frozen", own)
+        before = sent_nbytes()
+        found = reader.latest("frozen", into=into)
+        assert found is not None
+        data = found.data if into is None else TensorDict.from_module(into).data
+        assert (data == TensorDict.from_module(own).data).all()
+        kept[:] = [found.data]
+        return sent_nbytes() - before
+
+    kept: list[object] = []
+    with server.client(transport="gloo", timeout_s=30.0) as reader:
+        assert step(reader, into=other) > 32_000_000
+        nbytes = wait_for(lambda: (moved := step(reader, into=other)) < 1_000_000 and moved, "a pull of the head")
+        assert nbytes >= 100_000
+        assert dict(other.named_parameters()) == parameters
+        assert step(reader) > 32_000_000  # it has nothing of its own
+        wait_for(lambda: 0 < step(reader) < 1_000_000, "a pull of the head")
+        kept.clear()
+        gc.collect()
+        assert step(reader) > 32_000_000
+        assert step(reader, into=lazy) > 32_000_000
+        before = sent_nbytes()
+        half = reader.latest("frozen", dtype=torch.bfloat16)
+        assert half is not None
+        assert torch.equal(half.data["encoder", "weight"], next(own["encoder"].parameters()).bfloat16())
+        assert 16_000_000 < sent_nbytes() - before < 17_500_000
+    client.delete("frozen")
+
+
+def test_subscribe_when_the_server_is_killed_then_it_goes_on_and_never_back(tmp_path: Path) -> None:
+    with Crashing(tmp_path) as crashing, ExitStack() as stack:
+        clients = [
+            stack.enter_context(crashing.server.client(timeout_s=60.0, transport=transport))
+            for transport in ("gloo", "shm")
+        ]
+        clients[0].publish("w", rows(1))
+        waiting = []
+        for client in clients:
+            subscription = stack.enter_context(client.subscribe("w"))
+            assert next(subscription).version == 1
+            waiting.append(client.later(partial(next, subscription)))
+        crashing.restart()
+        assert clients[0].publish("w", rows(2)) == 2
+        for later in waiting:
+            found = later.result(timeout=60.0)
+            assert (found.version, set(numbers_in(found.data))) == (2, {2})
