@@ -22,6 +22,7 @@ from tdserve.config import TRANSPORTS, check_transport
 @click.option("--repeats", type=click.IntRange(min=1), help="Rounds of every floor and subject.")
 @click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures there.")
+@click.option("--simulate-fanout", is_flag=True, help="Only compute how weights reach 1,000 pullers; see the README.")
 @click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")
 def bench(
     workloads: tuple[str, ...],
@@ -30,9 +31,16 @@ def bench(
     repeats: int | None,
     quick: bool,
     json_path: Path | None,
+    simulate_fanout: bool,
     parent: Path | None,
 ) -> int:
     """Measure WORKLOADS (all of them unless told) and their ratio to the floor."""
+    if simulate_fanout:
+        from tdserve.bench.fanout_simulation import table
+
+        for line in table():
+            click.echo(line)
+        return 0
     from tdserve.bench.main import run  # imports torch
 
     return run(

@@ -7,16 +7,21 @@ from pathlib import Path as FilePath
 
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import StoreExistsError
+from tdserve.errors import InvalidRequestError, StoreExistsError
 from tdserve.server import eager
 from tdserve.server.answers import Answers
+from tdserve.server.checksums import MIN_NBYTES, Checksums
 from tdserve.server.entry import Entry
 from tdserve.server.local_client import LocalClient
+from tdserve.server.policies import wake_followers
+from tdserve.server.relays import Relays
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
+from tdserve.spec.dtypes import NAMES
+from tdserve.spec.sent import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
 from tdserve.spec.tree import Spec
 from tdserve.store.version_names import discard, retire
 from tdserve.v1 import control_pb2, worker_pb2
@@ -36,6 +41,8 @@ class Publishing:
         self._stores = stores
         self._answers = answers
         self._traffic = traffic
+        self._checksums = Checksums(stores)
+        self.relays = Relays(traffic)
 
     async def publish(
         self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
@@ -64,6 +71,7 @@ class Publishing:
         done = control_pb2.Done(version=publishing.version)
         kept = {record.version for record in versions.kept}
         dropped = versions.set_keep(asked.keep) if asked.keep else ()
+        versions.fanout = asked.fanout or versions.fanout
         drops = dropped + versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.save_state(entry, txn, versions.state())
@@ -73,12 +81,20 @@ class Publishing:
         if versions.newest is not None and versions.newest.version == publishing.version:
             entry.spec = spec
         entry.changed.wake()
+        self.relays.published(entry)
+        wake_followers(self._stores, entry.name)
+        self._make_checksums(entry, session.worker)
         return done
 
     async def latest(
         self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done | None:
-        """Sends the newest version, waited for if need be. None: the content follows over the channel."""
+        """Sends the newest version, waited for if need be, or a certain one. None: the content follows over the
+        channel.
+
+        Raises:
+            InvalidRequestError: The version that is wanted is not kept.
+        """
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
             return control_pb2.Done(nothing_newer=True)
@@ -92,16 +108,76 @@ class Publishing:
             newest = versions.newest
             return newest if newest is not None and newest.version > newer_than else None
 
-        version = await session.wait(
-            entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
-        )
-        spec = self._stores.spec_of(version.fingerprint)
+        if asked.HasField("version"):
+            version = versions.get(asked.version)
+        else:
+            found = await session.wait(
+                entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
+            )
+            version = versions.newest or found  # it may have been retired before this task went on
         if session.local is not None:
-            return self._let_read(session, entry, version, spec, asked)
-        is_inline = spec.nbytes <= session.inline_limit(request)
+            return self._let_read(session, entry, version, asked)
+        versions.acquire(version.version)
+        try:
+            return await self._send(session, request, entry, version, asked, deadline)
+        finally:
+            drops = versions.release(version.version)
+            if version not in versions.kept:
+                self._retire(entry, version.version)
+            self._drop(entry, drops)
+
+    async def _send(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        version: VersionRecord,
+        asked: control_pb2.LatestRequest,
+        deadline: Deadline,
+    ) -> control_pb2.Done | None:
+        """Has a version sent, or what of it the client wants or needs."""
+        spec = self._stores.spec_of(version.fingerprint)
+        accepted = self._accepted(version, spec, asked)
+        sent = converted(spec, _dtype(asked))
+        numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
+        if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
+            unchanged = await self._checksums.unchanged(entry, asked.holds, version, spec, deadline)
+            if unchanged is not None:
+                accepted.unchanged, accepted.checksums = unchanged.numbers, unchanged.checksums
+                numbers = unchanged.rest
+        if numbers is not None:
+            sent = only_leaves(sent, numbers)
+        is_inline = sent.nbytes <= session.inline_limit(request)
+        placed = None
+        if numbers is None and not is_inline:
+            placed = await self.relays.place(session, entry, version, sent, asked, deadline)
+        if placed is not None:
+            accepted.link, accepted.is_relayed, accepted.keeps = placed.link, bool(placed.relay), placed.keeps
+        if accepted.is_relayed:
+            return control_pb2.Done(accepted=accepted)
         order = session.order(request, is_accepted=not is_inline and not spec.values)
         order.send_version.version.CopyFrom(self._ref(entry, version.version, spec, session.worker))
         order.send_version.inline = is_inline
+        order.send_version.dtype = asked.dtype
+        if numbers is not None:
+            order.send_version.leaves = encode_numbers(numbers)
+        with self.relays.sending(entry, placed):
+            done = await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+        if spec.nbytes >= MIN_NBYTES:
+            entry.weight_versions().wants_checksums = True
+            self._make_checksums(entry, session.worker)
+        return done
+
+    def _make_checksums(self, entry: Entry, worker: DataWorker) -> None:
+        """Of the newest version, where readers come who could use them: those on this machine copy memory."""
+        versions = entry.weight_versions()
+        newest = versions.newest
+        if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
+            return
+        ref = self._ref(entry, newest.version, self._stores.spec_of(newest.fingerprint), worker)
+        self._checksums.make(entry, newest, ref, worker)
+
+    def _accepted(self, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest) -> control_pb2.Accepted:
         accepted = control_pb2.Accepted(
             fingerprint=version.fingerprint,
             version=version.version,
@@ -110,14 +186,7 @@ class Publishing:
         )
         if asked.fingerprint != version.fingerprint:
             accepted.spec.CopyFrom(self._stores.message_of(spec))
-        versions.acquire(version.version)
-        try:
-            return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
-        finally:
-            drops = versions.release(version.version)
-            if version not in versions.kept:
-                self._retire(entry, version.version)
-            self._drop(entry, drops)
+        return accepted
 
     def _receiving(
         self,
@@ -148,24 +217,12 @@ class Publishing:
         await local.written(request, accepted)
 
     def _let_read(
-        self,
-        session: ClientSession,
-        entry: Entry,
-        version: VersionRecord,
-        spec: Spec,
-        asked: control_pb2.LatestRequest,
+        self, session: ClientSession, entry: Entry, version: VersionRecord, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done:
         """Tells a local client which file to open; it asks again when that was retired before it has."""
-        accepted = control_pb2.Accepted(
-            fingerprint=version.fingerprint,
-            version=version.version,
-            metadata=version.metadata,
-            created_s=version.created_s,
-            uid=entry.record.uid,
-            path=self._below_root(_path(entry, version.version)),
-        )
-        if asked.fingerprint != version.fingerprint:
-            accepted.spec.CopyFrom(self._stores.message_of(spec))
+        accepted = self._accepted(version, self._stores.spec_of(version.fingerprint), asked)
+        accepted.uid = entry.record.uid
+        accepted.path = self._below_root(_path(entry, version.version))
         self._traffic.sent(session.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
@@ -208,6 +265,14 @@ class Publishing:
     def _drop(self, entry: Entry, numbers: tuple[int, ...]) -> None:
         for number in numbers:
             discard(_path(entry, number))
+
+
+def _dtype(asked: control_pb2.LatestRequest) -> str:
+    """What leaves of floating-point numbers are converted to; "" leaves them. Raises InvalidRequestError."""
+    name = NAMES.get(asked.dtype, "")
+    if asked.dtype and name not in FLOATING:
+        raise InvalidRequestError(argument="dtype", reason=f"it is none of {', '.join(FLOATING)}")
+    return name
 
 
 def _path(entry: Entry, version: int) -> FilePath:

@@ -23,6 +23,8 @@ class _Count:
     bytes_out: int = 0
     transfers_in: int = 0
     transfers_out: int = 0
+    bytes_relayed: int = 0
+    transfers_relayed: int = 0
 
 
 class Traffic:
@@ -76,6 +78,12 @@ class Traffic:
         count = self._counts[transport]
         count.bytes_out += nbytes
         count.transfers_out += 1
+
+    def relayed(self, transport: str, nbytes: int) -> None:
+        """Counts a transfer from client to client."""
+        count = self._counts[transport]
+        count.bytes_relayed += nbytes
+        count.transfers_relayed += 1
 
     async def count_reads(self, workers: Sequence[DataWorker]) -> None:
         """Asks the workers for the reads that they have answered without this process; a silent one is left out."""

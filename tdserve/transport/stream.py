@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -94,9 +94,19 @@ def send_messages(
 
 
 def recv_messages(
-    channel: Channel, tag: int, messages: Sequence[Message], sink: Sink, *, pool: BufferPool, timeout_s: float
+    channel: Channel,
+    tag: int,
+    messages: Sequence[Message],
+    sink: Sink,
+    *,
+    pool: BufferPool,
+    timeout_s: float,
+    on_arrived: Callable[[int], None] | None = None,
 ) -> None:
     """Receives every message of a layout, in order, into the sink.
+
+    Args:
+        on_arrived: Called with the number of messages that the sink has taken since the last call.
 
     Raises:
         DeadlineExceededError, PeerLostError: The channel is closed; the sink holds some of the messages.
@@ -110,6 +120,8 @@ def recv_messages(
         for _, message, staging in oldest:
             if staging is not None:
                 sink.drain(message, staging)
+        if on_arrived is not None:
+            on_arrived(len(oldest))
 
     for message in messages:
         if len(under_way) >= MESSAGES_UNDER_WAY:

@@ -41,7 +41,8 @@ class TestSharedMemoryService(ServiceSuite):
         moved = {
             key: value - before.get(transport, {}).get(key, 0) for key, value in after["transports"]["shm"].items()
         }
-        assert moved == {"bytes_in": 0, "bytes_out": 0, "transfers_in": 4, "transfers_out": 3}
+        assert (moved.pop("transfers_in"), moved.pop("transfers_out")) == (4, 3)
+        assert set(moved.values()) == {0}
         others = [{k: v for k, v in each.items() if k != transport} for each in (before, after["transports"])]
         assert others[0] == others[1], "something went another way"
 

@@ -15,6 +15,7 @@ from tdserve.control.status import encode_failure
 from tdserve.errors import (
     CapacityError,
     DeadlineExceededError,
+    InvalidRequestError,
     InvalidSpecError,
     NotSupportedError,
     PeerLostError,
@@ -24,6 +25,8 @@ from tdserve.errors import (
 from tdserve.server.session import ClientSession
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
+from tdserve.spec.dtypes import WIRE
+from tdserve.spec.sent import converted, encode_numbers, only_leaves
 from tdserve.store.versions import VersionFile
 from tdserve.v1 import control_pb2
 from tdserve.weights import Versions
@@ -127,6 +130,35 @@ def test_latest_when_a_version_comes_while_it_waits_then_that(world: World, run:
     done = run(scenario())
     assert done is not None
     assert done.accepted.version == 1
+
+
+def test_latest_when_a_version_is_named_then_that_or_an_error_that_names_those_that_are_kept(
+    world: World, run: Loop
+) -> None:
+    for number in (1, 2, 3):
+        publish(world, run, number)
+    done = latest(world, run, version=2)
+    assert done.accepted.version == 2
+    assert columns_of(read_layout(SPEC, is_packed=True), done.inline)["w"].eq(2).all()
+    for version in (0, 1, 4):
+        with pytest.raises(InvalidRequestError, match="kept now: 2, 3"):
+            latest(world, run, version=version)
+
+
+def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(world: World, run: Loop) -> None:
+    publish(world, run, 3)
+    halved = converted(SPEC, "bfloat16")
+    done = latest(world, run, dtype=WIRE["bfloat16"])
+    assert columns_of(read_layout(halved, is_packed=True), done.inline)["w"].tolist() == [[3.0, 3.0]] * 3
+    assert codec.decode(done.accepted.spec) == SPEC
+    names = [path for path, _ in SPEC.tensors]
+    some = only_leaves(SPEC, [names.index(("b",))])
+    done = latest(world, run, version=1, leaves=encode_numbers([names.index(("b",))]))
+    assert set(columns_of(read_layout(some, is_packed=True), done.inline)) == {"b", "status"}
+    with pytest.raises(InvalidRequestError, match="dtype"):
+        latest(world, run, dtype=WIRE["int8"])
+    with pytest.raises(RemoteProtocolError, match="2 leaves"):
+        latest(world, run, version=1, leaves=encode_numbers([2]))
 
 
 def here() -> control_pb2.PublishRequest:

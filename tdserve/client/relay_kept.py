@@ -1,0 +1,86 @@
+"""A version of weights that a client keeps to pass it on, while it comes and afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Condition
+
+import numpy as np
+import torch
+
+from tdserve.errors import PeerLostError
+from tdserve.layout import Layout
+from tdserve.spec.tree import Spec
+from tdserve.store.version_checksums import DTYPE, leaf_checksum
+
+
+class Kept:
+    """The bytes of one version, a private copy: what the user does with theirs changes nothing here.
+
+    Threads: one fills it, any number wait for what is there.
+
+    Args:
+        layout: Of what travels.
+        buffer: Flat, uint8 ``[layout.nbytes]``.
+        on_first: Called when the first part is here, in the thread that fills it.
+
+    Attributes:
+        layout, buffer: As given.
+    """
+
+    def __init__(self, layout: Layout, buffer: torch.Tensor, *, on_first: Callable[[], None] = lambda: None) -> None:
+        self.layout = layout
+        self.buffer = buffer
+        self._on_first = on_first
+        self._changed = Condition()
+        self._num_here = 0
+        self._is_dropped = False
+
+    @property
+    def num_here(self) -> int:
+        """Messages of the layout that are here, from the first on."""
+        return self._num_here
+
+    def arrived(self, count: int) -> None:
+        """So many more messages are here."""
+        with self._changed:
+            is_first = not self._num_here
+            self._num_here += count
+            self._changed.notify_all()
+        if is_first:
+            self._on_first()
+
+    def drop(self) -> None:
+        """It is not passed on any more, because the rest will not come, or the bytes are wrong."""
+        with self._changed:
+            self._is_dropped = True
+            self._changed.notify_all()
+
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Returns when a message is here.
+
+        Raises:
+            PeerLostError: It will not come, or does not within ``timeout_s``.
+        """
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_dropped or self._num_here > number, max(end - time.monotonic(), 0))
+            if self._is_dropped or self._num_here <= number:
+                raise PeerLostError(peer="the relay before", reason=f"message {number} of a version does not come")
+
+
+def checksums(layout: Layout, buffer: torch.Tensor, spec: Spec) -> bytes:
+    """Those of the leaves of a version in canonical order, as control knows them.
+
+    Args:
+        layout: Of what travelled.
+        buffer: Flat, as its messages filled it.
+        spec: Of the same.
+    """
+    content = buffer.numpy()
+    found = {
+        slot.path: leaf_checksum(content[slot.offset : slot.offset + slot.nbytes])
+        for slot in layout.slots[: layout.num_leaves]
+    }
+    return np.array([found[path] for path, _ in spec.tensors], DTYPE).tobytes()

@@ -1,0 +1,120 @@
+"""Weights that clients pass on: many pullers, and a server that sends each version a few times only."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import tdserve
+from tests.integration.fanout_roles import weights
+from tests.integration.nursery import Child, Nursery
+
+pytestmark = pytest.mark.integration
+
+NUM_PULLERS = 16
+FANOUT = 4
+NBYTES = 8 * 1024 * 1024
+MAX_PULL_S = 20.0
+"""For a puller whose relay stands still: three seconds to connect, or two without content, on a machine that has other
+things to do."""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Starts light processes; all end with the module."""
+    with Nursery("tests.integration.fanout_roles") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def publisher(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client on the server's machine, whose content is no traffic over gloo."""
+    with server.client(transport="shm") as client:
+        yield client
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the test's own weights."""
+    return f"fanout-{id(request.node):x}"
+
+
+def pullers(
+    stack: ExitStack, nursery: Nursery, client: tdserve.Client, name: str, num_pullers: int, **named: int
+) -> list[Child]:
+    """Processes that are connected."""
+    found = [nursery.start("pull", client.address, name, NBYTES, **named) for _ in range(num_pullers)]
+    for child in found:
+        assert stack.enter_context(child).line() == "connected"
+    return found
+
+
+def pull(children: list[Child], version: int) -> list[float]:
+    """All of them get a version, right in every byte; how long each took, seconds."""
+    for child in children:
+        child.signal(signal.SIGUSR1)
+    took_s = []
+    for child in children:
+        said, number, is_equal, seconds = child.line().split()
+        assert (said, number, is_equal) == ("version", str(version), "True")
+        took_s.append(float(seconds))
+    return took_s
+
+
+class Traffic:
+    """Whole versions that went over gloo since it was made."""
+
+    def __init__(self, client: tdserve.Client) -> None:
+        self._client = client
+        self._before = self._counts()
+
+    def _counts(self) -> tuple[float, float]:
+        found = self._client.stats()["transports"].get("gloo", {"bytes_out": 0, "bytes_relayed": 0})
+        return found["bytes_out"] / NBYTES, found["bytes_relayed"] / NBYTES
+
+    @property
+    def from_server(self) -> float:
+        """What the server has sent."""
+        return self._counts()[0] - self._before[0]
+
+    @property
+    def relayed(self) -> float:
+        """What went from client to client."""
+        return self._counts()[1] - self._before[1]
+
+
+def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few_times(
+    publisher: tdserve.Client, nursery: Nursery, name: str
+) -> None:
+    with ExitStack() as stack:
+        children = pullers(stack, nursery, publisher, name, NUM_PULLERS)
+        for version in (1, 2):
+            traffic = Traffic(publisher)
+            publisher.publish(name, weights(version, NBYTES), fanout=FANOUT if version == 1 else 0)
+            pull(children, version)
+            assert traffic.from_server <= FANOUT + 1.01
+            assert traffic.relayed >= NUM_PULLERS - FANOUT - 1
+        assert publisher.describe(name).fanout == FANOUT
+
+
+@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
+def test_pull_when_a_relay_is_struck_in_the_middle_then_all_others_get_it_whole_and_in_time(
+    publisher: tdserve.Client, nursery: Nursery, name: str, strike: signal.Signals
+) -> None:
+    with ExitStack() as stack:
+        children = pullers(stack, nursery, publisher, name, NUM_PULLERS - 1)
+        (relay,) = pullers(stack, nursery, publisher, name, 1, strikes=strike)
+        traffic = Traffic(publisher)
+        publisher.publish(name, weights(1, NBYTES), fanout=FANOUT)
+        pull([relay], 1)  # from the server, and kept
+        assert max(pull(children, 1)) < MAX_PULL_S
+        if strike == signal.SIGKILL:
+            relay.wait_killed()
+        else:
+            relay.wait_stopped()
+        assert traffic.from_server <= FANOUT + 1.01
+        publisher.publish(name, weights(2, NBYTES))
+        pull(children, 2)
