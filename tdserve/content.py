@@ -19,6 +19,9 @@ from tdserve.spec.tree import Path, Spec
 INDEX_KEY = "index"
 GENERATION_KEY = "generation"
 
+POLICY_VERSION_KEY = "policy_version"
+"""Of a table with a policy, whose rows may not have it at the root: the version that made the row."""
+
 SLICE_END_KEY = "slice_end"
 """Last row of a slice: becomes ``("next", "truncated")`` at the client, and is not shown."""
 
@@ -27,6 +30,7 @@ ADDED_DTYPES = {
     "probability": "float32",
     "priority_weight": "float32",
     "times_sampled": "int64",
+    POLICY_VERSION_KEY: "int64",
     SLICE_END_KEY: "bool",
 }
 """What a table may add to each row of a sample, in the order in which it travels; which of it, its settings say."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.devices import begin, resolved
+from tdserve.client.policy_versions import newest_version, oldest_version
 from tdserve.client.sampling import Asked, Query, ask, mended, take
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
@@ -140,13 +141,21 @@ class Batches:
             if isinstance(item, BaseException):
                 raise item
             self._order.room.release()
-            came_s, upload = item
-            now_s = time.monotonic()
-            if now_s - came_s <= self._drop_after_s:
+            came_s, oldest, upload = item
+            is_fresh = time.monotonic() - came_s <= self._drop_after_s and self._is_in_time(oldest)
+            if is_fresh:
                 return upload.take()
-            if now_s - began_s > self._timeout_s:
-                what = f"a batch of {self._name!r} that waited for less than {self._drop_after_s} s"
+            if time.monotonic() - began_s > self._timeout_s:
+                what = f"a batch of {self._name!r} that did not wait too long for its taker"
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
+
+    def _is_in_time(self, oldest: int) -> bool:
+        """Whether rows of this policy version are within the greatest lag still."""
+        order, max_lag = self._order, self._order.query.max_lag
+        if max_lag is None:
+            return True
+        newest = newest_version(order.client, self._name, Deadline.after(self._timeout_s))
+        return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted, and made anew
 
     def __enter__(self) -> Batches:
         return self
@@ -249,7 +258,8 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             for _ in range(order.num_batches - len(batches)):  # a limiter lets through fewer than were asked for
                 order.room.release()
             for batch in batches:
-                _put(order, (time.monotonic(), begin(batch, order.device)))
+                oldest = 0 if order.query.max_lag is None else oldest_version(batch)
+                _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
             progress.made()
     finally:
         _give_up(order, session, under_way)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2
+from tdserve.values import decode_bytes
 
 _KINDS = {
     control_pb2.STORE_KIND_TENSORDICT: "tensordict",
@@ -19,11 +20,19 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """One kept version of weights. ``created_s`` in seconds since the epoch."""
+    """One kept version of weights.
+
+    Attributes:
+        version: Its number.
+        nbytes: Of its tensors.
+        created_s: When it became visible, seconds since the epoch.
+        metadata: What the publisher said of it.
+    """
 
     version: int
     nbytes: int
     created_s: float
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,11 @@ class StoreDescription:
         is_closed: Whether a replay takes no more rows in.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
         max_object_bytes: Room for its non-tensor values and ragged tensors.
+        policy: Name of the weights that make a replay's rows; "" for none. With one:
+        newest_policy_version: From which lags are counted; 0 before the first.
+        lag_min, lag_mean, lag_max: How many versions its rows are old; None while there is none of a known version.
+        num_discarded: Rows that left a queue because they were too old.
+        fanout: Of weights: to how many each end sends a version at once, 0 where the server decides.
     """
 
     name: str
@@ -77,6 +91,13 @@ class StoreDescription:
     is_closed: bool = False
     share_non_tensor: bool = False
     max_object_bytes: int = 0
+    policy: str = ""
+    newest_policy_version: int = 0
+    lag_min: int | None = None
+    lag_mean: float | None = None
+    lag_max: int | None = None
+    num_discarded: int = 0
+    fanout: int = 0
 
     @property
     def rows(self) -> int:
@@ -94,7 +115,9 @@ class StoreDescription:
         found["batch_size"] = list(self.batch_size)
         found["extra"] = list(self.extra)
         found["settings"] = json.loads(self.settings) if self.settings else {}
-        found["versions"] = [vars(version) for version in self.versions]
+        found["versions"] = [
+            {"version": each.version, "nbytes": each.nbytes, "created_s": each.created_s} for each in self.versions
+        ]
         leaves = [
             {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
         ]
@@ -109,10 +132,17 @@ def _shown(leaf: ValueLeaf) -> dict[str, Any]:
     return {"dtype": leaf.ragged.dtype, "shape": [*leaf.batch_size, *leaf.ragged.shape]}
 
 
+def version_info(message: control_pb2.VersionInfo) -> VersionInfo:
+    """Reads the server's message of one version."""
+    metadata = decode_bytes(message.metadata) if message.metadata else {}
+    return VersionInfo(message.version, message.nbytes, message.created_s, metadata)
+
+
 def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
     """Reads the server's message."""
     spec = codec.decode(message.spec)
-    versions = tuple(VersionInfo(version.version, version.nbytes, version.created_s) for version in message.versions)
+    versions = tuple(version_info(version) for version in message.versions)
+    lags = message.lags if message.HasField("lags") else None
     return StoreDescription(
         name=message.name,
         kind=_KINDS.get(message.kind, "unknown"),
@@ -136,4 +166,11 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         is_closed=message.is_closed,
         share_non_tensor=message.share_non_tensor,
         max_object_bytes=message.max_object_bytes,
+        policy=json.loads(message.settings).get("policy", "") if message.settings else "",
+        newest_policy_version=message.newest_policy_version,
+        lag_min=lags.min if lags is not None else None,
+        lag_mean=lags.mean if lags is not None else None,
+        lag_max=lags.max if lags is not None else None,
+        num_discarded=message.num_discarded,
+        fanout=message.fanout,
     )

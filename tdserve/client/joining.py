@@ -75,6 +75,7 @@ class Part(NamedTuple):
             and own.writer == its.writer
             and own.keys == its.keys
             and bool(own.priorities) == bool(its.priorities)
+            and bool(own.policy_versions) == bool(its.policy_versions)
             and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
         )
 
@@ -186,7 +187,7 @@ class Joining:
         captured = [part.captured for part in parts]
 
         def make_outgoing(session: Session) -> Outgoing:
-            margin_nbytes = len(request.priorities) + len(request.ends)
+            margin_nbytes = len(request.priorities) + len(request.ends) + len(request.policy_versions)
             return Outgoing(captured, self._target, session, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
@@ -248,6 +249,8 @@ def _joined(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.Extend
     joined.keys.extend(first.keys)
     if first.priorities:
         joined.priorities = b"".join(_spread(request.priorities, request.num_rows, 8) for request in requests)
+    if first.policy_versions:
+        joined.policy_versions = b"".join(_spread(request.policy_versions, request.num_rows, 8) for request in requests)
     if any(request.ends for request in requests):
         joined.ends = b"".join(_spread(request.ends or b"\0", request.num_rows, 1) for request in requests)
     return joined

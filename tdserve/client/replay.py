@@ -24,6 +24,7 @@ class ReplayHandle(TableHandle):
         consumer: str = "",
         group_by: Any = None,
         group_size: int = 0,
+        max_lag: int | None = None,
         device: Any = None,
         pad: Pad = None,
         timeout_s: float | None = None,
@@ -38,6 +39,8 @@ class ReplayHandle(TableHandle):
             group_by: A leaf: whole groups of rows that have an equal value there, each complete and in order, one
                 group after the other. ``num_rows`` is a multiple of ``group_size``.
             group_size: Rows of a complete group.
+            max_lag: Only rows whose policy was at most so many versions behind the newest published one when they were
+                drawn; waits where there are too few, which only new rows change. Of a slice every row counts.
             device: Where the result goes; None leaves it on the CPU.
             pad: Fills ragged tensors up to the longest of the result with this number (or numbers by key), and adds
                 masks of what is content under ``("masks", *key)``; None leaves them ragged.
@@ -47,7 +50,8 @@ class ReplayHandle(TableHandle):
             Tensordict of batch size ``[num_rows, *row]`` with more keys: ``"index"``, the row numbers, and
             ``"generation"``, which tells later whether a row was overwritten, both int64 ``[num_rows]``; of a
             prioritized table ``"priority"``, ``"probability"`` and ``"priority_weight"``, float32; ``"times_sampled"``,
-            int64, where the table counts it.
+            int64, where the table counts it; ``"policy_version"``, int64, of a table with a policy (-1: of one that was
+            deleted since).
 
         Raises:
             DeadlineExceededError: There were not enough rows in time; says what lacks.
@@ -63,8 +67,10 @@ class ReplayHandle(TableHandle):
                 consumer=consumer,
                 group_by=group_by,
                 group_size=group_size,
+                max_lag=max_lag,
                 is_lease=bool(consumer),
                 pad=pad,
+                device=device,
             )
             if not consumer:
                 return sampled(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
@@ -83,11 +89,14 @@ class ReplayHandle(TableHandle):
         require: Any = None,
         group_by: Any = None,
         group_size: int = 0,
+        max_lag: int | None = None,
         ack: bool = True,
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows for a consumer, which has had them once they are acknowledged, and not before.
+
+        Rows that are too old for ``max_lag`` stay where they are; other consumers may want them.
 
         Args:
             consumer: Its name; several processes may share it, and each row goes to one of them.
@@ -98,7 +107,13 @@ class ReplayHandle(TableHandle):
         """
         check_count("num_rows", num_rows)
         query = self._query(
-            require=require, consumer=consumer, group_by=group_by, group_size=group_size, is_lease=True, pad=pad
+            require=require,
+            consumer=consumer,
+            group_by=group_by,
+            group_size=group_size,
+            max_lag=max_lag,
+            is_lease=True,
+            pad=pad,
         )
         rows = taken(self._client, query, num_rows, self._client.deadline(timeout_s))
         return Taken(self._client, query, rows, None) if ack else rows
@@ -157,6 +172,7 @@ class ReplayHandle(TableHandle):
         consumer: str = "",
         group_by: Any = None,
         group_size: int = 0,
+        max_lag: int | None = None,
         timeout_s: float | None = None,
     ) -> Batches | TakenBatches:
         """An endless iterator over samples, with some of them under way while the caller works.
@@ -170,6 +186,8 @@ class ReplayHandle(TableHandle):
                 is.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
                 the next one is asked for, and nothing is prefetched.
+            max_lag: As of :meth:`sample`. Looked at once more when a batch is handed out, which costs a message: one
+                that became too old while it waited is dropped, and a fresh one taken.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
         check_num_rows(num_rows, device)
@@ -180,8 +198,10 @@ class ReplayHandle(TableHandle):
             consumer=consumer,
             group_by=group_by,
             group_size=group_size,
+            max_lag=max_lag,
             is_lease=bool(consumer),
             pad=pad,
+            device=device,
         )
         if consumer:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

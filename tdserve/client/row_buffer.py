@@ -28,6 +28,9 @@ MAX_JOINED_BYTES = 4 * 1024 * 1024
 NO_PRIORITY = math.nan
 """In lists of priorities; no priority may be NaN."""
 
+NO_VERSION = -1
+"""In lists of policy versions, which begin at 0."""
+
 
 class Page:
     """Rows that lie side by side; lists have one element per row, used or not.
@@ -40,6 +43,7 @@ class Page:
         values_nbytes: Encoded size of each row's values.
         waiting_nbytes: Of those, of the rows that wait.
         priorities: ``NO_PRIORITY`` where none was given.
+        policy_versions: ``NO_VERSION`` where none was given.
         ends: Whether the row is the last of its trajectory.
         times_s: When each was appended.
         num_rows: Rows that were put in.
@@ -56,6 +60,7 @@ class Page:
         self.values_nbytes = [0] * size
         self.waiting_nbytes = 0
         self.priorities = [NO_PRIORITY] * size
+        self.policy_versions = [NO_VERSION] * size
         self.ends = [False] * size
         self.times_s = [0.0] * size
         self.num_rows = 0
@@ -76,6 +81,7 @@ class Page:
         now_s: float,
         values: Sequence[Any] = (),
         values_nbytes: int = 0,
+        policy_version: int = NO_VERSION,
     ) -> list[torch.Tensor]:
         """Copies a row in; ``values`` must not change any more.
 
@@ -86,6 +92,7 @@ class Page:
         row = self.slots.rows[number]
         copy_leaves(row, leaves)
         self.priorities[number] = priority
+        self.policy_versions[number] = policy_version
         self.times_s[number] = now_s
         if values:
             self.values[number] = values
@@ -94,11 +101,20 @@ class Page:
         self.num_rows = number + 1
         return row
 
-    def run_length(self, max_rows: int, *, with_priority: bool) -> int:
-        """Waiting rows, from the first one on, that all have a priority, or all have none."""
-        waiting = self.priorities[self.num_taken : min(self.num_taken + max_rows, self.num_rows)]
-        others = (number for number, priority in enumerate(waiting) if math.isnan(priority) is with_priority)
-        return next(others, len(waiting))
+    def says(self, number: int) -> tuple[bool, bool]:
+        """Whether a row was given a priority, and a policy version."""
+        return not math.isnan(self.priorities[number]), self.policy_versions[number] != NO_VERSION
+
+    def run_length(self, max_rows: int, says: tuple[bool, bool]) -> int:
+        """Waiting rows, from the first one on, that all say the same."""
+        waiting = slice(self.num_taken, min(self.num_taken + max_rows, self.num_rows))
+        given = zip(self.priorities[waiting], self.policy_versions[waiting], strict=True)
+        others = (
+            number
+            for number, (priority, version) in enumerate(given)
+            if (not math.isnan(priority), version != NO_VERSION) != says
+        )
+        return next(others, waiting.stop - waiting.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +126,7 @@ class Batch:
         num_rows: At least 1.
         stream: Number of their stream.
         priorities: float64 ``[num_rows]``; None if none was given.
+        policy_versions: int64 ``[num_rows]``; None if none was given.
         ends: bool ``[num_rows]``; None if none of them ends a trajectory.
         parts: Page, first row and end of each run of rows.
     """
@@ -118,6 +135,7 @@ class Batch:
     num_rows: int
     stream: int
     priorities: NDArray[np.float64] | None
+    policy_versions: NDArray[np.int64] | None
     ends: NDArray[np.bool_] | None
     parts: tuple[tuple[Page, int, int], ...]
 
@@ -207,22 +225,23 @@ class RowBuffer:
         return page
 
     def take(self, max_rows: int) -> Batch:
-        """The first waiting rows as one batch: at most ``max_rows``, of one stream, all with a priority or all without.
+        """The first waiting rows as one batch: at most ``max_rows``, of one stream, all with a priority or all without,
+        and so with a policy version.
 
         Must not be called when no row waits, nor before the last batch was given back.
         """
         parts: list[tuple[Page, int, int]] = []
         num_rows = 0
-        with_priority = False
+        says = (False, False)
         for page in self._pages:
             start = page.num_taken
             if start == page.num_rows:
                 continue
             if not parts:
-                with_priority = not math.isnan(page.priorities[start])
+                says = page.says(start)
             elif page.stream != parts[0][0].stream:
                 break
-            length = page.run_length(max_rows - num_rows, with_priority=with_priority)
+            length = page.run_length(max_rows - num_rows, says)
             if not length:
                 break
             parts.append((page, start, start + length))
@@ -235,7 +254,7 @@ class RowBuffer:
             nbytes = sum(page.values_nbytes[start:stop])
             page.waiting_nbytes -= nbytes
             self._values_under_way += nbytes
-        batch = self._batch(parts, num_rows, with_priority)
+        batch = self._batch(parts, num_rows, says)
         parts[0][0].is_under_way = len(parts) == 1  # of several, the rows were copied
         self._drop_used_up()
         return batch
@@ -260,7 +279,7 @@ class RowBuffer:
             if not page.is_under_way:
                 self._free.append(page.slots)
 
-    def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, with_priority: bool) -> Batch:
+    def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, says: tuple[bool, bool]) -> Batch:
         pieces = [[tensor[start:stop] for tensor in page.slots.tensors] for page, start, stop in parts]
         columns = pieces[0] if len(parts) == 1 else [_joined(column) for column in zip(*pieces, strict=True)]
         spec = self._batch_spec.with_rows(num_rows)
@@ -268,12 +287,14 @@ class RowBuffer:
         rows = list(chain.from_iterable(page.values[start:stop] for page, start, stop in parts))
         values = {path: [row[number] for row in rows] for number, (path, _) in enumerate(spec.values)}
         priorities = list(chain.from_iterable(page.priorities[start:stop] for page, start, stop in parts))
+        versions = list(chain.from_iterable(page.policy_versions[start:stop] for page, start, stop in parts))
         ends = list(chain.from_iterable(page.ends[start:stop] for page, start, stop in parts))
         return Batch(
             td=build(spec, tensors, values),
             num_rows=num_rows,
             stream=parts[0][0].stream,
-            priorities=np.array(priorities) if with_priority else None,
+            priorities=np.array(priorities) if says[0] else None,
+            policy_versions=np.array(versions, np.int64) if says[1] else None,
             ends=np.array(ends) if any(ends) else None,
             parts=tuple(parts),
         )

@@ -31,6 +31,7 @@ class Table(Protocol):
         priority: Any = None,
         ends: Any = None,
         writer: int = 0,
+        policy_version: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Stores rows together, and returns when they are stored."""
@@ -101,6 +102,8 @@ class Delivery:
         more: dict[str, Any] = {}
         if batch.priorities is not None:
             more["priority"] = batch.priorities[rows]
+        if batch.policy_versions is not None:
+            more["policy_version"] = batch.policy_versions[rows]
         if batch.ends is not None and batch.ends[rows].any():
             more["ends"] = batch.ends[rows]
         td = batch.td if rows == slice(0, batch.num_rows) else batch.td[rows]

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 
 from tdserve.client.nstep import NStepWindow
-from tdserve.client.row_buffer import Batch, Page, RowBuffer
+from tdserve.client.row_buffer import NO_VERSION, Batch, Page, RowBuffer
 from tdserve.client.row_delivery import Delivery, Table, most_rows
 from tdserve.deadline import Deadline
 from tdserve.errors import (
@@ -113,6 +113,7 @@ class RowSender:
         values_nbytes: int,
         priority: float,
         timeout_s: float | None,
+        policy_version: int = NO_VERSION,
     ) -> None:
         """Copies a row in.
 
@@ -120,7 +121,7 @@ class RowSender:
             leaves: Tensors in the order of ``spec.tensors``; may change afterwards.
             values: Non-tensor leaves in the order of ``spec.values``; may not.
             values_nbytes: Encoded size of them.
-            priority: ``NO_PRIORITY`` for none.
+            priority, policy_version: ``NO_PRIORITY`` and ``NO_VERSION`` for none.
             timeout_s: To wait for room; None waits without end.
 
         Raises:
@@ -133,7 +134,7 @@ class RowSender:
             if page is None or values:
                 page = self._find_page(values_nbytes, timeout_s)
             now_s = time.monotonic()
-            row = page.put(leaves, priority, now_s, values, values_nbytes)
+            row = page.put(leaves, priority, now_s, values, values_nbytes, policy_version)
             self.num_appended += 1
             self._newest = page
             is_full = page.num_rows == self._batch

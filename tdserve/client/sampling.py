@@ -42,6 +42,7 @@ class Query:
         is_exact: Whether just as many rows come as were asked for.
         is_ordered: Whether the order of the rows means something.
         pad: What ragged tensors are filled up with.
+        device: Where the rows will be moved.
     """
 
     name: str
@@ -51,10 +52,12 @@ class Query:
     consumer: str = ""
     group_by: Path | None = None
     group_size: int = 0
+    max_lag: int | None = None
     is_lease: bool = False
     is_exact: bool = True
     is_ordered: bool = False
     pad: Pad = None
+    device: Any = None
 
     def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """The request for batches of ``num_rows``."""
@@ -68,6 +71,7 @@ class Query:
             group_size=self.group_size,
             is_lease=self.is_lease,
             accepts_partial=self.require == (),
+            max_lag=self.max_lag,
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)
@@ -178,7 +182,8 @@ def ask(
     if not expected:
         return Asked(message, pending, None)
     # Behind the request: to begin a receive wakes the server's process too, which takes longer than the request itself.
-    return Asked(message, pending, post(query.layout(num_rows * num_batches), session, tag_of(request), client.pool))
+    layout = query.layout(num_rows * num_batches)
+    return Asked(message, pending, post(layout, session, tag_of(request), client.pool, device=query.device))
 
 
 def _expected(session: Session, query: Query, total: int) -> tuple[int, ...]:
@@ -233,6 +238,7 @@ def take(
         layout=layout,
         deadline=deadline,
         keeps_fault=query.is_lease,
+        device=query.device,
     )
     return Sampled(content, query)
 

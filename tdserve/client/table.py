@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
-from tdserve.client.changes import as_priorities, change, generations_of, row_numbers
+from tdserve.client.changes import change, generations_of, row_numbers
 from tdserve.client.description import StoreDescription
 from tdserve.client.handle import checked_path
 from tdserve.client.joining import Joining, Part
 from tdserve.client.outgoing import Target
 from tdserve.client.overwriting import overwrite
 from tdserve.client.padding import Pad
+from tdserve.client.policy_versions import checked_max_lag, say_of_rows
 from tdserve.client.reading import Content, finish_read
 from tdserve.client.sampling import Query, rows_here
 from tdserve.client.session import Session
@@ -96,6 +97,7 @@ class TableHandle:
         priority: Any = None,
         ends: Any = None,
         writer: int = 0,
+        policy_version: Any = None,
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
@@ -107,6 +109,8 @@ class TableHandle:
             priority: At least 0; one per row, or one for all; None: the highest so far.
             ends: Bool ``[n]``: which rows are the last of their trajectory.
             writer: Rows of different numbers are never in one trajectory; 0 is this client's own.
+            policy_version: Of the table's policy, that made the rows; one per row, or one for all; None: the newest
+                that is published when they are stored, 0 before the first.
             timeout_s: Seconds to wait for room; None is the client's default.
             return_early: True returns a future at once; ``batch`` must not change before it is done. Up to 64 may be
                 under way.
@@ -116,7 +120,8 @@ class TableHandle:
 
         Raises:
             SpecMismatchError: The batch does not fit the rows. Nothing was written.
-            InvalidRequestError: A priority is negative or not finite. Nothing was written.
+            InvalidRequestError: A priority is negative or not finite, or a version above the newest. Nothing was
+                written.
             CapacityError: The batch has more rows than the table. Nothing was written.
             WrongStateError: The table was closed. Nothing was written.
             DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
@@ -132,11 +137,7 @@ class TableHandle:
             return _done(empty) if return_early else empty
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
-        if priority is not None:
-            request.priorities = as_priorities(priority, num_rows).astype("<f8").tobytes()
-        if ends is not None:
-            request.ends = _flags(ends, num_rows)
-
+        say_of_rows(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
         what = f"an extend of {self.name!r} by {num_rows} rows"
         nbytes = joinable_nbytes(captured.spec, captured.values)
         part = Part(captured, request, deadline, what, Future(), is_alone=nbytes is None, values_nbytes=nbytes or 0)
@@ -270,8 +271,10 @@ class TableHandle:
         consumer: str = "",
         group_by: Any = None,
         group_size: int = 0,
+        max_lag: int | None = None,
         is_lease: bool = False,
         pad: Pad = None,
+        device: Any = None,
     ) -> Query:
         """What a sample asks for, checked as far as this end can.
 
@@ -297,8 +300,10 @@ class TableHandle:
             consumer=consumer,
             group_by=group,
             group_size=group_size,
+            max_lag=checked_max_lag(max_lag, self.settings, self.name),
             is_lease=is_lease,
             pad=pad,
+            device=device,
             is_ordered=isinstance(self.settings.sampler, (Fifo, Lifo)),
             is_exact=not is_lease and getattr(self.settings.sampler, "strict_length", True),
         )
@@ -369,10 +374,12 @@ def check_num_rows(num_rows: Any, device: Any) -> None:
             raise InvalidRequestError(argument="device", reason=f"{device!r}: {str(fault)[:200]}") from fault
 
 
-def check_count(argument: str, value: Any) -> int:
-    """Returns ``value`` if it is an integer of at least 1. Raises InvalidRequestError."""
+def check_count(argument: str, value: Any, *, high: int = (1 << 63) - 1) -> int:
+    """Returns ``value`` if it is an integer from 1 to ``high``. Raises InvalidRequestError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
+    if value > high:
+        raise InvalidRequestError(argument=argument, reason=f"{value} is above {high}")
     return value
 
 
@@ -383,13 +390,6 @@ def _listed(require: Any) -> list[Any]:
     if not isinstance(require, (list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
     return list(require)
-
-
-def _flags(ends: Any, num_rows: int) -> bytes:
-    flags = np.asarray(ends.detach().cpu() if hasattr(ends, "detach") else ends)
-    if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
-        raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
-    return flags.reshape(-1).tobytes()
 
 
 def _done(result: torch.Tensor) -> Future[torch.Tensor]:

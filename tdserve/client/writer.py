@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from tdserve.client.nstep import NStep
-from tdserve.client.row_buffer import NO_PRIORITY
+from tdserve.client.policy_versions import check_policy, checked_version
+from tdserve.client.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.row_delivery import Table
 from tdserve.client.row_sender import RowSender
 from tdserve.client.value_blocks import row_nbytes
@@ -53,6 +54,7 @@ class ReplayWriter:
         flush_s: A row waits at most so long for others to join it; None waits for full batches, ``flush`` and
             ``close``.
         max_bytes: Of the rows that wait and are under way, and of the memory around them (600 bytes per leaf and row).
+        policy_version: Of the table's policy, that makes the rows which are appended from now on; see there.
         n_step: Makes n-step rows of them. Rows whose horizon is open are held back, at most n-1, also by ``flush``;
             the end of the trajectory completes them, and so does ``close``.
         timeout_s: Default of calls that wait; None is the client's.
@@ -70,6 +72,7 @@ class ReplayWriter:
         flush_s: float | None = 1.0,
         max_bytes: int = MAX_BYTES,
         n_step: NStep | None = None,
+        policy_version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
         _check_count("batch", batch)
@@ -82,6 +85,8 @@ class ReplayWriter:
         Deadline.after(self._timeout_s)
         self._spec = table.spec
         self._has_values = bool(table.spec.values)
+        self._settings = handle.settings
+        self.policy_version = policy_version
         self._has_priority = "priority" in handle.settings.columns
         self._allows_pickle: bool = handle._client.allow_pickle
         self._reader = RowReader(table.spec, store=table.name, allow_pickle=self._allows_pickle)
@@ -97,6 +102,24 @@ class ReplayWriter:
 
     def __repr__(self) -> str:
         return f"<ReplayWriter {self.name!r}: {self.num_acknowledged} rows stored, {self._sender.account()}>"
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the table's policy that makes the rows appended from now on, also while others are on their way;
+        None: the newest that is published when they are stored. An n-step row has that of its first step.
+
+        The table refuses one above the newest published, which ends the writer.
+
+        Raises:
+            InvalidRequestError: Set to what is no integer from 0 on, or for a table without a policy.
+        """
+        return None if self._version == NO_VERSION else self._version
+
+    @policy_version.setter
+    def policy_version(self, version: int | None) -> None:
+        if version is not None:
+            check_policy(self._settings, self.name, "policy_version")
+        self._version = NO_VERSION if version is None else checked_version(version)
 
     @property
     def num_appended(self) -> int:
@@ -143,9 +166,9 @@ class ReplayWriter:
         if self._has_values:
             values = [copy.deepcopy(value) for value in values]
             nbytes = row_nbytes(self._spec, values, allow_pickle=self._allows_pickle)
-            self._sender.put(leaves, values, nbytes, weight, self._timeout_s)
+            self._sender.put(leaves, values, nbytes, weight, self._timeout_s, self._version)
         else:
-            self._sender.put(leaves, [], 0, weight, self._timeout_s)
+            self._sender.put(leaves, [], 0, weight, self._timeout_s, self._version)
 
     def end_trajectory(self) -> None:
         """The row that was appended last is the last of its trajectory; the next one begins another.

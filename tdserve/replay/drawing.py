@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.content import ADDED_DTYPES
+from tdserve.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.errors import InvalidRequestError
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import Rows
@@ -47,6 +47,7 @@ class Drawing:
         self._added = added_columns(settings)
         self._counts_samples = "times_sampled" in self._added
         self._has_priority = "priority" in self._added
+        self._has_policy = POLICY_VERSION_KEY in self._added
 
     def draw(self, selector: Selector, num_rows: int, *, num_batches: int, rng: np.random.Generator) -> Draw | None:
         """Draws batches, one after the other; ``None``, and nothing was changed, when not all of them can be had."""
@@ -118,6 +119,8 @@ class Drawing:
             columns["times_sampled"] = self._columns.times_sampled[rows]
         if self._has_priority and "priority" not in columns:
             columns["priority"] = self._columns.priority[rows].astype(np.float32)
+        if self._has_policy:
+            columns[POLICY_VERSION_KEY] = self._columns.array(POLICY_VERSION_KEY, np.int64)[rows]
         # In the order in which they travel: the reader knows it from the settings alone.
         return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
 

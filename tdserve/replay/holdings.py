@@ -15,6 +15,7 @@ from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.plans import no_rows
 from tdserve.replay.ring import Ring
 from tdserve.replay.settings import Settings
+from tdserve.replay.staleness import UNKNOWN, Staleness
 from tdserve.replay.trajectories import Trajectories
 from tdserve.replay.views import Views
 
@@ -111,6 +112,7 @@ class Holdings:
             num_keys=num_keys,
             consumers=state.get("consumers", ()),
             has_partial_rows=bool(state.get("has_partial_rows", False)),
+            staleness=self._staleness(settings, state),
         )
         self._live = LiveRows(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.views)
@@ -187,10 +189,27 @@ class Holdings:
         self._leave(rows)
         self.ring.free(rows)
 
+    def discard(self, max_lag: int) -> int:
+        """Takes rows out of the table that are more versions of its policy old, but for those that somebody holds on
+        lease; returns how many."""
+        staleness = self.views.staleness
+        if staleness is None:
+            return 0
+        rows = staleness.between(UNKNOWN, staleness.floor(max_lag))
+        if self.views.leases.num_leased:
+            rows = rows[~self.views.leases.holds(rows)]
+        if len(rows):
+            self.remove(rows)
+            staleness.num_discarded += len(rows)
+        return len(rows)
+
     def state(self) -> dict[str, Any]:
         """What the generations and columns do not tell and :meth:`restore` needs."""
         inserts, samples = self._cleared
-        changed = {"settings": self._changed_settings} if self._changed_settings else {}
+        changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
+        staleness = self.views.staleness
+        if staleness is not None:
+            changed |= {"policy_uid": staleness.uid, "num_discarded": staleness.num_discarded}
         return {
             **self.ring.state(),
             **changed,
@@ -202,6 +221,12 @@ class Holdings:
             "consumers": self.views.consumers,
             "has_partial_rows": self.views.has_partial_rows,
         }
+
+    def _staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
+        if not settings.policy:
+            return None
+        uid, num_discarded = str(state.get("policy_uid", "")), int(state.get("num_discarded", 0))
+        return Staleness(self.columns, uid=uid, num_discarded=num_discarded)
 
     def _enter(self, rows: Rows) -> None:
         self.views.enter(rows)

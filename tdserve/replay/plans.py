@@ -52,6 +52,7 @@ class Arrival:
         ids: Values that tell a writer's trajectories apart, one per row.
         keys: Numbers of the leaves that were written; None: all.
         groups: By column, what each row is grouped by.
+        policy_versions: Of the table's policy, one per row; None: the newest.
     """
 
     priorities: NDArray[np.float64] | None = None
@@ -60,6 +61,7 @@ class Arrival:
     ids: NDArray[Any] | None = None
     keys: Sequence[int] | None = None
     groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    policy_versions: NDArray[np.int64] | None = None
 
 
 PLAIN_ARRIVAL = Arrival()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.content import ADDED_DTYPES, SLICE_END_KEY
+from tdserve.content import ADDED_DTYPES, POLICY_VERSION_KEY, SLICE_END_KEY
 from tdserve.replay.settings import Settings
 
 _GIVEN = {"prioritized": ("priority", "probability", "priority_weight"), "slices": (SLICE_END_KEY,)}
@@ -15,5 +15,5 @@ def added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str,
         is_grouped: Whether whole groups are asked for, instead of what the sampler draws.
     """
     names = set() if is_grouped else set(_GIVEN.get(settings.sampler.kind, ()))
-    names.update({"priority", "times_sampled"} & set(settings.columns))
+    names.update({"priority", "times_sampled", POLICY_VERSION_KEY} & set(settings.columns))
     return tuple(name for name in ADDED_DTYPES if name in names)

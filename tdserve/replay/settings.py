@@ -7,7 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tdserve.content import POLICY_VERSION_KEY
 from tdserve.errors import InvalidRequestError, NotSupportedError
+from tdserve.ids import check_store_name
 from tdserve.replay.arguments import check_integer
 from tdserve.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from tdserve.replay.order import Fifo, Lifo
@@ -23,7 +25,7 @@ _CLASSES: dict[str, dict[str, type[Any]]] = {
     "remover": {cls.kind: cls for cls in (Fifo, LowestPriority)},
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
-_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False}
+_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Settings:
         limiter: Says who waits.
         max_times_sampled: After so many samples a row is deleted; 0: never for that reason.
         is_queue: Whether rows are taken and acknowledged, not sampled.
+        policy: Name of the weights store whose versions rows are made by; "": of none.
     """
 
     sampler: Sampler = dataclasses.field(default_factory=Uniform)
@@ -43,6 +46,7 @@ class Settings:
     limiter: Limiter = dataclasses.field(default_factory=MinSize)
     max_times_sampled: int = _DEFAULTS["max_times_sampled"]
     is_queue: bool = _DEFAULTS["is_queue"]
+    policy: str = _DEFAULTS["policy"]
 
     def __post_init__(self) -> None:
         for part, classes in _CLASSES.items():
@@ -53,6 +57,8 @@ class Settings:
         check_integer("max_times_sampled", self.max_times_sampled, 0)
         if not isinstance(self.is_queue, bool):
             raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
+        if self.policy != "":
+            check_store_name(self.policy)
         if isinstance(self.sampler, Slices) and (self.max_times_sampled or self.is_queue):
             reason = "rows of a slice belong together, and cannot leave the table one by one"
             raise InvalidRequestError(argument="sampler", reason=reason)
@@ -73,6 +79,8 @@ class Settings:
             names.update(self.remover.columns)
         if self.max_times_sampled or isinstance(self.sampler, Prioritized):
             names.add("times_sampled")
+        if self.policy:
+            names.add(POLICY_VERSION_KEY)
         return tuple(sorted(names))
 
     @property

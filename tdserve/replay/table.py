@@ -66,6 +66,8 @@ class Table(Holdings):
                 self._highest = max(self._highest, float(arrival.priorities.max()))
         for name, ids in arrival.groups.items():
             columns.array(name, np.int64)[rows] = ids
+        if self.views.staleness is not None:
+            self.views.staleness.arrive(rows, arrival.policy_versions)
         self.views.arrive(rows, arrival.keys)
 
     def commit(self, reservation: Reservation, arrival: Arrival = PLAIN_ARRIVAL) -> Rows:
@@ -132,7 +134,7 @@ class Table(Holdings):
         elif not limiter.can_sample(counts, total):
             return None
         selector = self.views.get(key)
-        if not total or not len(selector):
+        if not total or not len(selector) or self._waits_for_young_rows(key, num_rows, len(selector)):
             return None
         if not key.group and self.settings.sampler.kind in _INDEPENDENT:
             num_rows, num_batches = total, 1
@@ -320,6 +322,11 @@ class Table(Holdings):
             reason = f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged"
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
+
+    def _waits_for_young_rows(self, key: ViewKey, num_rows: int, num_young: int) -> bool:
+        """Whether its sampler would refuse so many rows, though more may come that are young enough."""
+        is_refused = self.settings.sampler.kind == "without_replacement" and not key.group
+        return is_refused and key.max_lag is not None and num_young < num_rows <= self.ring.capacity
 
     def _what_is_left(self, key: ViewKey, num_rows: int) -> int:
         selector = self.views.get(key)

@@ -16,6 +16,7 @@ from tdserve.replay.leases import Leases
 from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.selector import Selector
 from tdserve.replay.settings import Settings
+from tdserve.replay.staleness import Staleness
 from tdserve.replay.written import Written
 
 MAX_VIEWS = 32
@@ -36,12 +37,14 @@ class ViewKey(NamedTuple):
         consumer: Rows that it has had, or that it holds on lease, are left out.
         group: Name of the column by whose values rows are grouped; "": the table's sampler draws.
         group_size: Rows of a whole group.
+        max_lag: Only rows at most so many versions of the table's policy old; None: of any age.
     """
 
     require: tuple[int, ...] | None = None
     consumer: str = OWN
     group: str = ""
     group_size: int = 0
+    max_lag: int | None = None
 
     def describe(self, *, has_partial_rows: bool = True) -> str:
         """What keeps rows out, for the error of a sample that waited for them.
@@ -56,6 +59,8 @@ class ViewKey(NamedTuple):
             told.append("have all required keys" if self.require else "are whole")
         if self.consumer != OWN:
             told.append(f"consumer {self.consumer!r} has not had")
+        if self.max_lag is not None:
+            told.append(f"are at most {self.max_lag} versions old")
         return "too few " + (" and ".join(told) or "can be drawn now")
 
 
@@ -71,6 +76,7 @@ class Views:
         num_keys: Leaves of a row.
         consumers: Names of those that have had rows, in the order of their bits.
         has_partial_rows: Whether rows may lack leaves.
+        staleness: Versions of the rows, where the table has a policy.
     """
 
     def __init__(
@@ -81,7 +87,9 @@ class Views:
         num_keys: int,
         consumers: Sequence[str] = (),
         has_partial_rows: bool = False,
+        staleness: Staleness | None = None,
     ) -> None:
+        self.staleness = staleness
         self._settings = settings
         self._columns = columns
         self._num_keys = num_keys
@@ -114,6 +122,8 @@ class Views:
     def enter(self, rows: Rows) -> None:
         """Rows may be drawn now."""
         self._members.add(rows)
+        if self.staleness is not None:
+            self.staleness.enter(rows)
         self._add(rows)
 
     def leave(self, rows: Rows) -> None:
@@ -131,6 +141,8 @@ class Views:
         """Rows may not be drawn for a while; whoever holds them on lease keeps them."""
         rows = rows[self._members.contains(rows)]
         self._members.remove(rows)
+        if self.staleness is not None:
+            self.staleness.leave(rows)
         for selector in self._selectors.values():
             selector.remove(rows)
 
@@ -152,12 +164,36 @@ class Views:
         if selector is None:
             self._learn_consumer(key.consumer)
             selector = self._selectors[key] = self._make(key)
-            rows = self._members.rows()
+            rows = self._candidates(key)
             selector.add(rows[self._fits(key, rows)])
             if len(self._selectors) > MAX_VIEWS:
                 del self._selectors[next(each for each in self._selectors if each not in (PLAIN, key))]
         self._selectors.move_to_end(key)
         return selector
+
+    def follow(self, uid: str, newest: int) -> None:
+        """Takes over which version of the table's policy is the newest: rows that are too old now may not be drawn.
+
+        Costs no more than the rows that become too old, nor, but for a sampler that remembers what it gave, than those
+        that do not. Arguments as of :meth:`Staleness.follow`.
+        """
+        staleness = self.staleness
+        if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
+            return
+        lags = [key.max_lag for key in self._selectors if key.max_lag is not None]
+        before = {max_lag: staleness.floor(max_lag) for max_lag in lags}
+        is_other = staleness.follow(uid, newest)
+        for key, selector in list(self._selectors.items()):
+            if key.max_lag is None:
+                continue
+            low, high = before[key.max_lag], staleness.floor(key.max_lag)
+            if not is_other and not staleness.count(low, high):
+                continue
+            remembers = self._settings.sampler.kind == "without_replacement" and not key.group
+            if is_other or (not remembers and staleness.count(low, high) > staleness.count(high)):
+                del self._selectors[key]  # built again, of those that are left, when it is asked for
+            else:
+                selector.remove(staleness.between(low, high))
 
     def lease(self, owner: int, consumer: str, rows: Rows) -> None:
         """Hands rows to an owner: this consumer sees them no more."""
@@ -220,9 +256,16 @@ class Views:
             fits &= self._written.has(rows, range(self._num_keys) if key.require is None else key.require)
         if key.consumer != OWN:
             fits &= (self._consumed[rows] & self._bit(key.consumer)) == 0
+        if key.max_lag is not None and self.staleness is not None:
+            fits &= self.staleness.fits(rows, key.max_lag)
         if self.leases.num_leased:
             fits &= ~self.leases.holds(rows, key.consumer)
         return fits
+
+    def _candidates(self, key: ViewKey) -> Rows:
+        if key.max_lag is None or self.staleness is None:
+            return self._members.rows()
+        return self.staleness.between(self.staleness.floor(key.max_lag))
 
     def _make(self, key: ViewKey) -> Selector:
         if key.group:

@@ -16,6 +16,7 @@ from tdserve.errors import (
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.server import descriptions
+from tdserve.server.policies import check_policy, wake_followers
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
@@ -62,6 +63,8 @@ class Creation:
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)
         record = _record(name, kind, spec, request)
+        if kind == "replay":
+            check_policy(self._stores, record)
         if request.replaces_empty_uid:
             await self._make_way(name, request.replaces_empty_uid)
         existing = self._stores.existing_or_refuse(name, record, exists_ok=request.exists_ok)
@@ -100,6 +103,7 @@ class Creation:
         """Deletes a store. Raises StoreNotFoundError."""
         entry = self._stores.get(check_store_name(name))
         await self._stores.delete(entry)
+        wake_followers(self._stores, entry.name)
         drop = worker_pb2.Order()
         drop.drop_store.uid = entry.record.uid
         for worker in self._workers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.server.entry import Entry
+from tdserve.server.policies import describe_policy
 from tdserve.server.stores import Stores
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -36,6 +37,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
     if with_spec:
         description.spec.CopyFrom(stores.message_of(spec))
     if entry.table is not None:
+        describe_policy(stores, entry, description)
         description.num_rows = len(entry.table)
         description.inserts = entry.table.ring.inserts
         description.samples = entry.table.counts.samples
@@ -53,6 +55,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
                 metadata=version.metadata,
             )
         description.version = entry.versions.newest.version if entry.versions.newest else 0
+        description.fanout = entry.versions.fanout
     return description
 
 

@@ -19,6 +19,7 @@ from tdserve.server.answers import Answers
 from tdserve.server.arrivals import arriving
 from tdserve.server.entry import Entry
 from tdserve.server.local_client import LocalClient
+from tdserve.server.policies import MadeBy
 from tdserve.server.redo import Redo
 from tdserve.server.reserved import ReservedRows
 from tdserve.server.rule_keys import RuleKeys, group_column
@@ -74,6 +75,7 @@ class Replays:
         if asked.content.fingerprint != entry.spec_of_row().fingerprint:
             raise older_store(entry)
         coming = arriving(entry, session.client_id, asked)
+        made_by = MadeBy(self._stores, entry, asked)
         num_rows = asked.num_rows
         reservation = await session.wait(
             entry.changed,
@@ -92,7 +94,7 @@ class Replays:
             while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
                 ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
                 arrival.groups[group_column(lacking[0])] = ids
-            return self._commit(session, request, entry, reservation, arrival)
+            return self._commit(session, request, entry, reservation, made_by.settle(arrival))
         except BaseException:
             self._give_up(session, request, entry, reservation)
             raise

@@ -14,6 +14,7 @@ from tdserve.replay.plans import RowsPlan
 from tdserve.replay.views import PLAIN, ViewKey
 from tdserve.row_numbers import encode_rows, spread
 from tdserve.server.entry import Entry
+from tdserve.server.policies import check_max_lag, follow, refresh
 from tdserve.server.read_values import read_values
 from tdserve.server.rule_keys import RuleKeys
 from tdserve.server.session import ClientSession
@@ -53,21 +54,28 @@ class Samples:
         table = entry.replay_table()
         if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
             raise older_store(entry)
+        if asked.asks_newest:
+            staleness = follow(self._stores, entry)
+            return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
         num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
         if num_rows * num_batches > MAX_SAMPLE_ROWS:
             reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
+        max_lag = check_max_lag(entry, asked)
         key = await self._view(session, entry, asked)
+        if max_lag is not None and not table.settings.is_queue:  # from which goes what is too old
+            key = key._replace(max_lag=max_lag)
         owner = session.number if asked.is_lease else None
 
         def plan_some(num_batches: int) -> RowsPlan | None:
+            refresh(self._stores, entry, max_lag)
             return table.plan_sample(num_rows, num_batches, rng=self._rng, key=key, owner=owner)
 
         def plan() -> RowsPlan | None:
             # Who waits gets one batch as soon as there is one: a limiter may never let through several.
             return plan_some(num_batches) or (plan_some(1) if num_batches > 1 else None)
 
-        line = ("sample", num_rows, num_batches, key, owner is not None)
+        line = ("sample", num_rows, num_batches, key, max_lag, owner is not None)
         if asked.message_nbytes:
             # What waits in line goes first.
             found = None if entry.changed.has_line(line) else plan_some(num_batches)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path as FilePath
 
 from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, matches
-from tdserve.content import RESERVED_KEYS
+from tdserve.content import POLICY_VERSION_KEY, RESERVED_KEYS
 from tdserve.deadline import Deadline
 from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError, StoreNotFoundError
 from tdserve.ids import check_store_name, new_uid
@@ -49,6 +49,9 @@ class Stores:
         root: The acquired root.
         db: Its catalog.
         departures: Tells which local writers may still write.
+
+    Attributes:
+        followers: By name of a weights store: tables whose rows are made by its versions, those that were used.
     """
 
     def __init__(self, root: Root, db: CatalogDB, departures: Departures) -> None:
@@ -57,6 +60,7 @@ class Stores:
         self.db = db
         self.catalog = Catalog()
         self.changed = Waiters()
+        self.followers: dict[str, set[str]] = {}
         self._entries: dict[str, Entry] = {}
         self._specs: dict[bytes, Spec] = {}
 
@@ -330,7 +334,8 @@ def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
     """
     if record.kind != "replay":
         return spec
-    taken = [key for key, _ in spec.root.entries if key in RESERVED_KEYS]
+    own = (POLICY_VERSION_KEY,) if Settings.from_json(record.settings).policy else ()
+    taken = [key for key, _ in spec.root.entries if key in (*RESERVED_KEYS, *own)]
     if taken:
         raise InvalidSpecError(store=record.name, reason=f"key {taken[0]!r} is added by sample(); rename it")
     return spec.prepend((record.capacity,))

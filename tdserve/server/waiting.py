@@ -42,6 +42,11 @@ class Waiters:
         self._deleted_name = name
         self.wake()
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether ``delete`` was called."""
+        return self._deleted_name is not None
+
     def check_present(self) -> None:
         """Raises StoreNotFoundError after ``delete``."""
         if self._deleted_name is not None:

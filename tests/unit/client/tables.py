@@ -65,6 +65,7 @@ class RecordingTable:
         priority: Any = None,
         ends: Any = None,
         writer: int = 0,
+        policy_version: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Keeps the rows, when it is allowed to."""
@@ -79,7 +80,8 @@ class RecordingTable:
                 raise fault
             self.contents.append(batch.clone())
             self.batches.append(batch["x"].tolist())
-            self.calls.append({"priority": priority, "ends": ends, "writer": writer, "timeout_s": timeout_s})
+            said = {"priority": priority, "ends": ends, "policy_version": policy_version}
+            self.calls.append({**said, "writer": writer, "timeout_s": timeout_s})
             self._changed.notify_all()
             return torch.arange(len(batch))
 

@@ -9,6 +9,7 @@ from tdserve.client.description import VersionInfo, from_message
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2
+from tdserve.values import encode_bytes
 
 SPEC = capture(TensorDict({"a": torch.zeros(4, 2), "n": {"t": "text"}}, [4])).spec
 MESSAGE = control_pb2.StoreDescription(
@@ -21,7 +22,7 @@ MESSAGE = control_pb2.StoreDescription(
     created_s=12.5,
     extra=["shape"],
     uid="u",
-    versions=[control_pb2.VersionInfo(version=7, nbytes=32, created_s=13.5)],
+    versions=[control_pb2.VersionInfo(version=7, nbytes=32, created_s=13.5, metadata=encode_bytes({"b": b"x"}))],
 )
 
 
@@ -29,7 +30,7 @@ def test_description_when_read_from_a_message_then_says_the_same() -> None:
     found = from_message(MESSAGE)
     assert (found.name, found.kind, found.spec, found.batch_size) == ("x", "weights", SPEC, (4,))
     assert (found.num_rows, found.rows, found.nbytes, found.bytes) == (4, 4, 32, 32)
-    assert found.versions == (VersionInfo(7, 32, 13.5),)
+    assert found.versions == (VersionInfo(7, 32, 13.5, {"b": b"x"}),)
     assert found.extra == ("shape",)
 
 
@@ -52,3 +53,13 @@ def test_description_when_of_a_table_then_says_its_rules_and_who_holds_rows() ->
     said = from_message(message).as_dict()
     assert said["settings"] == {"limiter": {"kind": "queue", "max_size": 4}}
     assert (said["num_leased"], said["is_closed"]) == (3, True)
+
+
+def test_description_when_a_table_has_a_policy_then_says_how_old_its_rows_are() -> None:
+    message = control_pb2.StoreDescription(spec=MESSAGE.spec, kind=control_pb2.STORE_KIND_REPLAY)
+    assert (from_message(message).policy, from_message(message).lag_mean) == ("", None)
+    message.settings, message.newest_policy_version, message.num_discarded = '{"policy":"p"}', 7, 3
+    message.lags.min, message.lags.mean, message.lags.max = 0, 1.5, 4
+    said = from_message(message).as_dict()
+    assert (said["policy"], said["newest_policy_version"], said["num_discarded"]) == ("p", 7, 3)
+    assert (said["lag_min"], said["lag_mean"], said["lag_max"]) == (0, 1.5, 4)

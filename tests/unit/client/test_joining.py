@@ -5,12 +5,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.client.joining import Joining, Part
+from tdserve.client.joining import Joining, Part, _joined
 from tdserve.client.outgoing import Target
 from tdserve.client.replay import ReplayHandle
 from tdserve.deadline import Deadline
@@ -155,8 +156,15 @@ def test_fits_when_what_is_said_of_the_rows_differs_then_not_joined() -> None:
     assert part(1).fits(part(7))
     assert part(1, priorities=bytes(8)).fits(part(2, priorities=bytes(16)))
     assert not part(1, priorities=bytes(8)).fits(part(1))
+    assert not part(1, policy_versions=bytes(8)).fits(part(1))
     assert not part(1, writer=3).fits(part(1))
     assert not part(1, keys=[{"parts": ["obs"]}]).fits(part(1))
+
+
+def test_joined_when_parts_have_policy_versions_then_every_row_has_its_own() -> None:
+    said = [np.array(versions, "<i8").tobytes() for versions in ([3], [1, 2])]
+    joined = _joined([part(2, policy_versions=said[0]).request, part(2, policy_versions=said[1]).request])
+    assert np.frombuffer(joined.policy_versions, "<i8").tolist() == [3, 3, 1, 2]
 
 
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:

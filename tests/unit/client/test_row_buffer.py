@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from tdserve.client.row_buffer import NO_PRIORITY, Batch, Page, RowBuffer
+from tdserve.client.row_buffer import NO_PRIORITY, NO_VERSION, Batch, Page, RowBuffer
 from tdserve.errors import InvalidRequestError
 from tdserve.spec.capture import capture
 from tdserve.spec.rows import RowReader, RowSlots
@@ -274,3 +274,18 @@ def test_buffer_when_used_at_random_then_as_a_list(seed: int) -> None:
         history.take(5)
         history.give_back()
     assert history.subject.nbytes == 0 or history.subject.nbytes == 3 * ROW_BYTES
+
+
+def test_take_when_policy_versions_are_given_then_each_row_has_its_own_and_those_without_go_apart() -> None:
+    subject = buffer(page_rows=4)
+    for number, version in enumerate([NO_VERSION, 3, 3, 5, 0, NO_VERSION]):
+        page = subject.page(1)
+        assert page is not None
+        page.put([torch.tensor(number)], NO_PRIORITY, 0.0, policy_version=version)
+    found = []
+    while subject.num_waiting:
+        batch = subject.take(10)
+        versions = None if batch.policy_versions is None else batch.policy_versions.tolist()
+        found.append((batch.td["x"].tolist(), versions))
+        subject.give_back(batch)
+    assert found == [([0], None), ([1, 2, 3, 4], [3, 3, 5, 0]), ([5], None)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,3 +115,12 @@ def test_send_when_ends_are_split_then_each_call_has_its_own() -> None:
         [False, False, True],
         None,
     ]
+
+
+def test_send_when_rows_have_policy_versions_then_they_go_along_in_smaller_calls_too() -> None:
+    table = RecordingTable()
+    table.faults = [InvalidRequestError(argument="num_rows", reason="many")]
+    versions = np.array([4, 4, 5, 6])
+    told: list[int] = []
+    Delivery(table, batch=4, num_joined=100).send(replace(batch(4), policy_versions=versions), told.append)
+    assert [call["policy_version"].tolist() for call in table.calls] == [[4, 4], [5, 6]]

@@ -329,3 +329,22 @@ def test_writer_when_an_argument_is_out_of_range_then_error_names_it(argument: s
     with pytest.raises(InvalidRequestError) as raised:
         ReplayWriter(TimedTable(), **{argument: value})
     assert raised.value.argument == argument
+
+
+def test_policy_version_when_set_anew_then_rows_keep_the_one_they_were_appended_under() -> None:
+    table = TimedTable()
+    table.settings = Settings(policy="p")
+    with ReplayWriter(table, batch=8, policy_version=2) as subject:
+        subject.append(row(0))
+        subject.policy_version = 3
+        assert subject.policy_version == 3
+        subject.append(row(1))
+        subject.policy_version = None
+        subject.append(row(2))
+    told = [call["policy_version"] for call in table.calls]
+    assert (table.batches, told[0].tolist(), told[1]) == ([[0, 1], [2]], [2, 3], None)
+    for bad in (-1, True, 1.5):
+        with pytest.raises(InvalidRequestError, match="policy_version"):
+            subject.policy_version = bad  # type: ignore[assignment]
+    with pytest.raises(InvalidRequestError, match="without a policy"):
+        ReplayWriter(TimedTable(), policy_version=0)

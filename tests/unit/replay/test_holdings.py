@@ -262,3 +262,21 @@ def test_remove_when_rows_go_then_the_next_writer_gets_them() -> None:
     files.table.remove(rows(3, 1))
     assert files.generations.tolist() == [2, 3, 2, 3]
     assert files.write(2) == [3, 1]
+
+
+def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_known_again() -> None:
+    files = _Files(8, policy="p")
+    files.table.views.follow("a", 4)
+    files.write(2, policy_versions=rows(1, 3))
+    files.write(1)
+    files.table.discard(2)
+    key = ViewKey(max_lag=1)
+    table = files.restart()
+    staleness = table.views.staleness
+    assert staleness is not None
+    assert (staleness.uid, staleness.num_discarded) == ("a", 1)
+    table.views.follow("a", 5)
+    assert set(files.drawn(50, key=key) or []) == {2}
+    assert staleness.lags() == (1, 1.5, 2)
+    files.restart().views.follow("b", 5)
+    assert files.drawn(1, key=ViewKey(max_lag=100)) is None

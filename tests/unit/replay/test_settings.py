@@ -22,6 +22,7 @@ EVERY_PART = [
     Settings(sampler=WithoutReplacement(), remover=LowestPriority()),
     Settings(sampler=Slices(slice_len=4, end_key=("next", "done"), strict_length=False)),
     Settings(sampler=Slices(num_slices=4, trajectory_key="episode")),
+    Settings(policy="policy"),
 ]
 
 
@@ -150,3 +151,11 @@ def test_with_limiter_when_given_one_then_the_rest_stays() -> None:
     wrong: Any = Uniform()
     with pytest.raises(NotSupportedError, match="limiter"):
         settings.with_limiter(wrong)
+
+
+def test_policy_when_named_then_rows_have_a_column_and_it_must_be_a_name() -> None:
+    assert "policy_version" in Settings(policy="p").columns
+    assert ("policy_version" in Settings().columns, "policy" in Settings().to_json()) == (False, False)
+    for policy in ("a/b", None, 3):
+        with pytest.raises(InvalidRequestError):
+            Settings(policy=policy)  # type: ignore[arg-type]

@@ -19,7 +19,9 @@ from tdserve.replay.ring import Reservation
 from tdserve.replay.settings import Settings
 from tdserve.replay.slices import Slices
 from tdserve.replay.table import Table
-from tdserve.replay.views import ViewKey
+from tdserve.replay.views import OWN, ViewKey
+from tdserve.replay.without_replacement import WithoutReplacement
+from tests.chi_square import limit, statistic
 from tests.unit.replay.tables import numbers, planned, reserve, rng, small_table, table_of, write
 
 
@@ -286,3 +288,49 @@ def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
         "and consumer 'a' has not had,"
     )
+
+
+# ---------------------------------------------------------------- staleness
+
+
+def test_plan_sample_when_a_lag_is_asked_for_then_uniform_among_young_rows() -> None:
+    table = table_of(32, policy="p")
+    table.views.follow("a", 1)
+    write(table, 8)
+    table.views.follow("a", 2)
+    young = write(table, 6) + write(table, 2, policy_versions=np.array([1, 2]))[1:]
+    plan = planned(table, 7000, key=ViewKey(max_lag=0))
+    found, counts = np.unique(plan.rows, return_counts=True)
+    assert found.tolist() == young
+    assert statistic(counts) < limit(len(young))
+    assert set(plan.columns["policy_version"].tolist()) == {2}
+
+
+def test_plan_sample_when_rows_come_once_each_and_too_few_are_young_then_waits() -> None:
+    table = table_of(8, policy="p", sampler=WithoutReplacement())
+    table.views.follow("a", 1)
+    write(table, 2)
+    table.views.follow("a", 2)
+    write(table, 2)
+    key = ViewKey(max_lag=0)
+    assert table.plan_sample(3, rng=rng(), key=key) is None
+    assert sorted(planned(table, 2, key=key).rows.tolist()) == [2, 3]
+    with pytest.raises(InvalidRequestError):
+        table.plan_sample(9, rng=rng(), key=key)
+    assert "at most 0 versions old" in table.why_sample(3, key)
+
+
+def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> None:
+    table = table_of(4, sampler=Fifo(), limiter=Queue(4), is_queue=True, policy="p")
+    table.views.follow("a", 1)
+    write(table, 3)
+    held = planned(table, 1, owner=7).rows
+    table.views.follow("a", 3)
+    write(table, 1, policy_versions=np.array([2]))
+    assert table.plan_extend(1) is None
+    assert (table.discard(2), table.discard(1), table.discard(1)) == (0, 2, 0)
+    assert (len(table), table.views.staleness.num_discarded) == (2, 2)  # type: ignore[union-attr]
+    assert table.plan_extend(2) is not None
+    table.give_back(7, OWN, held)
+    assert table.discard(1) == 1
+    assert small_table().discard(0) == 0

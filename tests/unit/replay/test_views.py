@@ -9,8 +9,11 @@ from tdserve.errors import CapacityError, WrongStateError
 from tdserve.replay.columns import Columns
 from tdserve.replay.groups import GroupSelector
 from tdserve.replay.order import Fifo
+from tdserve.replay.sampler import Uniform
 from tdserve.replay.settings import Settings
+from tdserve.replay.staleness import Staleness
 from tdserve.replay.views import MAX_CONSUMERS, MAX_VIEWS, OWN, PLAIN, ViewKey, Views
+from tdserve.replay.without_replacement import WithoutReplacement
 
 CAPACITY = 8
 
@@ -229,3 +232,84 @@ def test_views_when_a_consumer_was_forgotten_by_a_crash_then_its_place_is_clean_
 )
 def test_describe_when_rows_are_waited_for_then_says_what_keeps_them_out(key: ViewKey, told: str) -> None:
     assert key.describe() == told
+
+
+# ---------------------------------------------------------------- staleness
+
+
+def aged(sampler: Any, num_rows: int, columns: Columns) -> Views:
+    """Rows of versions 1, 2 and so on, two of each, the newest of which is published."""
+    made = Views(Settings(sampler=sampler, policy="p"), columns, num_keys=2, staleness=Staleness(columns))
+    made.follow("a", num_rows // 2)
+    for number in range(0, num_rows, 2):
+        assert made.staleness is not None
+        made.staleness.arrive(rows(number, number + 1), np.full(2, number // 2 + 1))
+        made.enter(rows(number, number + 1))
+    return made
+
+
+def test_get_when_a_lag_is_asked_for_then_older_rows_are_no_members(columns: Columns) -> None:
+    views = aged(Fifo(), 6, columns)
+    assert [members(views, ViewKey(max_lag=lag)) for lag in (0, 1, 7)] == [[4, 5], [2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
+    assert members(views) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("sampler", [Fifo(), WithoutReplacement(), Uniform()])
+@pytest.mark.parametrize("num_rows", [2, 4, 8])
+def test_follow_when_versions_are_published_then_rows_leave_the_views_that_want_younger_ones(
+    columns: Columns, sampler: Any, num_rows: int
+) -> None:
+    views = aged(sampler, num_rows, columns)
+    keys = [ViewKey(max_lag=lag) for lag in range(4)]
+    for key in keys:
+        views.get(key)
+    for newest in range(num_rows // 2 + 1, num_rows // 2 + 5):
+        views.follow("a", newest)
+        for key in keys:
+            assert key.max_lag is not None
+            young = [row for row in range(num_rows) if row // 2 + 1 >= newest - key.max_lag]
+            assert len(views.get(key)) == len(young)
+    assert len(views.get(PLAIN)) == num_rows
+
+
+@pytest.mark.parametrize("newest", [5, 6, 7])
+def test_follow_when_rows_are_too_old_then_an_epoch_goes_on_without_them(columns: Columns, newest: int) -> None:
+    for seed in range(20):
+        views = aged(WithoutReplacement(), 8, columns)
+        key = ViewKey(max_lag=3)
+        drawn = views.get(key).draw(4, rng=np.random.default_rng(seed))
+        assert drawn is not None
+        views.follow("a", newest)
+        left = [row for row in range(2 * (newest - 4), 8) if row not in drawn.rows]
+        rest = views.get(key).draw(max(len(left), 1), rng=np.random.default_rng(seed))
+        assert rest is not None
+        assert sorted(rest.rows.tolist()) == left or not left
+
+
+def test_give_back_when_rows_became_too_old_on_lease_then_only_views_without_a_lag_get_them(columns: Columns) -> None:
+    views = aged(Fifo(), 6, columns)
+    key = ViewKey(max_lag=0)
+    views.get(key)
+    views.lease(1, OWN, rows(4, 0))
+    assert members(views, key) == [5]
+    views.follow("a", 4)
+    views.give_back(1, OWN, rows(4, 0))
+    assert (members(views, key), members(views, ViewKey(max_lag=1)), len(members(views))) == ([], [4, 5], 6)
+
+
+def test_resume_when_rows_were_suspended_over_a_publish_then_they_are_judged_anew(columns: Columns) -> None:
+    views = aged(Fifo(), 6, columns)
+    key = ViewKey(max_lag=1)
+    views.get(key)
+    views.suspend(rows(2, 4))
+    views.follow("a", 4)
+    views.resume(rows(2, 4), ())
+    assert members(views, key) == [4, 5]
+
+
+def test_follow_when_the_policy_was_made_anew_then_no_lag_lets_its_rows_through(columns: Columns) -> None:
+    views = aged(Fifo(), 6, columns)
+    assert len(views.get(ViewKey(max_lag=2))) == 6
+    views.follow("b", 1)
+    assert [len(views.get(ViewKey(max_lag=lag))) for lag in (0, 2, 100)] == [0, 0, 0]
+    assert len(views.get(PLAIN)) == 6

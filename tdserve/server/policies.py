@@ -1,0 +1,143 @@
+"""Tables whose rows are made by versions of a policy: they are told which version is the newest when it matters.
+
+A table asks whenever rows come, are drawn with a greatest lag, or are described. So a publish costs nothing here, but
+that callers who wait look again: what is too old now makes room in a queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.replay.plans import Arrival
+from tdserve.replay.settings import Settings
+from tdserve.replay.staleness import UNKNOWN, Staleness
+from tdserve.row_numbers import column_of
+from tdserve.server.entry import Entry
+from tdserve.server.stores import Stores
+from tdserve.v1 import control_pb2
+
+
+def check_policy(stores: Stores, record: StoreRecord) -> None:
+    """Refuses a table that names a policy which cannot be one; it need not exist yet.
+
+    Raises:
+        InvalidRequestError: It names itself.
+        WrongStateError: The store of this name is no weights store.
+    """
+    policy = Settings.from_json(record.settings).policy
+    if policy == record.name:
+        raise InvalidRequestError(argument="policy", reason=f"{policy!r} is the table itself")
+    weights = stores.find(policy) if policy else None
+    if weights is not None:
+        weights.weight_versions()
+
+
+def follow(stores: Stores, entry: Entry) -> Staleness | None:
+    """Tells a table which version of its policy is the newest.
+
+    Returns:
+        What it knows of versions; None for one without a policy.
+
+    Raises:
+        WrongStateError: It is no replay; or the store of the policy's name is no weights store.
+    """
+    table = entry.replay_table()
+    policy = table.settings.policy
+    if not policy:
+        return None
+    weights = stores.find(policy)
+    newest = None if weights is None else weights.weight_versions().newest
+    uid = "" if weights is None else weights.record.uid
+    table.views.follow(uid, newest.version if newest is not None else 0)
+    stores.followers.setdefault(policy, set()).add(entry.name)
+    return table.views.staleness
+
+
+def wake_followers(stores: Stores, policy: str) -> None:
+    """A version was published, or all are gone: whoever waits for a table of this policy looks again."""
+    for name in tuple(stores.followers.get(policy, ())):
+        entry = stores.find(name)
+        if entry is None:
+            stores.followers[policy].discard(name)
+        else:
+            entry.changed.wake()
+
+
+def check_max_lag(entry: Entry, asked: control_pb2.SampleRequest) -> int | None:
+    """The greatest lag that a sample asks for.
+
+    Raises:
+        InvalidRequestError: The table has no policy.
+    """
+    if not asked.HasField("max_lag"):
+        return None
+    if not entry.replay_table().settings.policy:
+        raise InvalidRequestError(argument="max_lag", reason=f"table {entry.name!r} was created without a policy")
+    return asked.max_lag
+
+
+def refresh(stores: Stores, entry: Entry, max_lag: int | None) -> None:
+    """Before rows of at most this lag are drawn: what is too old leaves a queue, and is drawn of no other table."""
+    if max_lag is None:
+        return
+    follow(stores, entry)
+    table = entry.replay_table()
+    if table.settings.is_queue and table.discard(max_lag):
+        entry.changed.wake()
+
+
+class MadeBy:
+    """The versions that an extend's rows were made by, read when it begins and settled when it is committed.
+
+    Raises:
+        InvalidRequestError: The table has no policy, or there are more or fewer versions than rows, or one is above the
+            newest.
+        WrongStateError: As of :func:`follow`.
+    """
+
+    def __init__(self, stores: Stores, entry: Entry, asked: control_pb2.ExtendRequest) -> None:
+        self._stores = stores
+        self._entry = entry
+        self._versions = None
+        staleness = follow(stores, entry)
+        self._uid = "" if staleness is None else staleness.uid
+        if not asked.policy_versions:
+            return
+        if staleness is None:
+            reason = f"table {entry.name!r} was created without a policy"
+            raise InvalidRequestError(argument="policy_version", reason=reason)
+        self._versions = column_of("policy_version", asked.policy_versions, "<i8", asked.num_rows)
+        low, high = int(self._versions.min(initial=0)), int(self._versions.max(initial=0))
+        if low < 0 or high > staleness.newest:
+            policy = entry.replay_table().settings.policy
+            reason = f"{low if low < 0 else high} is not from 0 to {staleness.newest}, the newest of {policy!r}"
+            raise InvalidRequestError(argument="policy_version", reason=reason)
+
+    def settle(self, arrival: Arrival) -> Arrival:
+        """Adds the versions, as of now; rows of a policy that was deleted meanwhile are of an unknown one."""
+        staleness = follow(self._stores, self._entry)
+        if staleness is None:
+            return arrival
+        versions = self._versions
+        if versions is not None and self._uid and staleness.uid != self._uid:
+            versions = np.broadcast_to(np.int64(UNKNOWN), len(versions))
+        return replace(arrival, policy_versions=versions)
+
+
+def describe_policy(stores: Stores, entry: Entry, description: control_pb2.StoreDescription) -> None:
+    """Adds what is known of a table's policy; a damaged or wrong store of its name keeps no table from being shown."""
+    try:
+        staleness = follow(stores, entry)
+    except (CorruptDataError, WrongStateError):
+        staleness = entry.replay_table().views.staleness
+    if staleness is None:
+        return
+    description.newest_policy_version = staleness.newest
+    description.num_discarded = staleness.num_discarded
+    lags = staleness.lags()
+    if lags is not None:
+        description.lags.min, description.lags.mean, description.lags.max = lags
