@@ -19,6 +19,7 @@ from tdserve.errors import (
 from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
+from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
 from tdserve.server.publishing import Publishing
 from tdserve.server.replays import Replays
@@ -43,7 +44,7 @@ class Requests:
     Args:
         stores: The book.
         answers: Of committed requests.
-        replays, samples, changes, tensordicts, publishing: What answers.
+        replays, samples, changes, tensordicts, publishing, groups: What answers.
         held: Counts what requests hold.
     """
 
@@ -57,6 +58,7 @@ class Requests:
         changes: Changes,
         tensordicts: TensorDicts,
         publishing: Publishing,
+        groups: Groups,
         held: HeldContent,
     ) -> None:
         self._held = held
@@ -70,6 +72,8 @@ class Requests:
             "change": changes.change,
             "publish": publishing.publish,
             "latest": publishing.latest,
+            "taken": publishing.relays.taken,
+            "join_group": groups.join,
             "read": self._read,
             "write": self._write,
         }

@@ -101,7 +101,7 @@ _FORMING_FAULTS = (RuntimeError, ValueError, IndexError, OverflowError, MemoryEr
 
 
 @lru_cache(maxsize=16)
-def _device(host: str, pid: int) -> Any:
+def gloo_device(host: str, pid: int) -> Any:
     """One gloo device (one thread, one event loop) per address and process: a hundred groups share it."""
     return dist.ProcessGroupGloo.create_device(hostname=host)
 
@@ -150,7 +150,7 @@ class GlooChannel:
         self.waiters = Waiters(f"tdserve-gloo-{peer}")
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         try:
-            options._devices = [_device(host, os.getpid())]
+            options._devices = [gloo_device(host, os.getpid())]
             options._timeout = timedelta(seconds=timeout_s)
             kv_store.timeout_s = timeout_s
             options._threads = 1

@@ -1,12 +1,14 @@
 """Client processes that start within milliseconds: a process imports torch once, and forks a child for every one.
 
-``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery``, reads orders, and runs each role in
-a child of its own; what a child says is a line with its number in front.
+``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery MODULE...``, reads orders, and runs
+each role, a function of one of the modules, in a child of its own; what a child says is a line with its number in
+front.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -20,8 +22,9 @@ from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, stat
 
 _PR_SET_PDEATHSIG = 1
 
-PROGRAMS = ("move", "stream", "wait")
-"""Roles that are functions of ``tests.integration.programs``."""
+ROLES = ("tests.integration.local_roles", "tests.integration.programs")
+"""Modules whose functions children play, unless told."""
+
 
 TIMEOUT_S = 30.0
 """For what a child says: it may share two cores with a dozen others."""
@@ -78,10 +81,14 @@ class Child:
 
 
 class Nursery:
-    """Starts client processes; a context manager, whose end is theirs."""
+    """Starts client processes; a context manager, whose end is theirs.
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.integration.nursery"]
+    Args:
+        roles: Modules whose functions they play.
+    """
+
+    def __init__(self, *roles: str) -> None:
+        command = [sys.executable, "-m", "tests.integration.nursery", *(roles or ROLES)]
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -91,7 +98,7 @@ class Nursery:
         """A process that plays a role.
 
         Args:
-            role: A function of ``tests.integration.local_roles``, or one of ``PROGRAMS``.
+            role: A function of the roles.
             *arguments, **named: As JSON knows them.
         """
         assert self._process.stdin is not None
@@ -131,8 +138,8 @@ def say(child: int, *words: object) -> None:
 def main() -> None:
     """See the module."""
     # Imported before the forks, which is what this program is for; opens neither sockets nor threads.
-    from tests.integration import local_roles, programs
-
+    modules = [importlib.import_module(name) for name in sys.argv[1:]]
+    roles = {name: play for module in reversed(modules) for name, play in vars(module).items()}
     running: dict[int, int] = {}
 
     def on_child(number: int, frame: object) -> None:
@@ -151,7 +158,7 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end is not told before its beginning
         pid = os.fork()
         if not pid:
-            _live(child, getattr(programs if role in PROGRAMS else local_roles, role), arguments, named)
+            _live(child, roles[role], arguments, named)
         running[pid] = child
         say(child, "pid", pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})

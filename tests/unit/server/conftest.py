@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
 from tdserve.server.workers import DataWorker
@@ -55,5 +56,6 @@ def requests(world: World) -> Requests:
         changes=world.changes,
         tensordicts=world.tensordicts,
         publishing=world.publishing,
+        groups=Groups(),
         held=HeldContent(1 << 30),
     )

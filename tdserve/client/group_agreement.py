@@ -1,0 +1,241 @@
+"""What members agree on before content moves: that all make the same call, and that their structures fit.
+
+Rank 0 hears what everybody is about to do, and tells everybody what comes of it. Of a call of two members either hears
+the other. A refusal reaches all of them, and the group goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tdserve.control.status import decode_failure, encode_failure
+from tdserve.errors import (
+    InvalidRequestError,
+    RemoteProtocolError,
+    SpecMismatchError,
+    TDServeError,
+    TransferAbortedError,
+)
+from tdserve.spec import codec
+from tdserve.spec.tree import Spec
+from tdserve.transport.group_content import Wire
+from tdserve.transport.group_notes import post_note, recv_notes
+from tdserve.v1 import group_pb2
+
+Check = Callable[[Spec], None]
+"""Raises a TDServeError unless content of this structure fits what the member holds."""
+
+ROOTED = ("broadcast", "scatter")
+"""In these the structure of the root counts; in the others that of rank 0."""
+
+MAX_KNOWN_SPECS = 256
+"""Of an epoch; a program uses a handful."""
+
+ANSWERS = {"send": "recv", "recv": "send", "init_remote": "from_remote_init", "from_remote_init": "init_remote"}
+"""What the other one must be calling."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What came of it.
+
+    Attributes:
+        spec: The structure that counts; None where none does.
+        values_nbytes: Size of the block of values that each rank sends; of a scatter, that each gets.
+        failure: What every member raises; nothing moves then.
+    """
+
+    spec: Spec | None = None
+    values_nbytes: Sequence[int] = ()
+    failure: TDServeError | None = None
+
+
+@dataclass
+class Known:
+    """Structures by fingerprint that were told before in this epoch."""
+
+    specs: dict[bytes, Spec]
+
+    def learn(self, fingerprint: bytes, message: group_pb2.GroupCall | group_pb2.GroupVerdict) -> None:
+        """Keeps what a message tells. Every member hears the same, in the same order, and so knows the same."""
+        if message.HasField("spec"):
+            if len(self.specs) >= MAX_KNOWN_SPECS:
+                self.specs.clear()
+            self.specs[fingerprint] = codec.decode(message.spec)
+
+    def get(self, fingerprint: bytes) -> Spec:
+        """Raises RemoteProtocolError where it was never told."""
+        spec = self.specs.get(fingerprint)
+        if spec is None:
+            raise RemoteProtocolError(expected="a structure that was told before", received=fingerprint.hex())
+        return spec
+
+
+def describe_structure(call: group_pb2.GroupCall, spec: Spec, fingerprint: bytes, known: Known) -> None:
+    """Puts a member's structure into its call; whole, where it was not told before."""
+    call.fingerprint = fingerprint
+    if fingerprint not in known.specs:
+        call.spec.CopyFrom(codec.encode(spec))
+
+
+def agree(
+    wire: Wire, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
+) -> Agreed:
+    """A call of all members.
+
+    Args:
+        wire: Of the call.
+        call: What this member is about to do.
+        known: Structures that were told in this epoch.
+        check: Compares the structure that counts with this member's, where the fingerprints differ.
+        own: Why this member cannot take part.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The link is closed.
+    """
+    rank, size = wire.link.rank, wire.link.world_size
+    others = range(1, size)
+    if own is not None:
+        call.failure.CopyFrom(encode_failure(own))
+    if rank == 0:
+        notes = recv_notes(wire, others)
+        calls = [call, *(group_pb2.GroupCall.FromString(note) for note in notes)]
+        verdict = judged(calls)
+        sent = post_note(wire, verdict.SerializeToString(), others)
+        if verdict.examines:
+            own = _examined(verdict, known, check)
+            notes = recv_notes(wire, others, sent)
+            failures = [_result(own), *(group_pb2.GroupCall.FromString(note) for note in notes)]
+            verdict = first_failure(failures) or group_pb2.GroupVerdict(
+                fingerprint=verdict.fingerprint, values_nbytes=verdict.values_nbytes
+            )
+            sent = post_note(wire, verdict.SerializeToString(), others)
+        wire.wait(sent)
+    else:
+        sent = post_note(wire, call.SerializeToString(), [0])
+        verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
+        if verdict.examines:
+            own = _examined(verdict, known, check)
+            sent = post_note(wire, _result(own).SerializeToString(), [0])
+            verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
+    known.learn(verdict.fingerprint, verdict)
+    if verdict.HasField("failure"):
+        return Agreed(failure=_raised(verdict, own, rank))
+    spec = known.get(verdict.fingerprint) if verdict.fingerprint else None
+    return Agreed(spec, list(verdict.values_nbytes))
+
+
+def agree_pair(
+    wire: Wire,
+    peer: int,
+    call: group_pb2.GroupCall,
+    *,
+    told: Known,
+    heard: Known,
+    check: Check | None,
+    own: TDServeError | None,
+) -> Agreed:
+    """A call of two members; the structure is that of the one who sends.
+
+    Args:
+        wire: Of the call.
+        peer: The other one's rank.
+        call: What this member is about to do.
+        told: Structures that this member has told the other.
+        heard: Structures that the other has told.
+        check: As of ``agree``, of the one who receives; None: this one sends.
+        own: As of ``agree``.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The link is closed.
+    """
+    if own is not None:
+        call.failure.CopyFrom(encode_failure(own))
+    sent = post_note(wire, call.SerializeToString(), [peer])
+    other = group_pb2.GroupCall.FromString(recv_notes(wire, [peer], sent)[0])
+    told.learn(call.fingerprint, call)
+    heard.learn(other.fingerprint, other)
+    if other.kind != ANSWERS[call.kind]:
+        reason = f"rank {peer} calls {_shown(other)}, rank {wire.link.rank} {_shown(call)}"
+        return Agreed(failure=own or InvalidRequestError(argument="call of two members", reason=reason))
+    if own is not None or other.HasField("failure"):
+        verdict = group_pb2.GroupVerdict(failure=other.failure, rank=peer)
+        return Agreed(failure=_raised(verdict, own, wire.link.rank))
+    giver, taker = (call, other) if check is None else (other, call)
+    spec = (told if check is None else heard).get(giver.fingerprint)
+    if taker.fingerprint not in (b"", giver.fingerprint):
+        if check is not None:
+            own = _checked(check, spec)
+            wire.wait(post_note(wire, _result(own).SerializeToString(), [peer]))
+        else:
+            result = group_pb2.GroupCall.FromString(recv_notes(wire, [peer])[0])
+            verdict = group_pb2.GroupVerdict(failure=result.failure, rank=peer)
+            own = _raised(verdict, None, wire.link.rank) if result.HasField("failure") else None
+        if own is not None:
+            return Agreed(failure=own)
+    return Agreed(spec, [*giver.values_nbytes])
+
+
+def judged(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
+    """What comes of the calls of all members, by rank."""
+    first = calls[0]
+    failed = first_failure(calls)
+    if failed is not None:
+        return failed
+    for rank, call in enumerate(calls):
+        if (call.kind, call.root, call.op, call.number) != (first.kind, first.root, first.op, first.number):
+            reason = f"rank {rank} calls {_shown(call)}, rank 0 {_shown(first)}"
+            error = InvalidRequestError(argument="call of all members", reason=reason)
+            return group_pb2.GroupVerdict(failure=encode_failure(error), rank=rank)
+    chosen = calls[first.root if first.kind in ROOTED else 0]
+    sizes = [*chosen.values_nbytes] if first.kind == "scatter" else [sum(call.values_nbytes) for call in calls]
+    verdict = group_pb2.GroupVerdict(fingerprint=chosen.fingerprint, values_nbytes=sizes)
+    if chosen.HasField("spec"):
+        verdict.spec.CopyFrom(chosen.spec)
+    verdict.examines = any(call.fingerprint not in (b"", chosen.fingerprint) for call in calls)
+    return verdict
+
+
+def first_failure(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict | None:
+    """The verdict where somebody cannot take part."""
+    for rank, call in enumerate(calls):
+        if call.HasField("failure"):
+            return group_pb2.GroupVerdict(failure=call.failure, rank=rank)
+    return None
+
+
+def _examined(verdict: group_pb2.GroupVerdict, known: Known, check: Check | None) -> TDServeError | None:
+    known.learn(verdict.fingerprint, verdict)
+    return None if check is None else _checked(check, known.get(verdict.fingerprint))
+
+
+def _checked(check: Check, spec: Spec) -> TDServeError | None:
+    try:
+        check(spec)
+    except TDServeError as error:
+        return error
+    return None
+
+
+def _result(error: TDServeError | None) -> group_pb2.GroupCall:
+    return group_pb2.GroupCall() if error is None else group_pb2.GroupCall(failure=encode_failure(error))
+
+
+def _raised(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int) -> TDServeError:
+    """What a member raises of a refusal: its own reason, or whose it is."""
+    if own is not None:
+        return own
+    error = decode_failure(verdict.failure)
+    if verdict.rank == rank or (isinstance(error, InvalidRequestError) and error.argument == "call of all members"):
+        return error
+    if isinstance(error, SpecMismatchError):
+        return SpecMismatchError(**{**error.fields, "actual": f"{error.actual} at rank {verdict.rank}"})
+    return TransferAbortedError(transfer=0, reason=f"rank {verdict.rank} cannot take part: {error}")
+
+
+def _shown(call: group_pb2.GroupCall) -> str:
+    said = [f"op={call.op!r}"] if call.op else []
+    if call.kind in ("broadcast", "scatter", "gather"):
+        said.append(f"{'dst' if call.kind == 'gather' else 'src'}={call.root}")
+    return f"{call.kind}({', '.join(said)}) as number {call.number}" if call.number else f"{call.kind}()"

@@ -1,0 +1,273 @@
+"""One epoch of a group as a member holds it: its link, and what ends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition, Lock, Timer
+from typing import Any, NamedTuple, cast
+
+from tdserve.client.group_agreement import Known
+from tdserve.client.session import Session
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
+from tdserve.transport.forming import Forming
+from tdserve.transport.gloo import KVStore
+from tdserve.transport.group_gloo import GroupLink
+from tdserve.transport.group_nccl import NcclLink
+from tdserve.v1 import control_pb2
+
+LOST_GRACE_S = 0.25
+"""A call under way may still have all that it needs when a member goes: it sees a broken connection by itself, but for
+a message that was half on its way. And whose connection breaks waits so long to be told who has gone."""
+
+
+class Member(NamedTuple):
+    """One member of an epoch."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+class GroupEpoch:
+    """From the server's answer to its end. Threads: safe; calls are made one after the other.
+
+    Args:
+        session: Through which it was asked for; its end is the epoch's.
+        name: Of the group.
+        formed: The server's answer.
+        host: Address of the interface on which the members reach this one.
+        device: CUDA device of the backend nccl; None: the backend is gloo.
+
+    Attributes:
+        number: Of the epoch.
+        rank: This member's.
+        members: By rank.
+        known: Structures that every member has been told of.
+        told, heard: Structures that this member has told each other one alone, or heard of it.
+        num_calls: Calls of all members.
+        nccl: How content on GPUs moves; None: the backend is gloo.
+    """
+
+    def __init__(
+        self, session: Session, name: str, formed: control_pb2.GroupFormed, *, host: str, device: Any = None
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.number: int = formed.epoch
+        self.rank: int = formed.rank
+        self.members = tuple(Member(rank, member.host, member.pid) for rank, member in enumerate(formed.members))
+        self.known = Known({})
+        self.told = [Known({}) for _ in formed.members]
+        self.heard = [Known({}) for _ in formed.members]
+        self.num_calls = 0
+        self.nccl: NcclLink | None = None
+        self._host = host
+        self._device = device
+        self._pid = os.getpid()
+        self._calling = Lock()
+        self._changed = Condition()
+        self._loss: control_pb2.GroupLoss | None = None
+        self._over: TDServeError | None = None
+        self._grace: Timer | None = None
+        self._link: GroupLink | None = None
+        self._forming: Forming | None = None
+        self._kv_store = KVStore(lambda key, value: self._publish(key, value, is_mail=False))
+        self._nccl_store = KVStore(lambda key, value: self._publish(key, value, is_mail=True))
+        session.groups.attach(name, self.number, self._on_event, self._on_session_lost)
+
+    def __repr__(self) -> str:
+        return f"<GroupEpoch {self.number} of {self.name!r}: rank {self.rank} of {len(self.members)}>"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a member has gone, as far as this one was told."""
+        return self._loss is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this member has left the group."""
+        return isinstance(self._over, ClosedError)
+
+    def open(self, deadline: Deadline) -> None:
+        """Forms the connections.
+
+        Raises:
+            PeerLostError: A member went away meanwhile; the others are told as well.
+            ConnectError: They did not form. The epoch is over.
+        """
+        remaining_s = deadline.remaining_s or 0.0
+
+        def make() -> GroupLink:
+            link = GroupLink(
+                self._kv_store,
+                self.rank,
+                len(self.members),
+                host=self._host,
+                name=self.name,
+                timeout_s=max(remaining_s, 1.0),
+            )
+            if self._device is not None:
+                try:
+                    self.nccl = NcclLink(
+                        self._nccl_store, self.rank, len(self.members), device=self._device, name=self.name
+                    )
+                except BaseException:
+                    link.close()
+                    raise
+            return link
+
+        with self._changed:
+            if self._loss is not None:
+                raise self._lost(self._loss)
+            name = f"tdserve-group-{self.name}-form"
+            forming = self._forming = Forming(cast(Any, make), peer=f"group {self.name!r}", name=name)
+        try:
+            link = cast(GroupLink, cast(object, forming.wait(remaining_s)))
+        except TDServeError as error:
+            raise self._end(error, deadline) from error
+        with self._changed:
+            self._link = link
+
+    @contextmanager
+    def call(self, deadline: Deadline, what: str) -> Iterator[GroupLink]:
+        """A call of the link; whatever the block raises ends the epoch.
+
+        Raises:
+            PeerLostError: The epoch is over.
+            ClosedError: It was closed by this member.
+            DeadlineExceededError: The block's, or another call of this member took all the time.
+        """
+        if not self._calling.acquire(timeout=deadline.remaining_s or 0.0):
+            raise DeadlineExceededError(what=f"the end of another call of {self.name!r}", timeout_s=deadline.timeout_s)
+        try:
+            link = self.check()
+            try:
+                yield link
+            except TDServeError as error:
+                raise self._end(error, deadline, what) from error
+            except BaseException as fault:
+                self._end(PeerLostError(reason=f"{what} was interrupted by {type(fault).__name__}"), deadline, what)
+                raise
+        finally:
+            self._calling.release()
+
+    def check(self) -> GroupLink:
+        """The link, while the epoch is not over.
+
+        Raises:
+            PeerLostError: It is over.
+            ClosedError: It was closed by this member.
+            ForkedClientError: This is a fork of the process that it belongs to.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedClientError(what=f"group {self.name!r}", pid=self._pid)
+        with self._changed:
+            if self._over is None and self._loss is not None:
+                self._over = self._lost(self._loss)
+            over, link = self._over, self._link
+        if over is not None or link is None:
+            self._close_link()
+            raise over or ClosedError(what=f"group {self.name!r}")
+        return link
+
+    def leave(self) -> None:
+        """Ends this member's part; the others are told. Idempotent."""
+        with self._changed:
+            if isinstance(self._over, ClosedError):
+                return
+            self._over = ClosedError(what=f"group {self.name!r}")
+        if os.getpid() != self._pid:
+            return
+        self.session.groups.detach(self.name, self.number)
+        if not self.session.is_lost:
+            self._notify(leave=True)
+        self._close_link()
+
+    def retire(self) -> None:
+        """Ends the link, and no more: the member goes on to the next epoch."""
+        with self._changed:
+            self._over = self._over or self._finished()
+        self.session.groups.detach(self.name, self.number)
+        self._close_link()
+
+    def _end(self, error: TDServeError, deadline: Deadline, what: str = "its formation") -> TDServeError:
+        """Ends the epoch after a fault of the link; returns what is to be raised."""
+        self._close_link()
+        with self._changed:
+            if not isinstance(error, DeadlineExceededError):
+                grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
+                self._changed.wait_for(lambda: self._loss is not None, grace_s)
+            loss = self._loss
+            if isinstance(self._over, ClosedError):
+                return self._over
+            # Who gives up because the time of all is over is not at fault.
+            is_late = deadline.remaining_s is not None and deadline.remaining_s <= LOST_GRACE_S
+            if loss is not None and not (loss.has_given_up and is_late):
+                found: TDServeError = self._lost(loss)
+            elif isinstance(error, DeadlineExceededError) or is_late:
+                said = f" (it waited for {error.what})" if isinstance(error, DeadlineExceededError) else ""
+                found = DeadlineExceededError(what=f"{what} of group {self.name!r}{said}", timeout_s=deadline.timeout_s)
+            else:
+                found = error
+            is_first = self._over is None and loss is None
+            if self._over is None:
+                self._over = self._lost(loss) if loss is not None else self._finished(f"{what} has failed: {found}")
+        if is_first and not self.session.is_lost:
+            self._notify(given_up=f"{what} has failed: {found}"[:500])
+        return found
+
+    def _close_link(self) -> None:
+        with self._changed:
+            link, forming, grace, self._forming, self._grace = self._link, self._forming, self._grace, None, None
+        if grace is not None:
+            grace.cancel()
+        self._kv_store.close()
+        self._nccl_store.close()
+        if link is not None:
+            link.close()
+        elif forming is not None:
+            forming.cancel(self._over or self._finished())
+        if self.nccl is not None:
+            self.nccl.close()
+
+    def _on_event(self, event: control_pb2.GroupEvent) -> None:
+        if event.HasField("entry"):
+            store = self._nccl_store if event.entry.is_mail else self._kv_store
+            store.feed(event.entry.key, event.entry.value)
+        elif event.HasField("loss"):
+            self._on_loss(event.loss)
+
+    def _on_session_lost(self, error: TDServeError) -> None:
+        self._on_loss(control_pb2.GroupLoss(rank=self.rank, reason=f"the session of this member has ended: {error}"))
+
+    def _on_loss(self, loss: control_pb2.GroupLoss) -> None:
+        with self._changed:
+            if self._loss is None:
+                self._loss = loss
+            self._changed.notify_all()
+            # Who has left has done its part; but who waits for it over NCCL would never know.
+            if self._grace is None and (not loss.has_left or self.nccl is not None or self._link is None):
+                self._grace = Timer(LOST_GRACE_S if self._link is not None else 0.0, self._close_link)
+                self._grace.name, self._grace.daemon = f"tdserve-group-{self.name}-end", True
+                self._grace.start()
+
+    def _lost(self, loss: control_pb2.GroupLoss) -> PeerLostError:
+        member = self.members[loss.rank]
+        peer = f"rank {loss.rank} of group {self.name!r} (process {member.pid} on {member.host})"
+        return PeerLostError(
+            peer=peer, reason=f"{loss.reason}; epoch {self.number} is over, next_epoch() forms another"
+        )
+
+    def _finished(self, reason: str = "this member has gone on") -> PeerLostError:
+        said = f"{reason}; epoch {self.number} is over, next_epoch() forms another"
+        return PeerLostError(peer=f"group {self.name!r}", reason=said)
+
+    def _publish(self, key: str, value: bytes, *, is_mail: bool) -> None:
+        self._notify(entry=control_pb2.Rendezvous(key=key, value=value, is_mail=is_mail))
+
+    def _notify(self, **body: Any) -> None:
+        notice = control_pb2.GroupNotice(name=self.name, epoch=self.number, **body)
+        self.session.notify(control_pb2.ClientMessage(group_notice=notice))

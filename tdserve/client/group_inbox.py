@@ -1,0 +1,71 @@
+"""What the server tells a session of its groups, handed to the epoch that it is of, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from tdserve.errors import TDServeError
+from tdserve.v1 import control_pb2
+
+MAX_EARLY_EVENTS = 65_536
+"""Of epochs that this client does not know of yet: entries of the other members' rendezvous, one each."""
+
+OnEvent = Callable[[control_pb2.GroupEvent], None]
+OnLost = Callable[[TDServeError], None]
+
+_Key = tuple[str, int]
+
+
+class GroupInbox:
+    """Of one session. Events of an epoch may come before the answer that tells of it: they are kept until then.
+
+    Threads: safe. Listeners are called in the session's own threads, and must not block.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._listeners: dict[_Key, tuple[OnEvent, OnLost]] = {}
+        self._early: dict[_Key, list[control_pb2.GroupEvent]] = {}
+        self._last: dict[str, int] = {}
+        self._lost: TDServeError | None = None
+
+    def on_event(self, event: control_pb2.GroupEvent) -> None:
+        """Takes an event in; one of an epoch that is over is dropped."""
+        key = (event.name, event.epoch)
+        with self._lock:
+            listener = self._listeners.get(key)
+            if listener is None:
+                kept = self._early.setdefault(key, [])
+                if event.epoch > self._last.get(event.name, 0) and len(kept) < MAX_EARLY_EVENTS:
+                    kept.append(event)
+                if not kept:
+                    del self._early[key]
+                return
+            listener[0](event)  # in the lock: in order
+
+    def attach(self, name: str, epoch: int, on_event: OnEvent, on_lost: OnLost) -> None:
+        """From here on these are called; at once with what came before."""
+        with self._lock:
+            self._listeners[name, epoch] = (on_event, on_lost)
+            self._last[name] = max(epoch, self._last.get(name, 0))
+            for early in [key for key in self._early if key[0] == name and key[1] <= epoch]:
+                for event in self._early.pop(early):
+                    if early[1] == epoch:
+                        on_event(event)
+            lost = self._lost
+        if lost is not None:
+            on_lost(lost)
+
+    def detach(self, name: str, epoch: int) -> None:
+        """This epoch is over for the caller. Idempotent."""
+        with self._lock:
+            self._listeners.pop((name, epoch), None)
+
+    def lose(self, error: TDServeError) -> None:
+        """The session is over."""
+        with self._lock:
+            self._lost = error
+            listeners = list(self._listeners.values())
+        for _, on_lost in listeners:
+            on_lost(error)

@@ -1,0 +1,191 @@
+"""What a member gives to a call, and where it takes content to: tensordicts as ends of the group's wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tdserve.client.incoming import views
+from tdserve.client.leaves import leaves_of
+from tdserve.client.reading import Content, Destination
+from tdserve.client.value_blocks import decode_values, encode_values
+from tdserve.content import values_messages, write_layout
+from tdserve.errors import NotSupportedError
+from tdserve.layout import Message
+from tdserve.spec.build import build
+from tdserve.spec.capture import Captured, capture
+from tdserve.spec.torch_types import to_torch
+from tdserve.spec.tree import Spec, check_matches, show
+from tdserve.transport.behind import BytesEnd, SinkBehind, SourceBehind
+from tdserve.transport.ends import FlatEnd, LeafEnd, Sink, Source
+from tdserve.transport.pool import BufferPool
+
+
+def messages_of(spec: Spec, values_nbytes: int) -> tuple[Message, ...]:
+    """How content of a structure is cut: its leaves, then its values."""
+    return (*write_layout(spec).messages, *values_messages(values_nbytes))
+
+
+def fingerprint_of(spec: Spec) -> bytes:
+    """Of a structure, wherever its tensors lie: each member has devices of its own."""
+    return spec.with_device(None).fingerprint
+
+
+def check_device(captured: Captured, device: torch.device | None) -> None:
+    """Raises NotSupportedError unless all tensors lie on a device; None: anywhere."""
+    for path, tensor in captured.tensors.items():
+        if device is not None and tensor.device != device:
+            feature = f"key {show(path)!r} on {tensor.device} in a group with backend 'nccl'"
+            raise NotSupportedError(feature=feature, reason=f"its tensors lie on {device}; move it there with .to()")
+
+
+class Given:
+    """Content that a member gives.
+
+    Args:
+        td: TensorDict or tensorclass instance; must not change before the call is over.
+        name: Of the group, for errors.
+        allow_pickle: As of the client.
+
+    Attributes:
+        spec: Its structure.
+        fingerprint: Of it.
+
+    Raises:
+        NotSupportedError, InvalidSpecError: It cannot travel; names the key.
+        CapacityError: Its values are too many for one block.
+    """
+
+    def __init__(self, td: Any, *, name: str, allow_pickle: bool) -> None:
+        self._name = name
+        self._captured = capture(td, store=name, allow_pickle=allow_pickle)
+        self.spec = self._captured.spec
+        self.fingerprint = fingerprint_of(self.spec)
+        self._values = encode_values(self.spec, self._captured.values, store=name, allow_pickle=allow_pickle)
+
+    @property
+    def values_nbytes(self) -> int:
+        """Size of its block of values."""
+        return len(self._values)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """How it is cut."""
+        return messages_of(self.spec, self.values_nbytes)
+
+    def check(self, spec: Spec) -> None:
+        """Raises SpecMismatchError unless its structure is this one."""
+        check_matches(spec, self.spec, store=self._name)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensors in the order in which they travel."""
+        return leaves_of(self._captured, write_layout(self.spec)).tensors
+
+    def check_device(self, device: torch.device | None) -> None:
+        """Raises NotSupportedError unless all its tensors lie there; None: anywhere."""
+        check_device(self._captured, device)
+
+    def values_source(self) -> Source:
+        """Its values alone."""
+        return BytesEnd(self._values)
+
+    def source(self) -> Source:
+        """Its bytes; copied where they are not contiguous, or not on the CPU."""
+        leaves = leaves_of(self._captured, write_layout(self.spec))
+        if leaves.contents is None:
+            source: Source = LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+        else:
+            source = LeafEnd(leaves.tensors, contents=leaves.contents)
+        return SourceBehind(source, BytesEnd(self._values))
+
+
+class Taken:
+    """Where a member takes content to.
+
+    Args:
+        out: A tensordict to fill in place; None: a new one is built.
+        name: Of the group, for errors.
+        allow_pickle: As of the client.
+
+    Attributes:
+        fingerprint: Of what it can take; b"": anything.
+
+    Raises:
+        NotSupportedError: ``out`` cannot be written to.
+    """
+
+    def __init__(self, out: Any, *, name: str, allow_pickle: bool) -> None:
+        self._out = out
+        self._allow_pickle = allow_pickle
+        self._destination = None if out is None else Destination(out, store=name)
+        self._captured = None if out is None else capture(out, store=name, is_destination=True)
+        self.fingerprint = b"" if self._captured is None else fingerprint_of(self._captured.spec)
+        self._values = torch.empty(0, dtype=torch.uint8)
+        self._columns: Sequence[torch.Tensor] = ()
+        self._was_direct = False
+        self._on_device: torch.device | None = None
+
+    def check_device(self, device: torch.device | None) -> None:
+        """Raises NotSupportedError unless all tensors of ``out`` lie there; None: anywhere."""
+        if self._captured is not None:
+            check_device(self._captured, device)
+
+    def check(self, spec: Spec) -> None:
+        """Raises SpecMismatchError unless content of this structure fits; nothing was written."""
+        if self._destination is not None:
+            self._destination.check(spec)
+
+    def sink(self, spec: Spec, values_nbytes: int, pool: BufferPool) -> Sink:
+        """Takes the bytes of content of a structure."""
+        layout = write_layout(spec)
+        places = None
+        if self._destination is not None:
+            self._destination.check(spec)
+            places = self._destination.places(layout)
+        self._was_direct = places is not None
+        self._values = pool.take(values_nbytes)
+        sink: Sink
+        if places is None:
+            buffer = pool.take(layout.nbytes)
+            self._columns = views(layout, buffer)
+            sink = FlatEnd(buffer)
+        else:
+            self._columns = places.tensors
+            sink = LeafEnd(places.tensors, contents=places.contents or ())
+        return SinkBehind(sink, FlatEnd(self._values))
+
+    def tensors_on(self, device: torch.device, spec: Spec) -> list[torch.Tensor]:
+        """Tensors on a device that take those of a structure, in the order in which they travel."""
+        self._on_device = device
+        slots = write_layout(spec).slots
+        if self._captured is not None:
+            self._was_direct = True
+            self._columns = [self._captured.tensors[slot.path] for slot in slots]
+        else:
+            self._columns = [torch.empty(slot.shape, dtype=to_torch(slot.dtype), device=device) for slot in slots]
+        return list(self._columns)
+
+    def values_sink(self, values_nbytes: int, pool: BufferPool) -> Sink:
+        """Takes the bytes of values alone."""
+        self._values = pool.take(values_nbytes)
+        return FlatEnd(self._values)
+
+    def finish(self, spec: Spec) -> Any:
+        """The tensordict, once everything has come.
+
+        Raises:
+            NotSupportedError: Its tensorclass is not known here, or it has values that may not be unpickled.
+        """
+        leaves = {slot.path: column for slot, column in zip(write_layout(spec).slots, self._columns, strict=True)}
+        block = self._values.numpy().tobytes()
+        shown, values = decode_values(spec, block, allow_pickle=self._allow_pickle)
+        content = Content(shown, leaves, values, 0)
+        if self._destination is None and self._on_device is not None:
+            return build(shown.with_device(str(self._on_device)), leaves, values)
+        if self._destination is None:
+            return content.build()
+        self._destination.finish(content, was_direct=self._was_direct)
+        return self._out

@@ -1,0 +1,179 @@
+"""Groups as the control process serves them: who asks waits for the epoch, entries are handed on, losses are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError
+from tdserve.groups import Ask, Epoch, GroupRule
+from tdserve.ids import check_store_name
+from tdserve.server import eager
+from tdserve.server.session import ClientSession
+from tdserve.v1 import control_pb2
+
+BACKENDS = ("gloo", "nccl")
+
+_Formed = asyncio.Future["control_pb2.GroupFormed"]
+
+
+class _Group:
+    """A group, and the sessions that are in it or want to be."""
+
+    def __init__(self, name: str) -> None:
+        self.rule = GroupRule(name)
+        self.sessions: dict[int, ClientSession] = {}
+        self.waiting: dict[int, _Formed] = {}
+
+
+class Groups:
+    """The groups of a server by name. They are not persisted: a restart ends every session, and with it every epoch."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    async def join(self, session: ClientSession, request: int, asked: control_pb2.JoinGroup) -> None:
+        """Answers with the next epoch of a group, once it is formed.
+
+        Raises:
+            InvalidRequestError: The request contradicts itself, or what others have asked for.
+            WrongStateError: This session asks for this group already.
+            NotSupportedError: Two members of an nccl group share a GPU.
+            DeadlineExceededError: The others did not ask in time.
+        """
+        check_store_name(asked.name)
+        if asked.backend not in BACKENDS:
+            raise InvalidRequestError(argument="backend", reason=f"{asked.backend!r} is none of {', '.join(BACKENDS)}")
+        deadline = Deadline.after(asked.timeout_s)
+        await eager.in_task()
+        group = self._groups.setdefault(asked.name, _Group(asked.name))
+        formed: _Formed = asyncio.get_running_loop().create_future()
+        try:
+            group.rule.ask(_ask_of(session, asked))
+            group.sessions[session.number] = session
+            group.waiting[session.number] = formed
+            self._form(group)
+            with session.waiting():
+                answer = await _in_time(formed, deadline, lambda: _awaited(group))
+        except asyncio.CancelledError:
+            if _has_result(formed):  # nobody takes its place, and nobody knows
+                self._lose(group, session.number, "it was cancelled")
+            raise
+        finally:
+            if group.waiting.get(session.number) is formed:
+                del group.waiting[session.number]
+                group.rule.withdraw(session.number)
+            self._tidy(group, session.number)
+        session.tell(control_pb2.ServerMessage(request=request, group_formed=answer))
+
+    def on_notice(self, session: ClientSession, notice: control_pb2.GroupNotice) -> None:
+        """A member tells the others something; what is of an epoch that is over interests nobody."""
+        group = self._groups.get(notice.name)
+        if group is None:
+            return
+        others = group.rule.others(session.number, notice.epoch)
+        event = control_pb2.GroupEvent(name=notice.name, epoch=notice.epoch)
+        kind = notice.WhichOneof("body")
+        if kind == "entry":
+            event.entry.CopyFrom(notice.entry)
+        elif session.number in group.rule.epoch.members:
+            event.loss.rank = group.rule.rank_of(session.number)
+            event.loss.reason = notice.given_up if kind == "given_up" else "it has closed the group"
+            event.loss.has_left = kind == "leave"
+            event.loss.has_given_up = kind == "given_up"
+        _tell(group, others, event)
+        if kind == "leave" and notice.epoch == group.rule.epoch.number and session.number not in group.waiting:
+            self._remove(group, session.number)
+
+    def on_session_ended(self, number: int) -> None:
+        """A session is over: in every group it was a member of, the others are told at once."""
+        for group in list(self._groups.values()):
+            if number in group.sessions:
+                self._lose(group, number, "its session has ended")
+
+    def _lose(self, group: _Group, number: int, reason: str) -> None:
+        epoch = group.rule.epoch
+        others = group.rule.others(number, epoch.number)
+        if others:
+            event = control_pb2.GroupEvent(name=group.rule.name, epoch=epoch.number)
+            event.loss.rank = group.rule.rank_of(number)
+            event.loss.reason = reason
+            _tell(group, others, event)
+        self._remove(group, number)
+
+    def _remove(self, group: _Group, number: int) -> None:
+        group.rule.leave(number)
+        self._form(group)
+        self._tidy(group, number)
+
+    def _tidy(self, group: _Group, number: int) -> None:
+        """Forgets a session that is not concerned any more, and the group after the last."""
+        if number not in group.waiting and not group.rule.is_living(number):
+            group.sessions.pop(number, None)
+        if group.rule.is_over and not group.waiting and self._groups.get(group.rule.name) is group:
+            del self._groups[group.rule.name]
+
+    def _form(self, group: _Group) -> None:
+        """Forms the next epoch, if there is one."""
+        asking = set(group.waiting)
+        try:
+            epoch = group.rule.form()
+        except NotSupportedError as error:
+            for number in asking:
+                if (future := group.waiting.pop(number, None)) is not None and not future.done():
+                    future.set_exception(error)
+                group.rule.withdraw(number)
+            return
+        if epoch is not None:
+            _announce(group, epoch)
+
+
+def _announce(group: _Group, epoch: Epoch) -> None:
+    members = [
+        control_pb2.GroupMember(host=group.sessions[number].hello.host, pid=group.sessions[number].hello.pid)
+        for number in epoch.members
+    ]
+    for rank, number in enumerate(epoch.members):
+        future = group.waiting.pop(number)
+        if not future.done():
+            future.set_result(control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members))
+
+
+def _tell(group: _Group, numbers: list[int], event: control_pb2.GroupEvent) -> None:
+    for number in numbers:
+        session = group.sessions.get(number)
+        if session is not None and not session.ended.is_set():
+            session.tell(control_pb2.ServerMessage(group_event=event))
+
+
+def _ask_of(session: ClientSession, asked: control_pb2.JoinGroup) -> Ask:
+    return Ask(
+        session.number,
+        world_size=asked.world_size,
+        rank=asked.rank if asked.HasField("rank") else None,
+        backend=asked.backend,
+        device=f"{session.hello.boot_id or session.hello.host} {asked.device}" if asked.device else "",
+        epoch=asked.epoch,
+        last_rank=asked.last_rank,
+        last_world_size=asked.last_world_size,
+    )
+
+
+async def _in_time(formed: _Formed, deadline: Deadline, what: Callable[[], str]) -> control_pb2.GroupFormed:
+    done, _ = await asyncio.wait([formed], timeout=deadline.remaining_s)
+    if not done:
+        timeout_s = None if deadline.timeout_s is None else round(deadline.timeout_s, 2)
+        raise DeadlineExceededError(what=what(), timeout_s=timeout_s)
+    return formed.result()
+
+
+def _awaited(group: _Group) -> str:
+    return f"the next epoch of group {group.rule.name!r} ({group.rule.missing()})"
+
+
+def _has_result(formed: _Formed) -> bool:
+    return formed.done() and not formed.cancelled() and formed.exception() is None

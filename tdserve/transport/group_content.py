@@ -1,0 +1,106 @@
+"""Moving content among the members of an epoch: to one, on from one to others, and down a route in pieces."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from tdserve.deadline import Deadline
+from tdserve.layout import Message
+from tdserve.transport.ends import Sink, Source
+from tdserve.transport.group_gloo import GroupLink, LinkWork
+from tdserve.transport.pool import BufferPool
+
+CALL_TAG = 1
+"""Of calls that all members take part in; 0 is the link's own."""
+
+PAIR_TAG = 2
+"""Of calls of two members: they may come between those of all in another order at each."""
+
+MESSAGES_UNDER_WAY = 6
+"""As in ``stream``: fewer are slower, each holds a buffer of 4 MiB at most."""
+
+MESSAGES_AT_ONCE = 3
+"""Of these so many are waited for together."""
+
+
+class Wire:
+    """One call's use of a link.
+
+    Args:
+        link: Of the epoch.
+        tag: ``CALL_TAG`` or ``PAIR_TAG``.
+        deadline: Of the call; it has an end.
+        pool: Of staging buffers.
+    """
+
+    def __init__(self, link: GroupLink, tag: int, deadline: Deadline, pool: BufferPool) -> None:
+        self.link = link
+        self.pool = pool
+        self._tag = tag
+        self._deadline = deadline
+
+    def post(self, buffer: torch.Tensor, peer: int) -> LinkWork:
+        """Starts to send."""
+        return self.link.send(buffer, peer, self._tag)
+
+    def expect(self, buffer: torch.Tensor, peer: int) -> LinkWork:
+        """Starts to receive."""
+        return self.link.recv(buffer, peer, self._tag)
+
+    def wait(self, works: Sequence[LinkWork]) -> None:
+        """Waits; errors as of ``GroupLink.wait_all``."""
+        if works:
+            self.link.wait_all(works, self._deadline.remaining_s or 0.0)
+
+
+def send_content(wire: Wire, messages: Sequence[Message], source: Source, peers: Sequence[int]) -> None:
+    """Sends every message to each of some ranks. Raises PeerLostError, DeadlineExceededError: the link is closed."""
+    under_way: deque[LinkWork] = deque()
+    for message in messages:
+        _make_room(wire, under_way, len(peers))
+        buffer = source.direct(message)
+        if buffer is None:
+            buffer = wire.pool.take(message.nbytes)
+            source.fill(message, buffer)
+        under_way.extend(wire.post(buffer, peer) for peer in peers)
+    wire.wait(under_way)
+
+
+def recv_content(wire: Wire, messages: Sequence[Message], sink: Sink, peer: int, onward: Sequence[int] = ()) -> None:
+    """Receives every message from a rank, and sends each on to others as soon as it is there.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The link is closed; the sink holds some of the messages.
+    """
+    coming: deque[tuple[LinkWork, Message, torch.Tensor, bool]] = deque()
+    going: deque[LinkWork] = deque()
+
+    def take(count: int) -> None:
+        oldest = [coming.popleft() for _ in range(min(count, len(coming)))]
+        if not onward:
+            wire.wait([work for work, *_ in oldest])
+        for work, message, buffer, is_direct in oldest:
+            if onward:
+                wire.wait([work])
+                _make_room(wire, going, len(onward))
+                going.extend(wire.post(buffer, other) for other in onward)
+            if not is_direct:
+                sink.drain(message, buffer)
+
+    for message in messages:
+        if len(coming) >= MESSAGES_UNDER_WAY:
+            take(1 if onward else MESSAGES_AT_ONCE)
+        place = sink.direct(message)
+        buffer = wire.pool.take(message.nbytes) if place is None else place
+        coming.append((wire.expect(buffer, peer), message, buffer, place is not None))
+    take(len(coming))
+    wire.wait(going)
+
+
+def _make_room(wire: Wire, under_way: deque[LinkWork], num_more: int) -> None:
+    if len(under_way) + num_more > MESSAGES_UNDER_WAY:
+        count = max(len(under_way) + num_more - MESSAGES_UNDER_WAY, min(MESSAGES_AT_ONCE, len(under_way)))
+        wire.wait([under_way.popleft() for _ in range(min(count, len(under_way)))])

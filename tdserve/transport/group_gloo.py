@@ -1,0 +1,163 @@
+"""Connections among all members of an epoch: one gloo group that no registry of torch.distributed knows.
+
+What this file rests on beside the facts in ``gloo``:
+
+* A receive that times out closes *all* pairs of its group at this rank, and every other rank sees that at once
+  (measured with torch 2.13 on Linux).
+* A collective of gloo's own runs in a thread of the group, which the group's end waits for (not measured): one that
+  hangs could not be left. So only sends and receives are used here, which run in no thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from threading import Lock
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.transport.gloo import CLOSING_TAG, LARGE_MESSAGE_BYTES, LARGE_SEND_BYTES, KVStore, gloo_device
+from tdserve.transport.waiters import Waiters
+
+
+class LinkWork:
+    """One send or receive under way; dropping it gives it up, unseen by the other end."""
+
+    def __init__(self, work: Any, buffer: torch.Tensor, *, peer: int, is_large: bool) -> None:
+        self._work = work
+        self._buffer = buffer  # gloo keeps a bare pointer
+        self.peer = peer
+        self.is_large = is_large
+
+    def block(self, end_s: float) -> None:
+        """Waits, uninterrupted, until a moment of the monotonic clock. Raises RuntimeError, as gloo does."""
+        timeout_ms = max(math.ceil((end_s - time.monotonic()) * 1000), 1)
+        self._work.wait(timedelta(milliseconds=timeout_ms))
+
+
+class GroupLink:
+    """This rank's connections to all others.
+
+    Threads: ``send`` and ``recv`` may be called from any thread, ``close`` too.
+
+    Args:
+        kv_store: Rendezvous of all ranks; kept alive by the link.
+        rank: This member's.
+        world_size: Members.
+        host: Address of the interface to listen on and connect from.
+        name: Of the group, for errors.
+        timeout_s: Seconds for all pairs to form.
+
+    Raises:
+        ConnectError: They did not form. Nothing was sent.
+    """
+
+    def __init__(
+        self, kv_store: KVStore, rank: int, world_size: int, *, host: str, name: str, timeout_s: float
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._name = name
+        self._kv_store = kv_store
+        self._lock = Lock()
+        self._waiters = Waiters(f"tdserve-group-{name}")
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        try:
+            options._devices = [gloo_device(host, os.getpid())]
+            options._timeout = timedelta(seconds=timeout_s)
+            options._threads = 1
+            kv_store.timeout_s = timeout_s
+            self._group: Any = dist.ProcessGroupGloo(kv_store, rank, world_size, options)
+        except (RuntimeError, ConnectError) as error:
+            raise ConnectError(address=host, reason=f"gloo: {_first_line(error)}") from error
+
+    def send(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
+        """Starts to send one-dimensional contiguous bytes to a rank; they stay untouched until the wait is over.
+
+        Raises:
+            PeerLostError: The link is closed.
+        """
+        group = self._open_group()
+        try:
+            work = group.send([buffer], peer, tag)
+        except RuntimeError as error:
+            raise self._lost(peer, error) from error
+        return LinkWork(work, buffer, peer=peer, is_large=buffer.numel() >= LARGE_SEND_BYTES)
+
+    def recv(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
+        """Starts to receive exactly ``len(buffer)`` bytes from a rank.
+
+        Raises:
+            PeerLostError: The link is closed.
+        """
+        group = self._open_group()
+        try:
+            work = group.recv([buffer], peer, tag)
+        except RuntimeError as error:
+            raise self._lost(peer, error) from error
+        return LinkWork(work, buffer, peer=peer, is_large=buffer.numel() >= LARGE_MESSAGE_BYTES)
+
+    def wait_all(self, works: Sequence[LinkWork], timeout_s: float) -> None:
+        """Waits for several works.
+
+        Raises:
+            DeadlineExceededError: Not within ``timeout_s`` seconds. The link is closed.
+            PeerLostError: A member went away, or has closed its link. The link is closed; a buffer that was being
+                filled is undefined.
+        """
+        end_s = time.monotonic() + timeout_s
+        waited_for = works[0].peer if works else self.rank
+
+        def block() -> None:
+            nonlocal waited_for
+            for work in works:
+                waited_for = work.peer
+                work.block(end_s)
+
+        try:
+            # A wait for what is half on its way is not told of a dead peer: it is made one that can be ended.
+            if not any(work.is_large for work in works):
+                block()
+            elif not self._waiters.wait(block):
+                raise PeerLostError(peer=self._peer(waited_for), reason="the link was closed during a transfer")
+        except RuntimeError as error:
+            self.close()
+            if time.monotonic() >= end_s:
+                what = f"a transfer with {self._peer(waited_for)}"
+                raise DeadlineExceededError(what=what, timeout_s=round(timeout_s, 2)) from error
+            raise self._lost(waited_for, error) from error
+
+    def close(self) -> None:
+        """Ends everything under way, at once: afterwards no buffer is read or written any more. Idempotent."""
+        with self._lock:
+            group, self._group = self._group, None
+        self._kv_store.close()
+        if group is not None and self.world_size > 1:
+            endless = torch.empty(1, dtype=torch.uint8)
+            with suppress(RuntimeError):
+                group.recv([endless], (self.rank + 1) % self.world_size, CLOSING_TAG).wait(timedelta(milliseconds=1))
+        self._waiters.close()
+
+    def _open_group(self) -> Any:
+        group = self._group
+        if group is None:
+            raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's link is closed")
+        return group
+
+    def _peer(self, rank: int) -> str:
+        return f"rank {rank} of group {self._name!r}"
+
+    def _lost(self, peer: int, error: BaseException) -> PeerLostError:
+        self.close()
+        return PeerLostError(peer=self._peer(peer), reason=_first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]

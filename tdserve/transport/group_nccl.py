@@ -1,0 +1,153 @@
+"""Content among the GPUs of a group: an NCCL group that no registry of torch.distributed knows.
+
+What torch's sources and NCCL's documentation say; nothing of this was measured, for want of two GPUs:
+
+* Its calls only enqueue. A peer that is gone or stands still is seen by nobody but torch's watchdog thread, whose
+  answer is to end the process. So the watchdog is told to leave that alone (by variables that are read when a group is
+  made), and whoever waits looks at the clock, and ends the group by ``abort``, which is what wakes the kernels.
+* Two ranks on one GPU are refused by NCCL, in the middle of its initialisation: the control process compares before.
+* Sends and receives between a pair are matched by order alone; tags are ignored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock, Thread, Timer
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tdserve.errors import ConnectError, DeadlineExceededError, NotSupportedError, PeerLostError
+from tdserve.transport.gloo import KVStore
+from tdserve.transport.nccl import abort_group, make_group
+from tdserve.transport.waiters import Waiters
+
+POLL_S = 0.0002
+"""Between two looks at a call under way: nothing can wait for it with a deadline."""
+
+_Start = Callable[[Any, torch.Tensor], Any]
+"""Enqueues one call of a group."""
+
+_OPERATIONS = {"sum": "SUM", "max": "MAX", "min": "MIN"}
+
+
+def check_available() -> None:
+    """Raises NotSupportedError where torch was built without NCCL, or finds no CUDA device."""
+    if not dist.is_nccl_available() or not torch.cuda.is_available():
+        raise NotSupportedError(feature="backend 'nccl'", reason="torch has no NCCL, or finds no CUDA device, here")
+
+
+class NcclLink:
+    """This rank's part of an NCCL group. Threads: one at a time; ``close`` from any.
+
+    Args:
+        kv_store: Rendezvous of all ranks, its own; kept alive by the link.
+        rank: This member's.
+        world_size: Members.
+        device: CUDA device, with its number.
+        name: Of the group, for errors.
+
+    Raises:
+        ConnectError: The group could not be made. Connections are formed by the first call.
+    """
+
+    def __init__(self, kv_store: KVStore, rank: int, world_size: int, *, device: torch.device, name: str) -> None:
+        self.device = device
+        self._name = name
+        self._kv_store = kv_store
+        self._lock = Lock()
+        self._waiters = Waiters(f"tdserve-group-{name}-nccl")
+        self._ending: Thread | None = None
+        try:
+            self._group: Any = make_group(kv_store, rank, device, world_size=world_size)
+        except (RuntimeError, ConnectError) as error:
+            raise ConnectError(address=str(device), reason=f"nccl: {str(error)[:300]}") from error
+
+    def broadcast(self, flats: Sequence[torch.Tensor], src: int, timeout_s: float) -> None:
+        """Fills one-dimensional tensors on the device with those of rank ``src``.
+
+        Raises:
+            DeadlineExceededError, PeerLostError: The link is closed; the tensors are undefined.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._run(lambda group, flat: group.broadcast([flat], options), flats, timeout_s)
+
+    def send(self, flats: Sequence[torch.Tensor], dst: int, timeout_s: float) -> None:
+        """Sends to a rank; errors as of ``broadcast``."""
+        self._run(lambda group, flat: group.send([flat], dst, 0), flats, timeout_s)
+
+    def recv(self, flats: Sequence[torch.Tensor], src: int, timeout_s: float) -> None:
+        """Receives from a rank; errors as of ``broadcast``."""
+        self._run(lambda group, flat: group.recv([flat], src, 0), flats, timeout_s)
+
+    def all_reduce(self, flats: Sequence[torch.Tensor], op: str, timeout_s: float) -> None:
+        """Reduces over all ranks, in place; errors as of ``broadcast``."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = getattr(dist.ReduceOp, _OPERATIONS[op])
+        self._run(lambda group, flat: group.allreduce([flat], options), flats, timeout_s)
+
+    def close(self) -> None:
+        """Ends everything under way, in a thread: where a kernel hangs, it takes its time. Idempotent."""
+        self._kv_store.close()
+        with self._lock:
+            group, self._group = self._group, None
+        if group is not None:
+            name = f"tdserve-group-{self._name}-abort"
+            self._ending = Thread(target=abort_group, args=(group,), name=name, daemon=True)
+            self._ending.start()
+        self._waiters.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end of ``close``."""
+        if self._ending is not None:
+            self._ending.join(timeout_s)
+
+    def _run(self, start: _Start, flats: Sequence[torch.Tensor], timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        self._kv_store.timeout_s = timeout_s
+        try:
+            with torch.cuda.device(self.device):
+                for work in self._begin(start, flats, timeout_s):
+                    self._wait(work, end_s)
+        except (RuntimeError, ConnectError, PeerLostError, DeadlineExceededError) as error:
+            self.close()
+            if time.monotonic() >= end_s:
+                raise DeadlineExceededError(what="a transfer by NCCL", timeout_s=round(timeout_s, 2)) from error
+            raise PeerLostError(peer=f"group {self._name!r}", reason=f"nccl: {str(error)[:300]}") from error
+
+    def _begin(self, start: _Start, flats: Sequence[torch.Tensor], timeout_s: float) -> list[Any]:
+        """Enqueues calls. The first ones of a link form its connections, and block until all ranks have come: so they
+        are made in a thread whose caller can be let go."""
+        stream = torch.cuda.current_stream(self.device)
+        works: list[Any] = []
+
+        def begin() -> None:
+            with torch.cuda.stream(stream):
+                works.extend(start(self._open_group(), flat) for flat in flats)
+
+        timer = Timer(timeout_s, self.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            if not self._waiters.wait(begin):
+                raise PeerLostError(peer=f"group {self._name!r}", reason="the link was closed")
+        finally:
+            timer.cancel()
+        return works
+
+    def _wait(self, work: Any, end_s: float) -> None:
+        while not work.is_completed():
+            self._open_group()
+            if time.monotonic() >= end_s:
+                raise DeadlineExceededError(what="a transfer by NCCL")
+            time.sleep(POLL_S)
+        work.wait()  # raises what has failed; the current stream comes after it
+
+    def _open_group(self) -> Any:
+        group = self._group
+        if group is None:
+            raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's link is closed")
+        return group

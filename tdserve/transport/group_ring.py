@@ -1,0 +1,101 @@
+"""Adding up (or taking the largest of) what all members hold, around a ring, in pieces.
+
+Every rank has a segment that travels around the ring once and is complete then; a second time around brings it to
+everybody. So each rank sends about twice the content, however many there are, and all get bitwise the same result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tdserve.transport.ends import as_bytes
+from tdserve.transport.group_content import MESSAGES_UNDER_WAY, Wire
+from tdserve.transport.group_gloo import LinkWork
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""While one piece is added, the next ones are on their way."""
+
+Reduction = Callable[[torch.Tensor, torch.Tensor], object]
+"""Takes the second into the first, element by element."""
+
+_BY_NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+_BY_TORCH: dict[str, Reduction] = {
+    "sum": lambda target, other: target.add_(other),
+    "max": lambda target, other: torch.maximum(target, other, out=target),
+    "min": lambda target, other: torch.minimum(target, other, out=target),
+}
+
+
+def reduction_of(op: str, dtype: torch.dtype) -> Reduction:
+    """How ``"sum"``, ``"max"`` or ``"min"`` is done, in the calling thread where that can be.
+
+    By NumPy, where it has the dtype: torch spreads a megabyte over all cores, and waits for the busiest of them.
+    """
+    if dtype in (torch.bfloat16, torch.float16):
+        return _BY_TORCH[op]
+    by_numpy = _BY_NUMPY[op]
+    return lambda target, other: by_numpy(target.numpy(), other.numpy(), out=target.numpy())
+
+
+def all_reduce_ring(wire: Wire, flat: torch.Tensor, op: str) -> None:
+    """Reduces a contiguous one-dimensional CPU tensor over all ranks, in place; all have one of equal size.
+
+    Args:
+        wire: Of the call.
+        flat: The tensor.
+        op: ``"sum"``, ``"max"`` or ``"min"``.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The link is closed; the tensor is undefined.
+    """
+    reduction = reduction_of(op, flat.dtype)
+    rank, size = wire.link.rank, wire.link.world_size
+    if size == 1:
+        return
+    segments = _segments(flat, size)
+    own = segments[rank]
+    # What is received at one step is what is sent at the next.
+    steps = [segments[(rank - step - 1) % size] for step in range(2 * size - 2)]
+    coming = [(piece, step < size - 1) for step, pieces in enumerate(steps) for piece in pieces]
+    num_last = len(steps[-1])
+    going = [*own, *(piece for piece, _ in coming[: len(coming) - num_last])]
+    left, right = (rank - 1) % size, (rank + 1) % size
+    posted: deque[tuple[LinkWork, torch.Tensor]] = deque()
+    sent: deque[LinkWork] = deque()
+    num_posted = num_sent = 0
+    for number, (piece, is_reduced) in enumerate(coming):
+        while num_posted < len(coming) and num_posted - number < MESSAGES_UNDER_WAY:
+            target, is_staged = coming[num_posted]
+            buffer = wire.pool.take(target.nbytes) if is_staged else as_bytes(target)
+            posted.append((wire.expect(buffer, left), buffer))
+            num_posted += 1
+        # Of the pieces to send, those of the own segment are there from the start, each other one when it has come.
+        while num_sent < len(going) and num_sent < min(number + len(own), number + MESSAGES_UNDER_WAY):
+            if len(sent) >= MESSAGES_UNDER_WAY:
+                wire.wait([sent.popleft()])
+            sent.append(wire.post(as_bytes(going[num_sent]), right))
+            num_sent += 1
+        work, buffer = posted.popleft()
+        wire.wait([work])
+        if is_reduced:
+            reduction(piece, buffer.view(piece.dtype))
+    for rest in going[num_sent:]:
+        sent.append(wire.post(as_bytes(rest), right))
+    wire.wait(sent)
+
+
+def _segments(flat: torch.Tensor, size: int) -> list[list[torch.Tensor]]:
+    """Of each rank the pieces of its segment."""
+    step = max(PIECE_BYTES // flat.element_size(), 1)
+    bounds = [flat.numel() * number // size for number in range(size + 1)]
+    return [
+        [
+            flat[start : min(start + step, bounds[number + 1])]
+            for start in range(bounds[number], bounds[number + 1], step)
+        ]
+        for number in range(size)
+    ]

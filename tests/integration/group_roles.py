@@ -1,0 +1,137 @@
+"""What members of a group do, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.group import Group
+from tdserve.config import check_transport
+from tdserve.transport.group_content import Wire
+from tdserve.transport.group_gloo import LinkWork
+
+Say = Callable[..., None]
+
+TIMEOUT_S = 30.0
+"""Of what is to succeed."""
+
+LOST_TIMEOUT_S = 5.0
+"""Of a call in which a member dies."""
+
+NUM_LARGE = 2_000_000
+"""Floats of the large leaf: 8 MB, two messages."""
+
+
+def content(number: int, *, num_large: int = NUM_LARGE) -> TensorDict:
+    """A tensordict that holds ``number`` everywhere: small and large leaves, nested ones, a value."""
+    td = TensorDict({"first": torch.full((5,), number), "n": {"large": torch.full((num_large,), float(number))}})
+    td["text"] = f"text {number}"
+    return td
+
+
+def number_in(td: Any) -> int:
+    """Its number; fails when it is torn."""
+    number = int(td["first"][0])
+    assert bool((td["first"] == number).all()), "torn"
+    assert bool((td["n", "large"] == float(number)).all()), "torn"
+    assert td["text"] == f"text {number}", "torn"
+    return number
+
+
+def strike_in_wait(at: int, signal_number: int) -> None:
+    """From here on, the wait of this number for bytes of a group is one in which this process gets a signal."""
+    plain, num_waits = Wire.wait, 0
+
+    def wait(self: Wire, works: Sequence[LinkWork]) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        if num_waits == at:
+            os.kill(os.getpid(), signal_number)
+        plain(self, works)
+
+    Wire.wait = wait  # type: ignore[method-assign]
+
+
+def survive(say: Say, address: str, name: str, size: int, rounds: int, *, transport: str = "gloo") -> None:
+    """Broadcasts in an epoch with a member that dies in it, goes on without it, again and again."""
+    with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
+        group = client.group(name, size)
+        for number in range(rounds):
+            group.next_epoch(size + 1)
+            start_s = time.monotonic()
+            try:
+                _broadcast(group, number, src=number % (size + 1), timeout_s=LOST_TIMEOUT_S)
+                group.barrier(timeout_s=LOST_TIMEOUT_S)
+                say("nothing was lost in round", number)
+            except tdserve.PeerLostError:
+                lost_s = time.monotonic() - start_s
+            is_over = _is_over(group)
+            start_s = time.monotonic()
+            group.next_epoch(size)
+            _broadcast(group, number + 100, src=number % size, timeout_s=TIMEOUT_S)
+            group.barrier()
+            say("survived", number, group.epoch, round(lost_s, 3), round(time.monotonic() - start_s, 3), is_over)
+
+
+def fall(say: Say, address: str, name: str, size: int, number: int, *, at: int, transport: str = "gloo") -> None:
+    """Is admitted to a group, and dies in a broadcast."""
+    with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
+        group = client.group(name, size)
+        strike_in_wait(at, signal.SIGKILL)
+        _broadcast(group, number, src=number % size, timeout_s=LOST_TIMEOUT_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _broadcast(group: Group, number: int, *, src: int, timeout_s: float) -> None:
+    td = content(number) if group.rank == src else None
+    assert number_in(group.broadcast(td, src, timeout_s=timeout_s)) == number
+
+
+def _is_over(group: Group) -> bool:
+    """Whether every later call says so too."""
+    try:
+        group.barrier(timeout_s=LOST_TIMEOUT_S)
+    except tdserve.PeerLostError:
+        return True
+    return False
+
+
+def stand(
+    say: Say, address: str, name: str, size: int, rank: int, *, transport: str = "gloo", at: int = 0, timeout_s: float
+) -> None:
+    """Broadcasts until the epoch is over, and says how that was found out; goes on with one member less, then with all.
+
+    Args:
+        at: Number of the wait in which it stops itself; 0: it goes on.
+        timeout_s: Of every call.
+    """
+    with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
+        group = client.group(name, size, rank)
+        if at:
+            strike_in_wait(at, signal.SIGSTOP)
+        start_s = time.monotonic()
+        try:
+            while True:
+                start_s = time.monotonic()
+                _broadcast(group, group.epoch, src=0, timeout_s=timeout_s)
+                group.barrier(timeout_s=timeout_s)
+        except tdserve.TDServeError as error:
+            say("over", type(error).__name__, round(time.monotonic() - start_s, 2), str(error).replace("\n", " "))
+        assert _is_over(group)
+        if not at:
+            start_s = time.monotonic()
+            group.next_epoch(size - 1)
+            _broadcast(group, group.epoch, src=0, timeout_s=TIMEOUT_S)
+            group.barrier()
+            say("again", group.rank, group.world_size, group.epoch, round(time.monotonic() - start_s, 2))
+        group.next_epoch(None if at else size)
+        _broadcast(group, group.epoch, src=size - 1, timeout_s=TIMEOUT_S)
+        group.barrier()
+        say("all", group.rank, group.world_size, group.epoch)

@@ -1,0 +1,97 @@
+"""Groups of client processes: what they exchange, and what becomes of them when members die, stop and come back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tdserve
+from tests.integration.group_roles import LOST_TIMEOUT_S
+from tests.integration.nursery import Nursery
+from tests.unit.client.teams import Team, content, number_in
+
+pytestmark = pytest.mark.integration
+
+STILL_TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    with tdserve.Server(tmp_path_factory.mktemp("groups"), port=0) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[Nursery]:
+    with Nursery("tests.integration.group_roles") as started:
+        yield started
+
+
+def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_the_next_epoch_20_times(
+    server: tdserve.Server, members: Nursery
+) -> None:
+    num_survivors, rounds = 4, 20
+    survivors = [
+        members.start("survive", server.address, "g", num_survivors, rounds, transport=("gloo", "shm")[number % 2])
+        for number in range(num_survivors)
+    ]
+    for number in range(rounds):
+        with members.start("fall", server.address, "g", num_survivors + 1, number, at=1 + number % 7) as victim:
+            victim.wait_killed()
+        for survivor in survivors:
+            words = survivor.line().split()
+            assert words[:3] == ["survived", str(number), str(3 + 2 * number)], words
+            assert float(words[3]) < LOST_TIMEOUT_S
+            assert words[5] == "True"
+    for survivor in survivors:
+        assert survivor.line() == "ended 0"
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_broadcast_when_a_member_stands_still_then_the_others_go_on_without_it_and_it_comes_back(
+    server: tdserve.Server, members: Nursery, stopped: int
+) -> None:
+    size = 3
+    children = [
+        members.start(
+            "stand",
+            server.address,
+            f"still-{stopped}",
+            size,
+            rank,
+            transport=("gloo", "shm")[(rank + stopped) % 2],
+            at=9 if rank == stopped else 0,
+            timeout_s=STILL_TIMEOUT_S,
+        )
+        for rank in range(size)
+    ]
+    others = [child for rank, child in enumerate(children) if rank != stopped]
+    for number, child in enumerate(others):
+        _, error, waited_s, *words = child.line().split()
+        assert error == "DeadlineExceededError", words
+        assert float(waited_s) < STILL_TIMEOUT_S + 1.0
+        again = child.line().split()
+        assert again[:4] == ["again", str(number), str(size - 1), "2"]
+        assert float(again[4]) < 5.0
+    children[stopped].signal(signal.SIGCONT)
+    assert children[stopped].line().split()[0] == "over"
+    for number, child in enumerate([*others, children[stopped]]):
+        assert child.line() == f"all {number} {size} 3"
+        assert child.line() == "ended 0"
+
+
+def test_group_when_the_server_is_restarted_then_calls_raise_and_all_come_together_again(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root", port=0) as first, Team(first, 3) as team:
+        assert team.each(lambda group: group.barrier()) == [None] * 3
+        port = int(first.address.rpartition(":")[2])
+        first.shutdown()
+        errors = team.each(lambda group: group.barrier(timeout_s=20.0))
+        assert [type(error) for error in errors] == [tdserve.PeerLostError] * 3
+        with tdserve.Server(tmp_path / "root", port=port):
+            again = team.each(lambda group: group.next_epoch())
+            assert [(group.rank, group.world_size, group.epoch) for group in again] == [(0, 3, 2), (1, 3, 2), (2, 3, 2)]
+            found = team.each(lambda group: group.broadcast(content(group.rank), 1))
+            assert [number_in(td) for td in found] == [1] * 3

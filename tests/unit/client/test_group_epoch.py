@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+import tdserve
+from tdserve.client.group_epoch import LOST_GRACE_S, GroupEpoch
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError
+from tests.integration.processes import wait_for
+from tests.unit.client.teams import Team, content, number_in
+
+
+def epoch_of(team: Team, rank: int) -> GroupEpoch:
+    return team.groups[rank]._epoch
+
+
+def test_call_when_its_block_fails_then_the_epoch_is_over_for_all(server: tdserve.Server) -> None:
+    with Team(server, 2) as team:
+        with pytest.raises(ZeroDivisionError), epoch_of(team, 0).call(Deadline.after(5.0), "it"):
+            _ = 1 / 0
+        with pytest.raises(PeerLostError, match=r"it has failed|interrupted by ZeroDivisionError"):
+            team.groups[0].barrier()
+        with pytest.raises(PeerLostError, match=r"rank 0 of group .* interrupted by ZeroDivisionError"):
+            team.groups[1].barrier()
+
+
+def test_call_when_another_takes_all_the_time_then_deadline_and_the_epoch_goes_on(server: tdserve.Server) -> None:
+    with Team(server, 2) as team:
+        with epoch_of(team, 0).call(Deadline.after(5.0), "it"), pytest.raises(DeadlineExceededError, match="another"):
+            team.run(lambda group, _: group.barrier(timeout_s=0.05), team.groups[:1])
+        assert team.each(lambda group: group.barrier()) == [None, None]
+
+
+def test_call_when_the_session_of_a_member_ends_then_the_others_raise_long_before_the_deadline(
+    server: tdserve.Server,
+) -> None:
+    with Team(server, 3) as team:
+        waiting = [team._threads.submit(team.groups[rank].broadcast, None, 2, timeout_s=25.0) for rank in (0, 1)]
+        begin_s = time.monotonic()
+        team.clients[2].close()
+        for future in waiting:
+            error = future.exception(20.0)
+            assert isinstance(error, PeerLostError)
+            assert "rank 2 of group" in str(error)
+            assert f"process {os.getpid()}" in str(error)
+        assert time.monotonic() - begin_s < 10.0
+        with pytest.raises(PeerLostError):
+            team.groups[2].barrier()
+        assert [group.world_size for group in team.each(lambda group: group.next_epoch(), [0, 1])] == [2, 2]
+
+
+def test_call_when_this_members_session_ends_then_peer_lost_and_it_may_come_back(server: tdserve.Server) -> None:
+    with Team(server, 2) as team:
+        session = team.clients[1]._session
+        assert session is not None
+        session.close()
+        with pytest.raises(PeerLostError, match="session of this member has ended"):
+            team.groups[1].barrier()
+        wait_for(lambda: epoch_of(team, 0).is_lost, "the news of the loss")
+        assert team.each(lambda group: group.next_epoch(2).epoch) == [2, 2]
+        found = team.each(lambda group: group.broadcast(content(group.rank), 1))
+        assert [number_in(td) for td in found] == [1, 1]
+
+
+def test_leave_when_a_call_of_another_is_almost_through_then_it_ends_well(server: tdserve.Server) -> None:
+    with Team(server, 2) as team:
+        for number in range(3):
+
+            def play(group: tdserve.client.group.Group, number: int = number) -> int:
+                if group.rank == 0:
+                    group.broadcast(content(number, 3_000_000), 0)
+                    group.close()
+                    return number
+                return number_in(group.broadcast(None, 0), 3_000_000)
+
+            assert team.each(play) == [number] * 2
+            name = f"{team.name}-{number}"
+            team.groups = team.run(lambda client, rank, name=name: client.group(name, 2, rank), team.clients)
+
+
+def test_check_when_closed_or_forked_then_typed_error(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Team(server, 1) as team:
+        epoch = epoch_of(team, 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(epoch, "_pid", 1)
+            with pytest.raises(ForkedClientError):
+                epoch.check()
+        assert epoch.check().rank == 0
+        epoch.leave()
+        with pytest.raises(ClosedError):
+            epoch.check()
+        with pytest.raises(ClosedError):
+            team.groups[0].next_epoch()
+
+
+def test_epochs_when_they_follow_one_another_then_nothing_is_left_of_the_old_ones(server: tdserve.Server) -> None:
+    with Team(server, 2) as team:
+        for _ in range(3):
+            team.each(lambda group: group.next_epoch())
+        num_fds, num_threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        for _ in range(20):
+            team.each(lambda group: group.next_epoch())
+            team.each(lambda group: group.broadcast(content(1), 0))
+        assert team.each(lambda group: group.epoch) == [24, 24]
+        wait_for(lambda: len(os.listdir("/proc/self/fd")) <= num_fds + 4, "the end of old connections")
+        wait_for(lambda: threading.active_count() <= num_threads + 4, "the end of old threads")
+    assert LOST_GRACE_S < 1.0
+    assert not torch.distributed.is_initialized()

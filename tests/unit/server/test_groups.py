@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError
+from tdserve.server.groups import Groups
+from tdserve.server.session import ClientSession
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, World, outbox
+
+
+def ask(name: str = "g", size: int = 2, *, timeout_s: float = 20.0, **fields: object) -> control_pb2.JoinGroup:
+    """A request of a member."""
+    return control_pb2.JoinGroup(name=name, world_size=size, backend="gloo", timeout_s=timeout_s, **fields)  # type: ignore[arg-type]
+
+
+async def formed(groups: Groups, *sessions: ClientSession, size: int = 0) -> list[control_pb2.GroupFormed]:
+    """The epoch that these sessions have asked for, as each is told of it."""
+    await asyncio.gather(*(groups.join(session, 5, ask(size=size or len(sessions))) for session in sessions))
+    answers = []
+    for session in sessions:
+        await outbox(session).next()
+        message = outbox(session).messages.pop(0)
+        assert message.request == 5
+        answers.append(message.group_formed)
+    return answers
+
+
+async def event_of(session: ClientSession) -> control_pb2.GroupEvent:
+    """What a session is told next."""
+    await outbox(session).next()
+    message = outbox(session).messages.pop(0)
+    assert message.request == 0
+    return message.group_event
+
+
+def test_join_when_all_have_asked_then_each_is_told_its_rank_and_all_members(run: Loop, world: World) -> None:
+    sessions = [
+        world.session_of(control_pb2.Hello(client_id=bytes([n]) * 16, host=f"h{n}", pid=n), n) for n in (1, 2, 3)
+    ]
+    answers = run(formed(Groups(), *sessions))
+    assert [(answer.epoch, answer.rank) for answer in answers] == [(1, 0), (1, 1), (1, 2)]
+    for answer in answers:
+        assert [(member.host, member.pid) for member in answer.members] == [("h1", 1), ("h2", 2), ("h3", 3)]
+
+
+def test_join_when_the_others_do_not_come_then_deadline_and_the_group_is_forgotten(run: Loop, world: World) -> None:
+    groups = Groups()
+    with pytest.raises(DeadlineExceededError, match=r"next epoch of group 'g' \(1 of 2 members have asked\)"):
+        run(groups.join(world.session(), 5, ask(timeout_s=0.0)))
+    assert len(groups) == 0
+
+
+def test_join_when_refused_then_who_asked_before_still_waits(run: Loop, world: World) -> None:
+    groups, first, second, third = Groups(), world.session(1), world.session(2), world.session(3)
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(groups.join(first, 5, ask(rank=1)))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequestError, match="rank 1 of group 'g' is taken"):
+            await groups.join(second, 5, ask(rank=1))
+        with pytest.raises(InvalidRequestError, match="backend"):
+            await groups.join(second, 5, control_pb2.JoinGroup(name="g", world_size=2, backend="mpi"))
+        assert not waiting.done()
+        await asyncio.gather(waiting, groups.join(third, 5, ask()))
+
+    run(play())
+    assert outbox(third).messages[0].group_formed.rank == 0
+
+
+def test_join_when_cancelled_then_it_asks_no_more(run: Loop, world: World) -> None:
+    groups, first = Groups(), world.session(1)
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(groups.join(first, 5, ask()))
+        await asyncio.sleep(0)
+        assert len(groups) == 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    run(play())
+    assert len(groups) == 0
+
+
+def test_join_when_two_share_a_gpu_then_all_are_told(run: Loop, world: World) -> None:
+    groups, first, second = Groups(), world.session(1), world.session(2)
+    asked = control_pb2.JoinGroup(name="g", world_size=2, backend="nccl", timeout_s=20.0, device="uuid")
+
+    async def play() -> list[object]:
+        joins = (groups.join(session, 5, asked) for session in (first, second))
+        return list(await asyncio.gather(*joins, return_exceptions=True))
+
+    found = run(play())
+    assert [type(each) for each in found] == [NotSupportedError, NotSupportedError]
+    assert len(groups) == 0
+
+
+def test_notice_when_an_entry_then_all_other_members_of_the_epoch_get_it(run: Loop, world: World) -> None:
+    groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
+    stranger = world.session(4)
+
+    async def play() -> None:
+        await formed(groups, *sessions)
+        entry = control_pb2.Rendezvous(key="k", value=b"v")
+        groups.on_notice(sessions[1], control_pb2.GroupNotice(name="g", epoch=1, entry=entry))
+        for other in (sessions[0], sessions[2]):
+            assert (await event_of(other)).entry == entry
+        groups.on_notice(sessions[1], control_pb2.GroupNotice(name="g", epoch=2, entry=entry))
+        groups.on_notice(stranger, control_pb2.GroupNotice(name="g", epoch=1, entry=entry))
+        groups.on_notice(stranger, control_pb2.GroupNotice(name="other", epoch=1, entry=entry))
+        await asyncio.sleep(0)
+
+    run(play())
+    assert [outbox(session).messages for session in (*sessions, stranger)] == [[], [], [], []]
+
+
+def test_session_when_it_ends_then_the_others_are_told_its_rank_and_may_form_the_next_epoch(
+    run: Loop, world: World
+) -> None:
+    groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
+
+    async def play() -> None:
+        await formed(groups, *sessions)
+        waiting = [asyncio.ensure_future(groups.join(session, 5, ask(size=0))) for session in sessions[:2]]
+        await asyncio.sleep(0)
+        groups.on_session_ended(3)
+        for session in sessions[:2]:
+            event = await event_of(session)
+            assert (event.epoch, event.loss.rank, event.loss.has_left, event.loss.has_given_up) == (1, 2, False, False)
+        await asyncio.gather(*waiting)
+        for rank, session in enumerate(sessions[:2]):
+            await outbox(session).next()
+            found = outbox(session).messages.pop(0).group_formed
+            assert (found.epoch, found.rank, len(found.members)) == (2, rank, 2)
+        groups.on_session_ended(1)
+        groups.on_session_ended(2)
+
+    run(play())
+    assert len(groups) == 0
+
+
+@pytest.mark.parametrize("kind", ["leave", "given_up"])
+def test_notice_when_a_member_leaves_or_gives_up_then_the_others_are_told_which(
+    run: Loop, world: World, kind: str
+) -> None:
+    groups, sessions = Groups(), [world.session(number) for number in (1, 2)]
+    body = {"leave": True} if kind == "leave" else {"given_up": "tired"}
+
+    async def play() -> control_pb2.GroupLoss:
+        await formed(groups, *sessions)
+        groups.on_notice(sessions[0], control_pb2.GroupNotice(name="g", epoch=1, **body))
+        loss = (await event_of(sessions[1])).loss
+        groups.on_session_ended(2)
+        return loss
+
+    loss = run(play())
+    assert (loss.rank, loss.has_left, loss.has_given_up) == (0, kind == "leave", kind == "given_up")
+    assert len(groups) == (kind == "given_up")

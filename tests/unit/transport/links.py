@@ -1,0 +1,62 @@
+"""Links of a whole epoch in one process, each rank in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from tdserve.deadline import Deadline
+from tdserve.transport.gloo import KVStore
+from tdserve.transport.group_content import CALL_TAG, Wire
+from tdserve.transport.group_gloo import GroupLink
+from tdserve.transport.pool import BufferPool
+
+TIMEOUT_S = 20.0
+
+_Result = TypeVar("_Result")
+
+
+class Links:
+    """The links by rank, and threads to use them."""
+
+    def __init__(self, size: int) -> None:
+        self._threads = ThreadPoolExecutor(size)
+        stores: list[KVStore] = []
+
+        def publish(rank: int) -> Callable[[str, bytes], None]:
+            def tell(key: str, value: bytes) -> None:
+                for store in stores:
+                    if store is not stores[rank]:
+                        store.feed(key, value)
+
+            return tell
+
+        stores += [KVStore(publish(rank)) for rank in range(size)]
+
+        def make(rank: int) -> GroupLink:
+            return GroupLink(stores[rank], rank, size, host="127.0.0.1", name="g", timeout_s=TIMEOUT_S)
+
+        self.links = [future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]]
+
+    def each(self, call: Callable[[Wire], _Result], *, timeout_s: float = TIMEOUT_S) -> list[_Result]:
+        """What a call gives at each rank, all of them at once."""
+        wires = [Wire(link, CALL_TAG, Deadline.after(timeout_s), BufferPool()) for link in self.links]
+        return [future.result(TIMEOUT_S) for future in [self._threads.submit(call, wire) for wire in wires]]
+
+    def close(self) -> None:
+        """Ends everything."""
+        for link in self.links:
+            link.close()
+        self._threads.shutdown()
+
+
+@contextmanager
+def linked(size: int) -> Iterator[Links]:
+    """Links of so many ranks."""
+    links = Links(size)
+    try:
+        yield links
+    finally:
+        links.close()

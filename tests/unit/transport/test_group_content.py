@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tdserve.errors import DeadlineExceededError, PeerLostError
+from tdserve.layout import Message
+from tdserve.transport.ends import FlatEnd
+from tdserve.transport.group_content import Wire, recv_content, send_content
+from tests.unit.transport.links import linked
+
+MESSAGES = tuple(Message(offset, 1 << 18, ()) for offset in range(0, 1 << 23, 1 << 18))
+"""32 messages: more than may be under way at once."""
+
+
+def numbers() -> torch.Tensor:
+    return torch.arange(1 << 20).view(torch.uint8)
+
+
+class Staged(FlatEnd):
+    """A flat buffer that nothing is received into directly."""
+
+    def direct(self, message: Message) -> None:  # type: ignore[override]
+        return None
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        super().direct(message).copy_(staging)
+
+
+@pytest.mark.parametrize("end", [FlatEnd, Staged])
+@pytest.mark.parametrize("onward", [{0: [1], 1: [2], 2: [3]}, {0: [1, 2], 1: [3]}])
+def test_content_when_passed_on_then_every_rank_has_all_of_it(end: type[FlatEnd], onward: dict[int, list[int]]) -> None:
+    parents = {child: parent for parent, children in onward.items() for child in children}
+
+    def move(wire: Wire) -> torch.Tensor:
+        rank = wire.link.rank
+        if rank == 0:
+            send_content(wire, MESSAGES, FlatEnd(numbers()), onward[0])
+            return numbers()
+        into = torch.zeros(1 << 23, dtype=torch.uint8)
+        recv_content(wire, MESSAGES, end(into), parents[rank], onward.get(rank, ()))
+        return into
+
+    with linked(4) as links:
+        for found in links.each(move):
+            assert torch.equal(found, numbers())
+
+
+def test_content_when_a_rank_in_the_middle_goes_then_those_before_and_behind_it_raise() -> None:
+    def move(wire: Wire) -> None:
+        rank = wire.link.rank
+        if rank == 1:
+            recv_content(wire, MESSAGES[:3], FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 0, [2])
+            wire.link.close()
+            return
+        part = partial(send_content, wire, MESSAGES * 8, FlatEnd(numbers()), [1])
+        if rank == 2:
+            part = partial(recv_content, wire, MESSAGES, FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 1)
+        with pytest.raises((PeerLostError, DeadlineExceededError)):
+            part()
+
+    with linked(3) as links:
+        links.each(move)

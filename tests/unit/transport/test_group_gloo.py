@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.transport.gloo import KVStore
+from tdserve.transport.group_content import Wire
+from tdserve.transport.group_gloo import GroupLink
+from tests.unit.transport.links import linked
+
+
+def ones(nbytes: int) -> torch.Tensor:
+    return torch.ones(nbytes, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("nbytes", [1, 3_000_000])
+def test_send_when_to_every_other_then_each_gets_what_was_sent(nbytes: int) -> None:
+    def exchange(wire: Wire) -> list[int]:
+        rank, others = wire.link.rank, [peer for peer in range(3) if peer != wire.link.rank]
+        into = [torch.zeros(nbytes, dtype=torch.uint8) for _ in others]
+        works = [wire.expect(buffer, peer) for buffer, peer in zip(into, others, strict=True)]
+        works += [wire.post(ones(nbytes) * (10 * rank + peer), peer) for peer in others]
+        wire.wait(works)
+        return [value for buffer in into for value in sorted(set(buffer.tolist()))]
+
+    with linked(3) as links:
+        assert links.each(exchange) == [[10, 20], [1, 21], [2, 12]]
+
+
+@pytest.mark.parametrize("nbytes", [8, 3_000_000])
+def test_wait_when_nothing_comes_then_deadline_and_every_rank_sees_a_lost_peer(nbytes: int) -> None:
+    def wait(wire: Wire) -> float:
+        begin_s = time.monotonic()
+        if wire.link.rank == 1:
+            with pytest.raises(DeadlineExceededError, match="rank 2 of group 'g'"):
+                wire.link.wait_all([wire.expect(ones(nbytes), 2)], 0.2)
+        else:
+            with pytest.raises(PeerLostError):
+                wire.wait([wire.expect(ones(nbytes), 1)])
+        return time.monotonic() - begin_s
+
+    with linked(3) as links:
+        assert max(links.each(wait)) < 5.0
+        with pytest.raises(PeerLostError, match="link is closed"):
+            links.links[1].send(ones(1), 0, 1)
+
+
+def test_close_when_another_thread_waits_for_a_large_message_then_it_is_let_go() -> None:
+    def wait_or_close(wire: Wire) -> None:
+        if wire.link.rank == 0:
+            with pytest.raises(PeerLostError):
+                wire.wait([wire.expect(ones(3_000_000), 1)])
+        else:
+            wire.post(ones(10), 0)
+            wire.link.close()
+            wire.link.close()
+
+    with linked(2) as links:
+        links.each(wait_or_close)
+
+
+def test_link_when_of_one_rank_then_formed_and_closed() -> None:
+    with linked(1) as links:
+        assert links.links[0].world_size == 1
+
+
+def test_link_when_the_others_do_not_come_then_connect_error() -> None:
+    store = KVStore(lambda key, value: None)
+    with pytest.raises(ConnectError, match="gloo"):
+        GroupLink(store, 0, 2, host="127.0.0.1", name="g", timeout_s=0.1)

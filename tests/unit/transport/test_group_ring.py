@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tdserve.transport import group_ring
+from tdserve.transport.group_content import Wire
+from tdserve.transport.group_ring import all_reduce_ring
+from tests.unit.transport.links import Links, linked
+
+PIECE = 1024
+"""Floats of a piece here."""
+
+SIZES = (0, 1, 2, 5, 3 * PIECE + 17, 100 * PIECE)
+
+
+def numbers(numel: int) -> torch.Tensor:
+    """Floats that can be added without rounding."""
+    return torch.arange(numel, dtype=torch.float32) % 1000
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_all_reduce_when_added_then_every_rank_has_the_sum(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_ring, "PIECE_BYTES", 4 * PIECE)
+
+    def reduce(wire: Wire) -> list[torch.Tensor]:
+        flats = [numbers(numel) * (wire.link.rank + 1) for numel in SIZES]
+        for flat in flats:
+            all_reduce_ring(wire, flat, "sum")
+        return flats
+
+    with linked(size) as links:
+        for flats in links.each(reduce):
+            for numel, flat in zip(SIZES, flats, strict=True):
+                assert torch.equal(flat, numbers(numel) * sum(range(1, size + 1)))
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Links]:
+    with linked(3) as links:
+        yield links
+
+
+DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.uint8, torch.complex64)
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
+def test_all_reduce_when_of_any_dtype_then_bitwise_the_same_everywhere(
+    three: Links, dtype: torch.dtype, op: str
+) -> None:
+    if dtype is torch.complex64 and op != "sum":
+        return
+    inputs = [torch.randint(0, 9, (1000,), generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3)]
+
+    def reduce(wire: Wire) -> torch.Tensor:
+        flat = inputs[wire.link.rank].clone()
+        all_reduce_ring(wire, flat, op)
+        return flat
+
+    first, *others = three.each(reduce)
+    stacked = torch.stack([each.to(torch.complex128 if dtype.is_complex else torch.float64) for each in inputs])
+    expected = stacked.sum(0) if op == "sum" else stacked.amax(0) if op == "max" else stacked.amin(0)
+    assert torch.equal(first, expected.to(dtype))
+    assert all(torch.equal(other, first) for other in others)
