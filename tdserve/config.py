@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -33,6 +34,8 @@ with its length, so that a message costs no more than its wake-up."""
 MAIL_INLINE_BYTES = 3072
 """Content up to this size rides in such a message; the rest of it is the request or answer itself."""
 
+_CUDA_DEVICE = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
+
 _PREFIX = "TDSERVE_"
 _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -46,6 +49,7 @@ class ServerConfig:
         host: Address to listen on. Loopback by default: nothing is reachable from outside unless asked for.
         port: TCP port, 0 picks a free one.
         num_workers: Data workers. 1 suits two cores; a worker keeps about one core busy while it moves bytes.
+        devices: GPUs such as ``"cuda:0"``, one per data worker, for content that goes by NCCL; none without.
         token_file: File whose content clients must send as bearer token; ``None`` asks for none.
         insecure: Listen on other than loopback without a token, by explicit wish.
         advertise: ``host`` or ``host:port`` that clients are told when it differs from the one listened on (NAT,
@@ -63,6 +67,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     num_workers: int = 1
+    devices: tuple[str, ...] = ()
     token_file: str | None = None
     insecure: bool = False
     advertise: str | None = None
@@ -85,6 +90,11 @@ class ServerConfig:
             raise InvalidRequestError(argument="host", reason="is empty; 0.0.0.0 listens on every interface")
         _check_int("port", self.port, low=0, high=65535)
         _check_int("num_workers", self.num_workers, low=1, high=1024)
+        for device in self.devices:
+            check_cuda_device("devices", device)
+        if self.devices and len(self.devices) != self.num_workers:
+            reason = f"{len(self.devices)} are not one for each of {self.num_workers} data workers"
+            raise InvalidRequestError(argument="devices", reason=reason)
         _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
         _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
         _check_seconds("grace_s", self.grace_s)
@@ -109,6 +119,7 @@ class ServerConfig:
     def child_environment(self) -> dict[str, str]:
         """This process's environment with these settings in it, for a process that reads them by ``from_env``."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        said["devices"] = ",".join(self.devices)
         ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
         return {**os.environ, **ours}
 
@@ -132,6 +143,8 @@ class ServerConfig:
                 values[entry.name] = value
         if given:
             raise InvalidRequestError(argument=sorted(given)[0], reason="is no setting of a server")
+        if "num_workers" not in values:
+            values["num_workers"] = max(len(values.get("devices", ())), 1)
         if "root" not in values:
             raise InvalidRequestError(argument="root", reason="is not given, and TDSERVE_ROOT is not set")
         return cls(**values)
@@ -162,6 +175,42 @@ class ClientConfig:
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 
+@dataclass(frozen=True)
+class TorchrunRank:
+    """This process's place in a job that ``torchrun`` has started, from the variables that it sets.
+
+    Attributes:
+        rank, world_size: In the job.
+        local_rank, local_world_size: On this machine.
+        master_addr, master_port: Where the job's key-value store is.
+        restart_count: How often the job was started again.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int = 0
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> TorchrunRank | None:
+        """The rank; None in a process that was started in another way."""
+        variables = os.environ if environ is None else environ
+        if "TORCHELASTIC_RUN_ID" not in variables:  # RANK alone may come from anybody
+            return None
+        return cls(
+            rank=int(variables["RANK"]),
+            world_size=int(variables["WORLD_SIZE"]),
+            local_rank=int(variables["LOCAL_RANK"]),
+            local_world_size=int(variables["LOCAL_WORLD_SIZE"]),
+            master_addr=variables["MASTER_ADDR"],
+            master_port=int(variables["MASTER_PORT"]),
+            restart_count=int(variables["TORCHELASTIC_RESTART_COUNT"]),
+        )
+
+
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
     """Sets a variable of this process for the length of a block, unless the user has set it himself."""
@@ -184,6 +233,22 @@ def parse_bytes(text: str) -> int:
     number = text.strip().lower().removesuffix("ib").removesuffix("b")
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
     return int(float(number[:-1]) * factor) if factor else int(number)
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Names of devices, separated by commas: ``cuda:0,cuda:1``."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def check_cuda_device(argument: str, name: object) -> str:
+    """Returns ``name`` if it says which CUDA device is meant, such as ``"cuda:1"``; whether there is one is not asked.
+
+    Raises:
+        InvalidRequestError: It does not.
+    """
+    if not isinstance(name, str) or _CUDA_DEVICE.fullmatch(name) is None:
+        raise InvalidRequestError(argument=argument, reason=f"{name!r} is no CUDA device with its number, as 'cuda:0'")
+    return name
 
 
 def check_transport(name: str) -> TransportName:
@@ -228,6 +293,7 @@ _SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
     "host": str,
     "port": int,
     "num_workers": int,
+    "devices": parse_devices,
     "token_file": str,
     "insecure": _parse_bool,
     "advertise": str,

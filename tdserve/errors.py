@@ -19,7 +19,8 @@
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
-    │   │   └── NotLocalError                              (the same)
+    │   │   ├── NotLocalError                              (the same)
+    │   │   └── NcclUnavailableError                       (the same)
     │   ├── PeerLostError                                  peer, reason
     │   └── TransferAbortedError      ABORTED              transfer, reason
     ├── ProtocolError                 INTERNAL             a peer or we broke the protocol book
@@ -215,6 +216,13 @@ class NotLocalError(ConnectError):
 
     retryable = False
     template = "no shared memory with the server at {address}: {reason}"
+
+
+class NcclUnavailableError(ConnectError):
+    """NCCL was asked for, and the GPUs of the two ends cannot use it. Nothing was sent."""
+
+    retryable = False
+    template = "no NCCL with the server at {address}: {reason}"
 
 
 class PeerLostError(TransportError, ConnectionError):

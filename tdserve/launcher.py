@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO, cast
 
@@ -30,7 +31,8 @@ class Server:
         root: Folder that it owns; made when missing.
         host: Address to listen on; loopback by default.
         port: 0 takes a free one, ``address`` tells which.
-        num_workers: Data workers.
+        num_workers: Data workers; None is one, or one per device.
+        devices: GPUs, one per data worker, such as ``["cuda:0", "cuda:1"]``.
         settings: Further fields of ``tdserve.config.ServerConfig``.
 
     Raises:
@@ -43,11 +45,17 @@ class Server:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        num_workers: int = 1,
+        num_workers: int | None = None,
+        devices: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self.config = ServerConfig(
-            root=os.fspath(root), host=host, port=port, num_workers=num_workers, **settings
+            root=os.fspath(root),
+            host=host,
+            port=port,
+            num_workers=max(len(devices), 1) if num_workers is None else num_workers,
+            devices=tuple(devices),
+            **settings,
         ).validate()
         self._process: subprocess.Popen[str] | None = None
         self._lifeline_fd = -1

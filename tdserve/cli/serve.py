@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tdserve.config import ServerConfig, parse_bytes
+from tdserve.config import ServerConfig, parse_bytes, parse_devices
 
 
 @click.command()
@@ -14,6 +14,14 @@ from tdserve.config import ServerConfig, parse_bytes
 @click.option("--host", help="Address to listen on; 127.0.0.1 unless told.")
 @click.option("--port", type=int, help="TCP port; 7707 unless told, 0 picks a free one.")
 @click.option("--workers", "num_workers", type=int, metavar="N", help="Data worker processes; 1 unless told.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    callback=lambda _, __, names: parse_devices(",".join(names)) or None,
+    metavar="cuda:N",
+    help="GPU of a data worker, for content by NCCL; given once per worker, or separated by commas.",
+)
 @click.option("--token-file", help="File with the token that every call must bring.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen on other than loopback without a token.")
 @click.option("--advertise", metavar="HOST[:PORT]", help="What clients are told, when it differs (NAT, containers).")

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tdserve.client.catalog_client import CatalogClient, checked_wait_s
+from tdserve.client.gpu import named_gpu
 from tdserve.client.session import Session
 from tdserve.config import TransportName, check_transport
 from tdserve.deadline import Deadline
@@ -60,10 +61,12 @@ class SessionClient(CatalogClient):
         timeout_s: float = 30.0,
         allow_pickle: bool = False,
         root: str | None = None,
+        device: Any = None,
     ) -> None:
         chosen = check_transport(transport)
-        if chosen not in ("auto", "shm", "gloo"):
-            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has shm and gloo")
+        if chosen == "grpc":
+            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has shm, nccl and gloo")
+        self._gpu = named_gpu(device, transport=chosen)
         super().__init__(address, token=token, timeout_s=timeout_s)
         self.transport = chosen
         self.allow_pickle = allow_pickle
@@ -78,8 +81,15 @@ class SessionClient(CatalogClient):
         self._executor: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        made_of = (self.address, self.transport, self._token, self.timeout_s, self.allow_pickle, self._root)
+        device = self._gpu.device or None
+        made_of = (self.address, self.transport, self._token, self.timeout_s, self.allow_pickle, self._root, device)
         return (_reconnect, (type(self), *made_of))
+
+    @property
+    def why_not_nccl(self) -> str:
+        """Why content does not go by NCCL, although a GPU was named; "" where it does, or none was."""
+        session = self._session
+        return self._gpu.why_not or (session.why_not_nccl if session is not None else "")
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """When a call must be over; None is the client's default."""
@@ -205,11 +215,15 @@ class SessionClient(CatalogClient):
             self._connection.wait_ready(opening.remaining_s or 0.0)
             with self._lock:
                 oldest_request = min(self._unanswered, default=1)
+            failure = self._session.nccl_failure if self._session is not None else ""
+            if failure and self.transport == "auto":  # not tried again
+                self._gpu = self._gpu._replace(uuid="", why_not=failure)
             self._session = Session(
                 self._connection,
                 client_id=self._client_id,
                 transport=self.transport,
                 root=self._root,
+                gpu=self._gpu,
                 oldest_request=oldest_request,
                 timeout_s=opening.remaining_s or 0.0,
             )
@@ -259,5 +273,14 @@ def _reconnect(
     timeout_s: float,
     allow_pickle: bool,
     root: str | None,
+    device: str | None,
 ) -> SessionClient:
-    return cls(address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle, root=root)
+    return cls(
+        address,
+        transport=transport,
+        token=token,
+        timeout_s=timeout_s,
+        allow_pickle=allow_pickle,
+        root=root,
+        device=device,
+    )

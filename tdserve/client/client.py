@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.catalog import checked_max_object_bytes
-from tdserve.client import weights as weight_calls
 from tdserve.client.description import StoreDescription
+from tdserve.client.group import Group, join_group
 from tdserve.client.queue import QueueHandle
 from tdserve.client.replay import ReplayHandle
 from tdserve.client.table import check_count
-from tdserve.client.tensordicts import TensorDictClient
-from tdserve.client.weights import Weights
+from tdserve.client.weights_client import WeightsClient
 from tdserve.config import TransportName
 from tdserve.errors import InvalidRequestError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name
@@ -21,11 +20,10 @@ from tdserve.replay.settings import Settings
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.spec.declaring import Declared, declared, widens
-from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
 
 
-class Client(TensorDictClient):
+class Client(WeightsClient):
     """A connection to one server. Threads: safe. Picklable (by address); made anew after ``fork``.
 
     It reconnects by itself: a call that meets a server in the middle of a restart goes on when the server is back, or
@@ -33,28 +31,17 @@ class Client(TensorDictClient):
 
     Args:
         address: ``host:port`` of the server.
-        transport: How content travels; ``"auto"`` takes the best there is (``"gloo"`` in this version).
+        transport: How content travels; ``"auto"`` takes the best there is: ``"shm"`` on the server's machine,
+            ``"nccl"`` where ``device`` is a GPU and the server has another, else ``"gloo"``. Any other is taken or
+            refused.
         token: Bearer token, where the server asks for one.
         timeout_s: Default for every call, seconds.
         allow_pickle: Whether non-tensor values of any type may travel: those without a codec of their own are pickled,
             and unpickled by readers that said so too. Unpickling runs code that the writer chose: only for servers
             all of whose clients are trusted. Others refuse such values, and get an error when they read one.
+        device: The GPU that content is for, such as ``"cuda:0"``, where it may go from GPU to GPU by NCCL; results
+            still go there only when a call says ``device=``.
     """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        transport: TransportName = "auto",
-        token: str | None = None,
-        timeout_s: float = 30.0,
-        allow_pickle: bool = False,
-        root: str | None = None,
-    ) -> None:
-        super().__init__(
-            address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle, root=root
-        )
-        self._weights_specs: dict[str, Spec] = {}
 
     def __repr__(self) -> str:
         return f"<Client of {self.address}>"
@@ -72,6 +59,7 @@ class Client(TensorDictClient):
         remover: Any = None,
         limiter: Any = None,
         max_times_sampled: int = 0,
+        policy: str = "",
         ragged: Declared = None,
         max_object_bytes: int | None = None,
         exists_ok: bool = False,
@@ -90,6 +78,9 @@ class Client(TensorDictClient):
             remover: What makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
             limiter: Who waits: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or ``Queue``.
             max_times_sampled: A row is deleted when it was sampled so often; 0: never for that.
+            policy: Name of the weights that make the rows, which need not be published yet: each row gets a
+                ``policy_version``, and ``sample(max_lag=)`` draws rows of recent versions only. When their store is
+                deleted, the rows that are there count as older than any lag.
             ragged: Keys of tensors whose size along their first dimension differs from row to row, or a dict of such
                 keys with the dimensions that differ; the key of a nested part whose rows differ in their first batch
                 dimension, such as chat histories (``()`` is the row itself). What is nested or a lazy stack in ``like``
@@ -106,7 +97,7 @@ class Client(TensorDictClient):
         check_count("min_size", min_size)
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
         rules = {part: rule for part, rule in given.items() if rule is not None}
-        settings = Settings(**rules, max_times_sampled=max_times_sampled)
+        settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
         description = self._create_table(
             name, like, capacity, settings, exists_ok or existsok, max_object_bytes, ragged
         )
@@ -119,6 +110,7 @@ class Client(TensorDictClient):
         max_size: int,
         *,
         sampler: Any = None,
+        policy: str = "",
         ragged: Declared = None,
         max_object_bytes: int | None = None,
         exists_ok: bool = False,
@@ -131,6 +123,7 @@ class Client(TensorDictClient):
             like: One row; its content does not matter.
             max_size: Rows that wait or are taken and not acknowledged; beyond it writers wait.
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
+            policy: As in ``create_replay``; ``take(max_lag=)`` discards rows of older versions.
             ragged: As in ``create_replay``.
             max_object_bytes: As in ``create_replay``.
             exists_ok: True returns an existing queue of the same structure and settings.
@@ -141,7 +134,7 @@ class Client(TensorDictClient):
         check_count("max_size", max_size)
         if sampler is not None and not isinstance(sampler, (Fifo, Lifo)):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
-        settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True)
+        settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
         description = self._create_table(
             name, like, max_size, settings, exists_ok or existsok, max_object_bytes, ragged
         )
@@ -206,68 +199,40 @@ class Client(TensorDictClient):
             raise WrongStateError(state=f"store {name!r} is no replay", event="replay()")
         return handle
 
-    # ------------------------------------------------------------ weights
+    # ------------------------------------------------------------ groups
 
-    def publish(
+    def group(
         self,
         name: str,
-        td: Any,
+        world_size: int,
+        rank: int | None = None,
         *,
-        metadata: dict[str, Any] | None = None,
-        keep: int = 0,
-        timeout_s: float | None = None,
-        return_early: bool = False,
-    ) -> Any:
-        """Publishes the next version of some weights; the first makes their store.
-
-        Args:
-            td: TensorDict (for instance ``TensorDict.from_module(policy)``) or ``nn.Module``.
-            metadata: Small values for readers, such as ``{"step": 10}``.
-            keep: Newest versions that stay readable; 0 leaves it as it is (2 at first).
-
-        Returns:
-            The version, or a future of it; it is visible whole, and only then.
-        """
-        deadline = self.deadline(timeout_s)
-
-        def publish() -> int:
-            return weight_calls.publish(self, name, td, metadata=metadata, keep=keep, deadline=deadline)
-
-        return self.perform(publish, return_early)
-
-    def latest(
-        self,
-        name: str,
-        *,
-        newer_than: int | None = None,
-        timeout_s: float | None = None,
-        out: Any = None,
+        backend: str = "gloo",
         device: Any = None,
-        copy: bool = True,
-    ) -> Weights | None:
-        """The newest version of some weights, one version whole.
+        interface: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Group:
+        """Joins a group of clients, which exchange tensordicts among themselves; the server only brings them together.
+
+        It is formed once ``world_size`` clients have asked for this name. Whoever asks for a group that exists waits to
+        be admitted to its next epoch.
 
         Args:
-            newer_than: Waits for a version above this one.
-            timeout_s: With 0 and nothing newer, None is returned.
-            out: Filled in place; received into directly where its leaves are contiguous CPU tensors.
-            copy: False maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the
-                size, and all processes share the memory. What is written into these tensors stays in this process.
-                The file lives as long as any of them. Over another transport it makes no difference.
+            name: Of the group; groups are no stores, and are not kept.
+            world_size: Members of the first epoch.
+            rank: In it; None: by order of arrival.
+            backend: ``"gloo"``, or ``"nccl"`` for tensors on GPUs, one of its own for each member.
+            device: CUDA device of the backend nccl; None is the current one.
+            interface: Address on which the others reach this member; None: of the interface that reaches the server.
 
         Raises:
-            DeadlineExceededError: There was none in time.
-            SpecMismatchError: ``out`` does not fit; nothing was written to it.
+            DeadlineExceededError: The others did not come in time.
+            InvalidRequestError: Another member has asked for the same rank, or another size or backend.
+            NotSupportedError: There is no NCCL here, or two members share a GPU.
+            ConnectError: The members do not reach one another.
         """
-        return weight_calls.latest(
-            self,
-            name,
-            newer_than=newer_than,
-            out=out,
-            device=device,
-            copy=copy,
-            known=self._weights_specs,
-            deadline=self.deadline(timeout_s),
+        return join_group(
+            self, name, world_size, rank, backend=backend, device=device, interface=interface, timeout_s=timeout_s
         )
 
     # ------------------------------------------------------------ figures
@@ -275,13 +240,16 @@ class Client(TensorDictClient):
     def stats(self) -> dict[str, Any]:
         """Figures of the server and of this client's session, as plain values.
 
-        ``transport`` is this session's; ``transports`` counts bytes and transfers of the whole server by transport.
+        ``transport`` is this session's, and ``why_not_nccl`` says why it is not ``"nccl"`` although a GPU was named
+        (else it is ``""``); ``transports`` counts bytes and transfers of the whole server by transport.
+        ``bytes_relayed`` of these went from client to client, not through the server.
         """
         from_server = self.server_stats()
         session = self._session
         return {
             "address": self.address,
             "transport": session.transport if session is not None else None,
+            "why_not_nccl": self.why_not_nccl,
             "session": session.welcome.session if session is not None else None,
             "server_id": from_server.server_id,
             "version": from_server.version,
@@ -304,6 +272,7 @@ def connect(
     timeout_s: float = 30.0,
     allow_pickle: bool = False,
     root: str | None = None,
+    device: Any = None,
 ) -> Client:
     """Connects to a server; see ``Client`` for the arguments.
 
@@ -312,7 +281,13 @@ def connect(
         UnauthenticatedError, ProtocolVersionError, NotSupportedError: The server or this version refuses.
     """
     client = Client(
-        address, transport=transport, token=token, timeout_s=timeout_s, allow_pickle=allow_pickle, root=root
+        address,
+        transport=transport,
+        token=token,
+        timeout_s=timeout_s,
+        allow_pickle=allow_pickle,
+        root=root,
+        device=device,
     )
     try:
         client.call(lambda *_: None, client.deadline(None))  # again, should the server be in the middle of a restart

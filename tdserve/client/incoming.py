@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from tdserve.client.gpu import landing
 from tdserve.client.leaves import Leaves
 from tdserve.client.session import Session
 from tdserve.content import ReadStatus, values_messages
@@ -94,12 +95,12 @@ class Posted(NamedTuple):
     def finish(self, layout: Layout, timeout_s: float) -> Received:
         """Waits until all of it is here."""
         self.channel.wait_all(self.works, timeout_s)
-        return Received(layout, self.columns)
+        return Received(layout, _shown(layout, self.columns))
 
 
-def post(layout: Layout, session: Session, tag: int, pool: BufferPool) -> Posted:
-    """Begins to receive the whole layout into a pooled buffer."""
-    buffer = pool.take(layout.nbytes)
+def post(layout: Layout, session: Session, tag: int, pool: BufferPool, *, device: Any = None) -> Posted:
+    """Begins to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does."""
+    buffer = _buffer(layout, pool, landing(session.device, device))
     channel = session.channel
     end = FlatEnd(buffer)
     works = [channel.recv(end.direct(message), tag) for message in layout.messages]
@@ -116,6 +117,7 @@ def receive(
     inline: bytes | None,
     into: Leaves | None = None,
     values: torch.Tensor | None = None,
+    device: Any = None,
 ) -> Received:
     """Takes the content of a read.
 
@@ -123,6 +125,7 @@ def receive(
         inline: The content itself, when it came in the answer.
         into: Contiguous CPU tensors; by default views of a pooled buffer.
         values: Takes the block of values that follows behind the leaves, uint8.
+        device: Where the leaves will be moved: they are received there, where the channel ends on that GPU.
 
     Raises:
         PeerLostError, DeadlineExceededError: ``into`` is undefined; the session is closed.
@@ -137,7 +140,7 @@ def receive(
         return Received(layout, views(layout, torch.frombuffer(flat, dtype=torch.uint8)))
     sink: Sink
     if into is None:
-        buffer = pool.take(layout.nbytes)
+        buffer = _buffer(layout, pool, None if inline is not None else landing(session.device, device))
         columns = views(layout, buffer)
         sink = FlatEnd(buffer)
     else:
@@ -151,7 +154,19 @@ def receive(
         if values is not None:
             messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
         recv_messages(session.channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
-    return Received(layout, columns)
+    return Received(layout, _shown(layout, columns))
+
+
+def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
+    """Memory for the whole layout, uint8."""
+    return pool.take(layout.nbytes) if device is None else torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+
+
+def _shown(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The columns, those that the service has added on the CPU, where they are looked at."""
+    if not columns or columns[-1].device.type == "cpu":
+        return columns
+    return [*columns[: layout.num_leaves], *(column.cpu() for column in columns[layout.num_leaves :])]
 
 
 def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from tdserve.client.local import LocalEnd
 from tdserve.client.local_reads import copy_selection
 from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending
+from tdserve.client.relay_taking import receive_linked
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
@@ -133,6 +134,7 @@ def finish_read(
     destination: Destination | None = None,
     mismatch: TDServeError | None = None,
     keeps_fault: bool = False,
+    device: Any = None,
 ) -> Content:
     """Receives what an answer announces (or holds), and checks that it is whole.
 
@@ -142,6 +144,7 @@ def finish_read(
     Args:
         mismatch: Why there is no destination, raised then.
         keeps_fault: Whether values that cannot be decoded are no error here; the content says so.
+        device: Where the content will be moved, as of ``receive``.
     """
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     inline = answer.done.inline if answer.HasField("done") else None
@@ -154,17 +157,26 @@ def finish_read(
             mismatch = error
     timeout_s = transfer_timeout_s(deadline)
     block = _room(client, accepted)
+    if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
+        session.relays.give_up(accepted.link)
+        raise mismatch
     try:
-        received = receive(
-            layout,
-            session,
-            tag_of(request),
-            pool=client.pool,
-            timeout_s=timeout_s,
-            inline=inline,
-            into=places,
-            values=block,
-        )
+        if accepted.link:
+            received = receive_linked(
+                client, session, request, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
+            )
+        else:
+            received = receive(
+                layout,
+                session,
+                tag_of(request),
+                pool=client.pool,
+                timeout_s=timeout_s,
+                inline=inline,
+                into=places,
+                values=block,
+                device=device if destination is None else None,
+            )
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error
     if mismatch is not None:
@@ -219,11 +231,13 @@ def read_selection(
     newer_than: int | None = None,
     deadline: Deadline,
     destination: Destination | None = None,
+    device: Any = None,
 ) -> Content | None:
     """Reads a selection of a tensordict store as of one moment; None when there is nothing newer.
 
     Args:
         spec: The store's structure if it is known; otherwise the server sends it along.
+        device: Where the content will be moved, as of ``receive``.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Content | None:
@@ -261,6 +275,7 @@ def read_selection(
             layout=read_layout(chosen),
             deadline=deadline,
             destination=destination,
+            device=device,
         )
 
     return client.call(attempt, deadline)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import Lock
 from typing import Any
 
+from tdserve.client.gpu import NO_GPU, Gpu, agreed
+from tdserve.client.greeting import hello
+from tdserve.client.group_inbox import GroupInbox
 from tdserve.client.local import LocalEnd
 from tdserve.client.mailbox import Mailbox
 from tdserve.client.pending import OnAnswer, OnGranted, Pending
-from tdserve.config import MAIL_INLINE_BYTES, PROTOCOL_VERSION
+from tdserve.client.relay import Relays
+from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure
 from tdserve.errors import (
@@ -25,10 +28,10 @@ from tdserve.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.machine import boot_id
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.forming import Forming
-from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, KVStore
+from tdserve.transport.nccl import open_channel
 from tdserve.v1 import control_pb2
 
 ANSWER_GRACE_S = 1.0
@@ -47,10 +50,16 @@ class Session:
         oldest_request: Requests before it will not be retried.
         timeout_s: For Hello and Welcome.
         root: Where this process sees the server's root folder, if elsewhere than the server does.
+        gpu: Of the client, for content by NCCL.
 
     Attributes:
+        device: The client's GPU, where content goes from GPU to GPU; "" over any other transport.
+        why_not_nccl: Why it does not, although a GPU was named.
+        nccl_failure: What became of the attempt, where it failed.
         local: Its other end, where the client reads and writes the server's files by itself.
         why_not_local: Why it does not, for messages.
+        groups: Where events of groups arrive.
+        relays: What it does for other clients.
         connect_timeout_s: For whoever uses the channel first: its call may take no longer than it was told.
 
     Raises:
@@ -66,9 +75,12 @@ class Session:
         oldest_request: int,
         timeout_s: float,
         root: str | None = None,
+        gpu: Gpu = NO_GPU,
     ) -> None:
+        self.device = self.why_not_nccl = self.nccl_failure = ""
         self.local: LocalEnd | None = None
         self.why_not_local = ""
+        self.groups = GroupInbox()
         self.address = connection.address
         self.known_specs: set[bytes] = set()
         self.connect_timeout_s = CONNECT_TIMEOUT_S
@@ -82,21 +94,14 @@ class Session:
         self._kept: dict[int, list[Work]] = {}
         self._spooled: dict[int, tuple[int, int]] = {}
         self._kv_store = KVStore(self._publish)
+        self.relays = Relays(self.notify, lambda: address_towards(self.address))
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
-        hello = control_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            client_id=client_id,
-            transport=transport,
-            boot_id=boot_id(),
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            oldest_request=oldest_request,
-            takes_values=True,
-        )
-        self._stream.send(control_pb2.ClientMessage(hello=hello))
+        said = hello(client_id, transport=transport, oldest_request=oldest_request, gpu=gpu.uuid)
+        self._stream.send(control_pb2.ClientMessage(hello=said))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
-            if transport != "gloo":
+            self.device, self.why_not_nccl = agreed(self.welcome, gpu, transport=transport, address=self.address)
+            if transport in ("auto", "shm") and not self.device:
                 self._open_local(transport, root)
         except BaseException:
             self.close()
@@ -120,7 +125,9 @@ class Session:
     @property
     def transport(self) -> str:
         """How content moves."""
-        return "gloo" if self.local is None else "shm"
+        if self.local is not None:
+            return "shm"
+        return "nccl" if self.device else "gloo"
 
     def send(
         self,
@@ -159,6 +166,14 @@ class Session:
         if not pending.is_mailed:
             self._stream.send(message)
         return pending
+
+    def notify(self, message: control_pb2.ClientMessage) -> None:
+        """Sends a message that has no answer; lost when the session is."""
+        if self.local is not None:
+            with suppress(ConnectError):
+                self.local.send(message)
+        else:
+            self._stream.send(message)
 
     def keep(self, request: int, works: Iterable[Work]) -> None:
         """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it."""
@@ -225,7 +240,9 @@ class Session:
                 forming = self._forming
             try:
                 channel = self._channel = forming.wait(self.connect_timeout_s)
-            except ConnectError:
+            except ConnectError as error:
+                if self.device:
+                    self.nccl_failure = str(error)
                 self.close()
                 raise
         return channel
@@ -252,10 +269,11 @@ class Session:
         self._stream.close()
 
     def _make_channel(self) -> Channel:
-        return GlooChannel(
+        return open_channel(
             self._kv_store,
             CLIENT_RANK,
             host=address_towards(self.address),
+            device=self.device,
             peer=self._peer,
             timeout_s=self.connect_timeout_s,
         )
@@ -269,10 +287,18 @@ class Session:
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
         if message.HasField("rendezvous"):
             entry = message.rendezvous
-            if not entry.is_mail:
+            if entry.link:
+                self.relays.feed(entry)
+            elif not entry.is_mail:
                 self._kv_store.feed(entry.key, entry.value)
             elif self._mailbox is not None:
                 self._mailbox.feed(entry)
+            return
+        if message.HasField("group_event"):
+            self.groups.on_event(message.group_event)
+            return
+        if message.HasField("relay_order"):
+            self.relays.on_order(message.relay_order)
             return
         pending = self._pending.get(message.request)
         if pending is not None and pending.is_write and message.HasField("accepted"):
@@ -338,10 +364,12 @@ class Session:
         for pending in waiting:
             pending.put(error)
         self._kv_store.close()
+        self.groups.lose(error)
         if forming is not None:
             forming.cancel(error)
         if mailbox is not None:
             mailbox.close()
+        self.relays.close()
 
 
 def address_towards(address: str) -> str:

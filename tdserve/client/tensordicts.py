@@ -120,7 +120,7 @@ class TensorDictClient(SessionClient):
         deadline = self.deadline(timeout_s)
 
         def fetch() -> Any:
-            content = self._fetch(name, deadline, keys=paths, destination=destination)
+            content = self._fetch(name, deadline, keys=paths, destination=destination, device=device)
             if content is None:
                 raise LocalProtocolError(reason="a read without newer_than brought nothing")
             return self._shown(name, content, device, pad) if out is None else out
@@ -350,6 +350,7 @@ class TensorDictClient(SessionClient):
         keys: Sequence[Path] = (),
         newer_than: int | None = None,
         destination: Destination | None = None,
+        device: Any = None,
     ) -> Content | None:
         return read_selection(
             self,
@@ -359,6 +360,7 @@ class TensorDictClient(SessionClient):
             newer_than=newer_than,
             deadline=deadline,
             destination=destination,
+            device=device,
         )
 
     def _replace(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:

@@ -23,6 +23,7 @@ from tdserve.server.changes import Changes
 from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
 from tdserve.server.departures import Departures
+from tdserve.server.groups import Groups
 from tdserve.server.local_door import LocalDoor
 from tdserve.server.memory import HeldContent
 from tdserve.server.publishing import Publishing
@@ -66,7 +67,7 @@ class ControlProcess:
         self._workers = [
             DataWorker(
                 number,
-                arguments=(str(config.transfer_timeout_s),),
+                arguments=(str(config.transfer_timeout_s), *config.devices[number : number + 1]),
                 root_fd=root.lock_fd,
                 on_session=self._on_session_report,
                 on_lost=self._on_worker_lost,
@@ -90,7 +91,9 @@ class ControlProcess:
             traffic=self._traffic,
         )
         publishing = Publishing(self._stores, answers, traffic=self._traffic)
+        self._relays = publishing.relays
         self._answers = answers
+        self._groups = Groups()
         self._requests = Requests(
             self._stores,
             answers,
@@ -99,6 +102,7 @@ class ControlProcess:
             changes=Changes(self._stores, answers),
             tensordicts=self._tensordicts,
             publishing=publishing,
+            groups=self._groups,
             held=HeldContent(config.memory_limit_bytes),
         )
 
@@ -185,7 +189,10 @@ class ControlProcess:
             await asyncio.shield(self._end(session))
 
     async def _end(self, session: ClientSession) -> None:
+        self._groups.on_session_ended(session.number)
+        self._relays.on_session_ended(session.number)
         await self._sessions.close(session)
+        self._relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
         if session.invitation is not None:
             self._departures.watch(session.invitation.lock_name, _is_gone)
         self._samples.release(session.number)
@@ -201,7 +208,9 @@ class ControlProcess:
 
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         async for message in messages:
-            if message.HasField("rendezvous"):
+            if message.HasField("rendezvous") and message.rendezvous.link:
+                self._relays.hand_on(session, message.rendezvous)
+            elif message.HasField("rendezvous"):
                 session.rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)
@@ -218,6 +227,10 @@ class ControlProcess:
         """A request or its cancellation, whichever way it came; ``run`` serves it."""
         if message.HasField("cancel"):
             session.cancel(message.cancel.cancelled)
+        elif message.HasField("group_notice"):
+            self._groups.on_notice(session, message.group_notice)
+        elif message.HasField("relay_report"):
+            self._relays.on_report(session, message.relay_report)
         elif self._is_draining:
             session.run(self._refuse(session, message.request), 0)
         else:

@@ -36,6 +36,7 @@ class ClientSession:
         interface: Address on which that worker waits for it.
         inline_bytes: Content up to this size rides in messages of the stream.
         invitation: What a client on this machine was told.
+        uses_nccl: Whether its content goes from GPU to GPU.
 
     Attributes:
         local: The client, once it reads and writes the files by itself.
@@ -53,7 +54,9 @@ class ClientSession:
         interface: str,
         inline_bytes: int,
         invitation: Invitation | None = None,
+        uses_nccl: bool = False,
     ) -> None:
+        self._uses_nccl = uses_nccl
         self.invitation = invitation
         self.local: LocalClient | None = None
         self._losing: asyncio.Task[None] | None = None
@@ -80,7 +83,9 @@ class ClientSession:
     @property
     def transport(self) -> str:
         """How content moves."""
-        return "gloo" if self.local is None else "shm"
+        if self.local is not None:
+            return "shm"
+        return "nccl" if self._uses_nccl else "gloo"
 
     def attach(self, local: LocalClient) -> None:
         """The client has shown that it is on this machine: from now on it moves its content by itself."""
@@ -173,7 +178,7 @@ class ClientSession:
             self._is_opened.add(entry.is_mail)
             opening = self.order()
             opening.open_session.is_mail = entry.is_mail
-            opening.open_session.transport = "gloo"
+            opening.open_session.transport = "gloo" if entry.is_mail else self.transport
             opening.open_session.host = self._interface
             self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
         order = self.order()
@@ -204,6 +209,13 @@ class ClientSession:
     async def done(self, request: int, done: control_pb2.Done) -> None:
         """Answers: done."""
         await self._answer(control_pb2.ServerMessage(request=request, done=done))
+
+    def tell(self, message: control_pb2.ServerMessage) -> None:
+        """Sends a message that nothing waits for; those of one session arrive in order."""
+        if self.local is not None:
+            self.local.send(message)
+        else:
+            self.run(self.link.send(message), 0)
 
     async def fail(self, request: int, error: TDServeError) -> None:
         """Answers: refused or failed. Never over the channel, which may be what failed."""

@@ -20,6 +20,7 @@ from tdserve.machine import boot_id
 from tdserve.server.local_client import Invitation
 from tdserve.server.session import ClientSession, local_address_towards
 from tdserve.server.workers import DataWorker
+from tdserve.session import why_not_nccl
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
@@ -29,7 +30,7 @@ OPEN_TIMEOUT_S = 60.0
 END_GRACE_S = 5.0
 """A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""
 
-TRANSPORTS_HERE = ("auto", "gloo", "shm")
+TRANSPORTS_HERE = ("auto", "gloo", "shm", "nccl")
 
 
 class Sessions:
@@ -75,7 +76,8 @@ class Sessions:
                 address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
             )
         if hello.transport not in TRANSPORTS_HERE:
-            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason="this server has gloo and shm")
+            reason = "this server has gloo, shm and nccl"
+            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason=reason)
         if len(hello.client_id) != CLIENT_ID_BYTES:
             raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
         for older in self:
@@ -83,7 +85,14 @@ class Sessions:
                 older.ended.set()
                 if not await older.finish(self._config.transfer_timeout_s + END_GRACE_S):
                     raise TransferAbortedError(transfer=0, reason=f"session {older.number} of this client does not end")
-        worker = await self._choose_worker()
+        worker = await self._choose_worker(hello.gpu)
+        why_not = why_not_nccl(
+            hello.transport,
+            client_gpu=hello.gpu,
+            worker_gpu=worker.gpu,
+            why_no_gpu=worker.why_no_gpu,
+            is_one_machine=self._is_here(hello),
+        )
         self._last_number += 1
         interface = self._config.interface or local_address_towards(link.peer)
         session = ClientSession(
@@ -94,6 +103,7 @@ class Sessions:
             interface=interface,
             inline_bytes=self._config.inline_bytes,
             invitation=self._invitation(hello),
+            uses_nccl=not why_not,
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(
@@ -103,6 +113,8 @@ class Sessions:
             server_id=self._server_id,
             inline_bytes=self._config.inline_bytes,
             transport=session.transport,
+            gpu="" if why_not else worker.gpu,
+            why_not_nccl=why_not if hello.gpu or hello.transport == "nccl" else "",
         )
         if session.invitation is not None:
             welcome.local.CopyFrom(session.invitation.message(self._root))
@@ -146,15 +158,24 @@ class Sessions:
 
     def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:
         """For a client on this machine that may want to use the files."""
-        is_here = bool(hello.boot_id) and hello.boot_id == self._boot_id
-        return Invitation.make() if is_here and hello.transport != "gloo" else None
+        return Invitation.make() if self._is_here(hello) and hello.transport in ("auto", "shm") else None
 
-    async def _choose_worker(self) -> DataWorker:
+    def _is_here(self, hello: control_pb2.Hello) -> bool:
+        return bool(hello.boot_id) and hello.boot_id == self._boot_id
+
+    async def _choose_worker(self, client_gpu: str) -> DataWorker:
+        """The worker with the fewest sessions, if possible of another GPU than the client's."""
         deadline = Deadline.after(OPEN_TIMEOUT_S)
         while True:
             ready = [worker for worker in self._workers if worker.ready.is_set()]
             if ready:
-                return min(ready, key=lambda worker: sum(session.worker is worker for session in self))
+                return min(
+                    ready,
+                    key=lambda worker: (
+                        bool(client_gpu) and worker.gpu in ("", client_gpu),
+                        sum(session.worker is worker for session in self),
+                    ),
+                )
             waits = [asyncio.ensure_future(worker.ready.wait()) for worker in self._workers]
             done, pending = await asyncio.wait(waits, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in pending:

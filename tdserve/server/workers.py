@@ -41,6 +41,10 @@ class DataWorker:
         root_fd: The root's lock, which the process holds too: it may still write when this process is gone.
         on_session: Called with reports that concern a session: rendezvous entries and losses.
         on_lost: Called when the process has died, after it was reaped: nothing it did goes on any more.
+
+    Attributes:
+        gpu: The uuid of its GPU; "" when it has none, or is not up yet.
+        why_no_gpu: Why it cannot use the one that it was given.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class DataWorker:
         self.num_restarts = 0
         self.known_specs: set[bytes] = set()
         self.ready = asyncio.Event()
+        self.gpu = ""
+        self.why_no_gpu = ""
         self._arguments = arguments
         self._root_fd = root_fd
         self._on_session = on_session
@@ -165,6 +171,9 @@ class DataWorker:
     def _on_report(self, report: worker_pb2.Report) -> None:
         if report.order == 0:
             if report.HasField("done"):
+                self.gpu, self.why_no_gpu = report.done.gpu, report.done.why_no_gpu
+                if self.why_no_gpu:
+                    _log.warning("data worker %d has no GPU: %s", self.number, self.why_no_gpu)
                 self.known_specs.clear()  # of orders that were made while there was nobody to send them to
                 self.ready.set()
             else:

@@ -1,5 +1,5 @@
-"""The data worker's process: ``python -m tdserve.worker.main FD WORKER TRANSFER_TIMEOUT_S``, started by the control
-process.
+"""The data worker's process: ``python -m tdserve.worker.main FD WORKER TRANSFER_TIMEOUT_S [DEVICE]``, started by the
+control process.
 
 FD is an inherited UNIX socket. When its other end goes, this process ends: a worker never outlives its control process.
 """
@@ -19,9 +19,12 @@ import torch
 from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.framing import WorkerSocket
 from tdserve.data.opened import OpenStores
+from tdserve.errors import NotSupportedError
 from tdserve.machine import keep_freed_memory
+from tdserve.transport.nccl import gpu_uuid
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
+from tdserve.worker.checksumming import Checksumming
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.session import Surroundings, WorkerSession
 from tdserve.worker.small_reads import SmallReads
@@ -37,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """Reads orders and hands them to the threads of their sessions."""
 
-    def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float) -> None:
+    def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float, device: str = "") -> None:
         self._connection = connection
         stores = OpenStores(writes_values=number == VALUES_WORKER)
         self._surroundings = Surroundings(
@@ -46,19 +49,23 @@ class Worker:
             pool=BufferPool(),
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,
+            device=device,
         )
         self._sessions: dict[int, WorkerSession] = {}
+        self._checksumming = Checksumming(stores, connection.report, self._is_busy)
 
     def run(self) -> None:
         """Works until the control process is gone."""
-        ready = worker_pb2.Report()
-        ready.done.SetInParent()
+        ready = worker_pb2.Report(done=_gpu_of(self._surroundings.device))
         self._connection.report(ready)
         while orders := self._connection.orders():
             for order in orders:
                 self._dispatch(order)
         for session in self._sessions.values():
             session.close()
+
+    def _is_busy(self) -> bool:
+        return any(session.is_busy for session in list(self._sessions.values()))
 
     def _dispatch(self, order: worker_pb2.Order) -> None:
         if order.HasField("close_session"):
@@ -68,6 +75,10 @@ class Worker:
             return
         if order.HasField("drop_store"):
             self._surroundings.stores.drop(order.drop_store.uid)
+            return
+        if order.HasField("checksum_version"):
+            self._learn_spec(order)
+            self._checksumming.put(order)
             return
         if order.HasField("count_reads"):
             num_reads, nbytes = self._surroundings.small_reads.take_counts()
@@ -91,6 +102,18 @@ class Worker:
             self._surroundings.stores.learn(ref.fingerprint, ref.spec)
 
 
+def _gpu_of(device: str) -> worker_pb2.Worked:
+    """What the first report says of the GPU that this worker was given."""
+    if not device:
+        return worker_pb2.Worked()
+    try:
+        return worker_pb2.Worked(gpu=gpu_uuid(device))
+    except NotSupportedError as error:
+        return worker_pb2.Worked(why_no_gpu=str(error.fields["reason"]))
+    except RuntimeError as fault:  # of the driver
+        return worker_pb2.Worked(why_no_gpu=f"{device}: {str(fault)[:300]}")
+
+
 def main(arguments: list[str]) -> None:
     """Entry of the process."""
     fd, number, transfer_timeout_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
@@ -105,7 +128,8 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     connection = WorkerSocket(socket.socket(fileno=fd))
-    Worker(connection, number=number, transfer_timeout_s=transfer_timeout_s).run()
+    device = arguments[3] if len(arguments) > 3 else ""
+    Worker(connection, number=number, transfer_timeout_s=transfer_timeout_s, device=device).run()
     # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.
     os._exit(0)
 

@@ -20,8 +20,9 @@ from tdserve.errors import (
     TransportError,
 )
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, KVStore
 from tdserve.transport.mail import MAX_SENT
+from tdserve.transport.nccl import open_channel
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.mailbox import Mailbox
@@ -40,6 +41,7 @@ class Surroundings:
         pool: Staging buffers.
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
+        device: The worker's GPU, such as ``"cuda:0"``; "" without one.
         values_lock: Held by the thread that stores non-tensor values.
     """
 
@@ -48,6 +50,7 @@ class Surroundings:
     pool: BufferPool
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float
+    device: str = ""
     values_lock: Lock = field(default_factory=Lock)
 
 
@@ -107,6 +110,11 @@ class WorkerSession:
                 self._queue(worker_pb2.Order(mail=b""))
         else:
             self._queue(order)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are orders that were not carried out."""
+        return self._num_queued != self._num_done
 
     def keep(self, works: Iterable[Work]) -> None:
         """Keeps sends that nobody waits for now: one that is dropped is given up."""
@@ -206,7 +214,8 @@ class WorkerSession:
         report = worker_pb2.Report(order=order.order, session=self.number)
         peer = f"the client of session {self.number}"
         try:
-            self._channel = GlooChannel(kv_store, WORKER_RANK, host=order.open_session.host, peer=peer)
+            device = self.surroundings.device if order.open_session.transport == "nccl" else ""
+            self._channel = open_channel(kv_store, WORKER_RANK, host=order.open_session.host, device=device, peer=peer)
             report.done.SetInParent()
         except TDServeError as error:
             report.failure.CopyFrom(encode_failure(error))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve import config
-from tdserve.config import ClientConfig, ServerConfig, parse_bytes
+from tdserve.config import ClientConfig, ServerConfig, TorchrunRank, parse_bytes
 from tdserve.errors import InvalidRequestError
 
 
@@ -57,6 +57,7 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "host": "0.0.0.0",
         "port": 1234,
         "num_workers": 3,
+        "devices": ("cuda:0", "cuda:2", "cuda:1"),
         "token_file": "/run/token",
         "insecure": True,
         "advertise": "here:99",
@@ -67,6 +68,7 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "memory_limit_bytes": 1 << 21,
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
+    environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"
     assert dataclasses.asdict(ServerConfig.from_env(environ)) == expected
 
 
@@ -126,7 +128,7 @@ def test_parsers_when_compared_with_fields_then_none_is_missing() -> None:
 def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TDSERVE_TOKEN_FILE", "of/the/parent")
     monkeypatch.setenv("HOME", "/home/x")
-    cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25)
+    cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25, num_workers=2, devices=("cuda:0", "cuda:1"))
     environ = cfg.child_environment()
     assert ServerConfig.from_env(environ) == cfg
     assert environ["HOME"] == "/home/x"
@@ -143,3 +145,40 @@ def test_parse_bytes_when_with_or_without_a_unit_then_that_many(text: str, nbyte
 def test_parse_bytes_when_it_is_none_then_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal|could not convert"):
         parse_bytes(text)
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchrun_rank_when_torchrun_started_the_process_then_is_read() -> None:
+    assert TorchrunRank.from_env(TORCHRUN) == TorchrunRank(5, 8, 1, 4, "node", 29500, 2)
+
+
+def test_torchrun_rank_when_the_variables_are_anothers_then_none() -> None:
+    assert TorchrunRank.from_env({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE")}) is None
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:", "cuda:-1", "cuda:01", "cpu", "0", "", " cuda:0"])
+def test_validate_when_a_device_is_no_gpu_with_its_number_then_refused(device: str) -> None:
+    with pytest.raises(InvalidRequestError, match="cuda:0"):
+        ServerConfig("data", devices=(device,)).validate()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_validate_when_devices_are_not_one_per_worker_then_refused(num_workers: int) -> None:
+    with pytest.raises(InvalidRequestError, match="one for each"):
+        ServerConfig("data", devices=("cuda:0", "cuda:1"), num_workers=num_workers).validate()
+
+
+def test_from_env_when_only_devices_are_given_then_a_worker_for_each() -> None:
+    assert ServerConfig.from_env({}, root="data", devices=("cuda:0", "cuda:1")).validate().num_workers == 2
+    assert ServerConfig.from_env({}, root="data").num_workers == 1

@@ -11,13 +11,20 @@ from tdserve.errors import InvalidRequestError, RootInUseError, WrongStateError
 from tdserve.store.root import Root
 
 
-@pytest.mark.parametrize("settings", [{"port": -1}, {"num_workers": 0}, {"host": "0.0.0.0"}, {"grace_s": -1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"port": -1}, {"num_workers": 0}, {"host": "0.0.0.0"}, {"grace_s": -1.0}, {"devices": ["cpu"]}]
+)
 def test_server_when_a_setting_cannot_be_then_refused_and_nothing_is_made(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequestError):
         tdserve.Server(tmp_path / "root", **settings)
     assert not (tmp_path / "root").exists()
+
+
+def test_server_when_devices_are_given_then_a_worker_for_each(tmp_path: Path) -> None:
+    config = tdserve.Server(tmp_path / "root", devices=["cuda:0", "cuda:1"]).config
+    assert (config.num_workers, config.devices) == (2, ("cuda:0", "cuda:1"))
 
 
 def test_server_when_not_started_then_has_no_address(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from tdserve.errors import WrongStateError
-from tdserve.session import TRANSITIONS, SessionEvent, SessionProtocol, SessionState, tag_of
+from tdserve.session import TRANSITIONS, SessionEvent, SessionProtocol, SessionState, tag_of, why_not_nccl
 
 _WAYS: dict[SessionState, list[SessionEvent]] = {
     SessionState.CONNECTING: [],
@@ -102,3 +103,27 @@ def test_repr_when_shown_then_state_and_requests() -> None:
     session = _in(SessionState.OPEN)
     session.begin(1)
     assert repr(session) == "<SessionProtocol 7 open, 1 requests>"
+
+
+@pytest.mark.parametrize(
+    ("asked", "ends", "reason"),
+    [
+        ("auto", {"client_gpu": "a", "worker_gpu": "b"}, ""),
+        ("nccl", {"client_gpu": "a", "worker_gpu": "b"}, ""),
+        ("nccl", {"client_gpu": "a", "worker_gpu": "b", "is_one_machine": True}, ""),
+        ("auto", {"client_gpu": "a", "worker_gpu": "b", "is_one_machine": True}, "one machine"),
+        ("nccl", {"client_gpu": "a", "worker_gpu": "a"}, "both ends use one GPU, a"),
+        ("auto", {"client_gpu": "a", "worker_gpu": "a", "is_one_machine": True}, "both ends use one GPU, a"),
+        ("auto", {"client_gpu": "", "worker_gpu": "b"}, "the client has no GPU"),
+        ("nccl", {"client_gpu": "a", "worker_gpu": ""}, "--device"),
+        ("nccl", {"client_gpu": "a", "worker_gpu": "", "why_no_gpu": "there is no cuda:3"}, "there is no cuda:3"),
+        ("gloo", {"client_gpu": "a", "worker_gpu": "b"}, "'gloo' was asked for"),
+        ("shm", {"client_gpu": "a", "worker_gpu": "b"}, "'shm' was asked for"),
+    ],
+)
+def test_nccl_when_the_ends_are_compared_then_used_or_told_why_not(
+    asked: str, ends: dict[str, Any], reason: str
+) -> None:
+    told = why_not_nccl(asked, **ends)
+    assert bool(told) == bool(reason)
+    assert reason in told

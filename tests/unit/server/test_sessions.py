@@ -100,6 +100,38 @@ def test_open_when_the_client_is_on_this_machine_then_told_how_to_find_the_files
     assert other.invitation.lock_name != local.lock_name
 
 
+@pytest.mark.parametrize("transport", ["auto", "nccl"])
+def test_open_when_both_ends_have_a_gpu_of_their_own_then_nccl(
+    sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
+) -> None:
+    workers[0].gpu, workers[1].gpu = "mine", "another"
+    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id="elsewhere"), SessionLink(Outbox())))
+    welcome = outbox(session).messages[0].welcome
+    assert (welcome.transport, welcome.gpu, welcome.why_not_nccl, welcome.worker) == ("nccl", "another", "", 1)
+    assert session.transport == "nccl"
+
+
+@pytest.mark.parametrize("transport", ["auto", "nccl"])
+def test_open_when_both_ends_share_a_gpu_then_another_transport_and_says_so(
+    sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
+) -> None:
+    workers[0].gpu = workers[1].gpu = "mine"
+    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id=boot_id()), SessionLink(Outbox())))
+    welcome = outbox(session).messages[0].welcome
+    assert (welcome.transport, welcome.gpu) == ("gloo", "")
+    assert "both ends use one GPU" in welcome.why_not_nccl
+    assert welcome.HasField("local") == (transport == "auto")
+
+
+def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
+    sessions: Sessions, workers: list[DataWorker], run: Loop
+) -> None:
+    workers[0].gpu = "another"
+    session = run(sessions.open(hello(transport="auto"), SessionLink(Outbox())))
+    welcome = outbox(session).messages[0].welcome
+    assert (welcome.transport, welcome.gpu, welcome.why_not_nccl) == ("gloo", "", "")
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"transport": "gloo", "boot_id": boot_id()}, {"transport": "shm", "boot_id": "another"}, {"transport": "shm"}],
@@ -116,7 +148,7 @@ def test_open_when_the_client_is_elsewhere_or_wants_none_then_no_key_for_the_fil
     ("fields", "error"),
     [
         ({"protocol_version": PROTOCOL_VERSION + 1}, ProtocolVersionError),
-        ({"transport": "nccl"}, NotSupportedError),
+        ({"transport": "grpc"}, NotSupportedError),
         ({"client_id": b"short"}, InvalidRequestError),
     ],
 )

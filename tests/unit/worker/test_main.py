@@ -17,13 +17,14 @@ from tests.unit.worker.peer import TIMEOUT_S, UID, StoredTensorDict
 class Control:
     """The control process's end of a worker that runs in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "") -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(TIMEOUT_S)
         self._frames = FrameReader()
         self._ready: list[bytes] = []
         self.theirs = WorkerSocket(theirs)
-        self.thread = Thread(target=Worker(self.theirs, number=0, transfer_timeout_s=5.0).run, name="worker")
+        worker = Worker(self.theirs, number=0, transfer_timeout_s=5.0, device=device)
+        self.thread = Thread(target=worker.run, name="worker")
         self.thread.start()
 
     def send(self, order: worker_pb2.Order) -> None:
@@ -47,6 +48,19 @@ def control() -> Iterator[Control]:
     made.thread.join(TIMEOUT_S)
     assert not made.thread.is_alive()
     made.theirs.close()
+
+
+@pytest.mark.parametrize("device", ["cuda:999", ""])
+def test_worker_when_its_gpu_is_not_there_then_says_why_and_works_on(device: str) -> None:
+    control = Control(device)
+    done = control.report().done
+    assert done.gpu == ""
+    assert bool(done.why_no_gpu) == bool(device)
+    control.send(worker_pb2.Order(order=5, count_reads=worker_pb2.CountReads()))
+    assert control.report().HasField("done")
+    control.socket.close()
+    control.thread.join(TIMEOUT_S)
+    control.theirs.close()
 
 
 def reading(number: int, store: StoredTensorDict, *, session: int = 1) -> worker_pb2.Order:
