@@ -1,7 +1,7 @@
 """tdserve: a distributed data plane for TensorDicts.
 
 A server process owns named, memory-mapped TensorDict stores; clients exchange metadata, then stream the content over
-gloo.
+gloo or NCCL, or read and write the mapped files themselves on the server's machine.
 
 >>> import tdserve
 >>> server = tdserve.Server("./data").start()
@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tdserve.client.batches import Batches
     from tdserve.client.client import Client, connect
-    from tdserve.client.description import StoreDescription
+    from tdserve.client.description import StoreDescription, VersionInfo
+    from tdserve.client.group import Group
     from tdserve.client.handle import StoreHandle
     from tdserve.client.nstep import NStep
     from tdserve.client.queue import QueueHandle
     from tdserve.client.replay import ReplayHandle
+    from tdserve.client.subscription import Subscription
     from tdserve.client.taking import Taken, TakenBatches
     from tdserve.client.weights import Weights
     from tdserve.client.writer import ReplayWriter
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         InvalidSpecError,
         KeyNotFoundError,
         LocalProtocolError,
+        NcclUnavailableError,
         NotLocalError,
         NotSupportedError,
         PeerLostError,
@@ -71,11 +74,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "tdserve.client.batches": ("Batches",),
     "tdserve.client.client": ("Client", "connect"),
-    "tdserve.client.description": ("StoreDescription",),
+    "tdserve.client.description": ("StoreDescription", "VersionInfo"),
+    "tdserve.client.group": ("Group",),
     "tdserve.client.handle": ("StoreHandle",),
     "tdserve.client.nstep": ("NStep",),
     "tdserve.client.queue": ("QueueHandle",),
     "tdserve.client.replay": ("ReplayHandle",),
+    "tdserve.client.subscription": ("Subscription",),
     "tdserve.client.taking": ("Taken", "TakenBatches"),
     "tdserve.client.weights": ("Weights",),
     "tdserve.client.writer": ("ReplayWriter",),
@@ -91,6 +96,7 @@ _HOMES = {
         "InvalidSpecError",
         "KeyNotFoundError",
         "LocalProtocolError",
+        "NcclUnavailableError",
         "NotLocalError",
         "NotSupportedError",
         "PeerLostError",
@@ -135,6 +141,7 @@ __all__ = [
     "EndOfStreamError",
     "Fifo",
     "ForkedClientError",
+    "Group",
     "InvalidRequestError",
     "InvalidSpecError",
     "KeyNotFoundError",
@@ -143,6 +150,7 @@ __all__ = [
     "LowestPriority",
     "MinSize",
     "NStep",
+    "NcclUnavailableError",
     "NotLocalError",
     "NotSupportedError",
     "PeerLostError",
@@ -166,6 +174,7 @@ __all__ = [
     "StoreExistsError",
     "StoreHandle",
     "StoreNotFoundError",
+    "Subscription",
     "TDServeError",
     "Taken",
     "TakenBatches",
@@ -173,6 +182,7 @@ __all__ = [
     "TransportError",
     "UnauthenticatedError",
     "Uniform",
+    "VersionInfo",
     "Weights",
     "WithoutReplacement",
     "WriterFailedError",

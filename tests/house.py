@@ -17,7 +17,7 @@ _VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "valu
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("errors", "ids", "v1"),
     1: ("spec", "layout", "content", "config", "deadline", "machine", *_SELECTIONS, *_VALUES),
-    2: ("catalog", "session", "transfer", "replay", "weights"),
+    2: ("catalog", "session", "transfer", "replay", "weights", "groups", "fanout"),
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
@@ -32,7 +32,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("control",),
     "grpc_health": ("control",),
     "grpc_reflection": ("control",),
-    "torch.distributed": ("transport",),
+    "torch.distributed": ("transport", "examples"),
     "lmdb": ("store",),
     "mmap": ("store",),
     "os.environ": ("config",),

@@ -23,7 +23,7 @@ def test_tour_when_run_as_written_then_every_line_holds(tmp_path: Path) -> None:
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "['batch', 'chats', 'notes', 'policy', 'prioritized', 'replay', 'rollouts', 'todo']" in done.stdout
+    assert "['batch', 'chats', 'notes', 'policy', 'prioritized', 'recent', 'replay', 'rollouts', 'todo']" in done.stdout
 
 
 def test_commands_when_named_in_the_readme_then_ci_runs_the_test_command() -> None:
