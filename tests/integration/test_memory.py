@@ -39,14 +39,15 @@ def test_writers_when_nobody_reads_then_the_server_holds_no_more_than_its_limit(
         queue = client.create_queue("queue", rows(1, 1)[0], 8)
         queue.extend(rows(8, 1))
         before = resident_kib(server.pid)
-        futures = [queue.extend(rows(1, VALUE_BYTES), return_early=True, timeout_s=3.0) for _ in range(60)]
+        row, handles = rows(1, VALUE_BYTES), [client.queue("queue") for _ in range(6)]
+        futures = [handle.extend(row, return_early=True, timeout_s=3.0) for _ in range(60) for handle in handles]
         errors = [future.exception(30.0) for future in futures]
         assert {type(error) for error in errors} <= {tdserve.DeadlineExceededError, tdserve.ServerBusyError}
         refused = [error for error in errors if isinstance(error, tdserve.ServerBusyError)]
         assert refused
         assert refused[0].fields["limit"] == LIMIT_BYTES
-        # What waits is held once as it came and once taken apart; sixty of them would be 3.6 MB and more.
-        assert resident_kib(server.pid) - before < 6 * LIMIT_BYTES // 1024
+        # Each that waits would be held as it came and taken apart, 43 MB in all. Buffers of gRPC alone come to 6 to 14.
+        assert resident_kib(server.pid) - before < 24 * LIMIT_BYTES // 1024
         assert len(queue) == 8
 
 

@@ -107,7 +107,7 @@ def test_hello_when_of_another_version_then_both_versions_are_named(wire: Contro
 
 
 def test_hello_when_strange_then_typed_error(wire: ControlConnection) -> None:
-    assert isinstance(first_answer(wire, hello(transport="nccl")), tdserve.NotSupportedError)
+    assert isinstance(first_answer(wire, hello(transport="pigeon")), tdserve.NotSupportedError)
     assert isinstance(first_answer(wire, hello(client_id=b"short")), tdserve.InvalidRequestError)
     assert isinstance(first_answer(wire, control_pb2.ClientMessage(request=1)), tdserve.TDServeError)
 
