@@ -64,6 +64,7 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
         "drop_store",
         "mail",
         "count_reads",
+        "checksum_version",
     }
 
 
