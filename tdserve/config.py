@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from tdserve.addresses import join_address, parse_address
 from tdserve.errors import InvalidRequestError
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
@@ -54,13 +55,16 @@ class ServerConfig:
         insecure: Listen on other than loopback without a token, by explicit wish.
         advertise: ``host`` or ``host:port`` that clients are told when it differs from the one listened on (NAT,
             containers).
-        interface: Address of the interface for content; ``None`` takes the one that the client reached.
+        interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one that the client
+            reached.
         grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.
         transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
             garbage collection or swap storm, and is no default of minutes.
         inline_bytes: Largest payload that rides inside a message.
         memory_limit_bytes: Content of requests that the control process holds while they wait or move; whoever asks
             beyond it is sent away, and tries again until its deadline. What lies in stores is on disk and not counted.
+        umask: Permissions that new files below the root do not get. ``None``: only the server's user writes, whatever
+            the shell says; ``0o002`` lets local clients of its group write in place too.
     """
 
     root: str
@@ -76,6 +80,7 @@ class ServerConfig:
     transfer_timeout_s: float = 30.0
     inline_bytes: int = DEFAULT_INLINE_BYTES
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES
+    umask: int | None = None
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -97,6 +102,10 @@ class ServerConfig:
             raise InvalidRequestError(argument="devices", reason=reason)
         _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
         _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
+        if self.umask is not None:
+            _check_int("umask", self.umask, low=0, high=0o777)
+        if self.advertise is not None:
+            parse_address("advertise", self.advertise)
         _check_seconds("grace_s", self.grace_s)
         _check_seconds("transfer_timeout_s", self.transfer_timeout_s)
         if self.transfer_timeout_s == 0:
@@ -121,14 +130,18 @@ class ServerConfig:
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         said["devices"] = ",".join(self.devices)
         ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
+        ours[_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
         return {**os.environ, **ours}
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, *, defaults: Mapping[str, Any] | None = None, **given: Any
+    ) -> ServerConfig:
         """Settings from ``TDSERVE_ROOT``, ``TDSERVE_PORT``, ...: one variable per field, upper case.
 
         Args:
             environ: The variables; ``None`` reads the process's own.
+            defaults: Fields that are taken where neither a variable nor ``given`` says them.
             **given: Fields that were said explicitly, and win; ``None`` counts as not said.
 
         Raises:
@@ -139,6 +152,8 @@ class ServerConfig:
             value = given.pop(entry.name, None)
             if value is None:
                 value = _from_variable(entry.name, _SERVER_PARSERS[entry.name], environ)
+            if value is None and defaults is not None:
+                value = defaults.get(entry.name)
             if value is not None:
                 values[entry.name] = value
         if given:
@@ -157,21 +172,31 @@ class ClientConfig:
     Attributes:
         address: ``host:port``.
         token: Bearer token, kept out of ``repr`` so that no log shows it; ``None`` sends none.
+        token_file: File that holds it, for whoever has no ``token``.
         transport: How content travels.
+        local_root: Where this process sees the server's root, if elsewhere than the server does.
+        interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one towards the server.
+            Any client looks at it, not only commands: see ``client_interface``.
     """
 
     address: str = f"127.0.0.1:{DEFAULT_PORT}"
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
     transport: TransportName = "auto"
+    local_root: str | None = None
+    interface: str | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
-        """Settings from ``TDSERVE_ADDRESS``, ``TDSERVE_TOKEN`` and ``TDSERVE_TRANSPORT``.
+        """Settings from ``TDSERVE_ADDRESS``, ``TDSERVE_TOKEN``, ``TDSERVE_TOKEN_FILE`` and so on.
+
+        Without an address it is that of a server with this environment, so that a command beside it finds it.
 
         Raises:
-            InvalidRequestError: The transport is none of ours.
+            InvalidRequestError: A variable holds no such value.
         """
         values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
+        values["address"] = values["address"] or _address_beside_server(environ)
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -209,6 +234,18 @@ class TorchrunRank:
             master_port=int(variables["MASTER_PORT"]),
             restart_count=int(variables["TORCHELASTIC_RESTART_COUNT"]),
         )
+
+
+def client_interface() -> str | None:
+    """The interface that a client's user asks for with ``TDSERVE_INTERFACE``, if any."""
+    found: str | None = _from_variable("interface", str, None)
+    return found
+
+
+def _address_beside_server(environ: Mapping[str, str] | None) -> str:
+    host = _from_variable("host", str, environ) or ServerConfig.host
+    port = _from_variable("port", int, environ) or DEFAULT_PORT  # 0 is a port that nobody can know
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
 
 
 @contextmanager
@@ -288,6 +325,15 @@ def _parse_bool(text: str) -> bool:
     return _TRUE[text.lower()]
 
 
+def parse_umask(text: str) -> int:
+    """A mask as shells write it, such as ``002``: octal.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    return int(text, 8)
+
+
 _SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
     "root": str,
     "host": str,
@@ -302,6 +348,14 @@ _SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
     "transfer_timeout_s": float,
     "inline_bytes": int,
     "memory_limit_bytes": parse_bytes,
+    "umask": parse_umask,
 }
 
-_CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {"address": str, "token": str, "transport": check_transport}
+_CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {
+    "address": str,
+    "token": str,
+    "token_file": str,
+    "transport": check_transport,
+    "local_root": str,
+    "interface": str,
+}

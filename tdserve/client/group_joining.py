@@ -9,7 +9,7 @@ import torch
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.devices import resolved
 from tdserve.client.group_epoch import GroupEpoch
-from tdserve.client.session import Session, address_towards
+from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
 from tdserve.ids import check_store_name
@@ -79,7 +79,7 @@ class GroupAsk:
             request.timeout_s = deadline.remaining_s or 0.0
             pending = session.send(number, join_group=request)
             answer = pending.wait(answer_timeout_s(deadline), f"the next epoch of group {self.name!r}")
-            host = self._interface or address_towards(session.address)
+            host = self._interface or session.interface()
             return GroupEpoch(session, self.name, answer.group_formed, host=host, device=self.device)
 
         return self._client.call(attempt, deadline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import Lock
@@ -12,6 +11,7 @@ from typing import Any
 from tdserve.client.gpu import NO_GPU, Gpu, agreed
 from tdserve.client.greeting import hello
 from tdserve.client.group_inbox import GroupInbox
+from tdserve.client.interfaces import address_towards, unformed
 from tdserve.client.local import LocalEnd
 from tdserve.client.mailbox import Mailbox
 from tdserve.client.pending import OnAnswer, OnGranted, Pending
@@ -29,13 +29,16 @@ from tdserve.errors import (
     TransportError,
 )
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.forming import Forming
+from tdserve.transport.forming import JOIN_TIMEOUT_S, Forming
 from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.nccl import open_channel
 from tdserve.v1 import control_pb2
 
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
+
+LETTING_GO_S = 2 * JOIN_TIMEOUT_S
+"""Two channels that do not form hold up the end of their session so long, and that is part of the call's time."""
 
 _log = logging.getLogger("tdserve.client")
 
@@ -94,7 +97,7 @@ class Session:
         self._kept: dict[int, list[Work]] = {}
         self._spooled: dict[int, tuple[int, int]] = {}
         self._kv_store = KVStore(self._publish)
-        self.relays = Relays(self.notify, lambda: address_towards(self.address))
+        self.relays = Relays(self.notify, self.interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         said = hello(client_id, transport=transport, oldest_request=oldest_request, gpu=gpu.uuid)
         self._stream.send(control_pb2.ClientMessage(hello=said))
@@ -108,9 +111,7 @@ class Session:
             raise
         if self.local is not None:
             return
-        mailbox = Mailbox(
-            lambda: address_towards(self.address), self._send_rendezvous, self._on_message, peer=self._peer
-        )
+        mailbox = Mailbox(self.interface, self._send_rendezvous, self._on_message, peer=self._peer)
         with self._lock:
             self._mailbox = mailbox
         mailbox.begin()
@@ -239,12 +240,15 @@ class Session:
                     self._forming = Forming(self._make_channel, peer=self._peer, name="tdserve-open-channel")
                 forming = self._forming
             try:
-                channel = self._channel = forming.wait(self.connect_timeout_s)
+                limit_s = max(self.connect_timeout_s - LETTING_GO_S, self.connect_timeout_s / 2)
+                channel = self._channel = forming.wait(limit_s)
             except ConnectError as error:
                 if self.device:
                     self.nccl_failure = str(error)
+                told = self._lost or unformed(error, self.address, self.welcome.interface)
+                self._on_lost(told)  # first: whoever waits for an answer is told the same
                 self.close()
-                raise
+                raise told from error
         return channel
 
     def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
@@ -268,11 +272,15 @@ class Session:
             self.local.close()
         self._stream.close()
 
+    def interface(self) -> str:
+        """The address of this machine on which others reach this client."""
+        return address_towards(self.address, self.welcome.interface)
+
     def _make_channel(self) -> Channel:
         return open_channel(
             self._kv_store,
             CLIENT_RANK,
-            host=address_towards(self.address),
+            host=self.interface(),
             device=self.device,
             peer=self._peer,
             timeout_s=self.connect_timeout_s,
@@ -370,19 +378,3 @@ class Session:
         if mailbox is not None:
             mailbox.close()
         self.relays.close()
-
-
-def address_towards(address: str) -> str:
-    """The address of the interface through which this machine reaches ``host:port``."""
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-    except (OSError, ValueError) as error:
-        raise ConnectError(address=address, reason=f"the name does not resolve: {error}") from error
-    family, kind, protocol, _, target = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        try:
-            probe.connect(target)  # sends nothing: only asks the routing table
-        except OSError as error:
-            raise ConnectError(address=address, reason=f"no route: {error}") from error
-        return str(probe.getsockname()[0])

@@ -7,12 +7,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from threading import Thread, current_thread
+from threading import Lock, Thread, current_thread
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.status import from_rpc_error
 from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError
@@ -27,8 +28,17 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # A peer that vanished without a FIN is noticed within 20 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 8_000),
+    # grpc measures a connection in use by pings of its own: while one is out it sends none to keep it alive, and gives
+    # the peer a minute to answer.
+    ("grpc.http2.ping_timeout_ms", 12_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A server that comes back is found at once: the defaults wait for up to two minutes between two attempts, and 20 s
+    # for each of them. A name is asked for again as often.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # what grpc gives one attempt, in spite of the name
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Two clients of one process must not share a connection: one's fate is not the other's.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -36,6 +46,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 JOIN_TIMEOUT_S = 5.0
 """For the reader of a stream that was cancelled; it takes milliseconds."""
+
+READY_CHECK_S = 5.0
+"""Whoever waits for a server looks so often whether its name has another address now."""
 
 RECONNECT_BACKOFF_S = 0.2
 """Between two attempts to reach a server that does not answer yet."""
@@ -106,8 +119,27 @@ class ControlConnection:
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self.address = address
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._lock = Lock()
+        self._resolved: list[str] = []
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self._stub: Any = ControlServiceStub(self._channel)
+
+    def _resolve(self, timeout_s: float) -> None:
+        """Waits until the server's name is known; a channel towards other addresses than it has now is replaced.
+
+        grpc asks again for a name that failed after pauses that grow to two minutes, which nothing sets.
+
+        Raises:
+            ConnectError: It is not known in time.
+        """
+        found = resolve(self.address, timeout_s=timeout_s)
+        with self._lock:
+            if self._resolved and self._resolved != found:
+                self._open_channel()  # the old one ends with the last call that uses it
+            self._resolved = found
 
     def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
         """One unary call; a server that does not listen yet is tried again until the time is over.
@@ -118,6 +150,8 @@ class ControlConnection:
             TDServeError: What the server said.
         """
         deadline = time.monotonic() + timeout_s
+        if not self._resolved:
+            self._resolve(timeout_s)
         while True:
             remaining_s = deadline - time.monotonic()
             try:
@@ -130,6 +164,7 @@ class ControlConnection:
             if not isinstance(ours, ConnectError) or remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
             time.sleep(RECONNECT_BACKOFF_S)
+            self._resolve(max(deadline - time.monotonic(), 0.0))
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the server accepts connections.
@@ -139,15 +174,21 @@ class ControlConnection:
         """
         # Not grpc.channel_ready_future: its thread polls for another 0.2 s, and dies with a traceback on stderr when
         # the channel is closed before.
-        check = health_pb2_grpc.HealthStub(self._channel).Check
-        try:
-            check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
-        except grpc.RpcError as error:
-            ours = from_rpc_error(error, address=self.address, what="the health check", timeout_s=timeout_s)
-            if isinstance(ours, (ConnectError, DeadlineExceededError)):
-                reason = f"nobody answered within {timeout_s:g} s; is a server running there? (tdserve serve ROOT)"
-                raise ConnectError(address=self.address, reason=reason) from error
-            # Whatever else it says: somebody answers, and the session will tell what is wrong.
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._resolve(max(deadline - time.monotonic(), 0.0))
+            remaining_s = max(deadline - time.monotonic(), 0.0)
+            check = health_pb2_grpc.HealthStub(self._channel).Check
+            try:
+                check(health_pb2.HealthCheckRequest(), timeout=min(remaining_s, READY_CHECK_S), wait_for_ready=True)
+                return
+            except grpc.RpcError as error:
+                ours = from_rpc_error(error, address=self.address, what="the health check", timeout_s=timeout_s)
+                if not isinstance(ours, (ConnectError, DeadlineExceededError)):
+                    return  # whatever else it says: somebody answers, and the session will tell what is wrong
+                if remaining_s <= READY_CHECK_S:
+                    reason = f"nobody answered within {timeout_s:g} s; is a server running there? (tdserve serve ROOT)"
+                    raise ConnectError(address=self.address, reason=reason) from error
 
     def open_session(
         self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]
@@ -169,9 +210,10 @@ def check_health(address: str, *, timeout_s: float) -> bool:
     """Whether the server at ``address`` says SERVING; asks the standard gRPC health service, which needs no token.
 
     Raises:
-        ConnectError: Nobody answers.
+        ConnectError: Nobody answers, or the name does not resolve.
         DeadlineExceededError: No answer in time.
     """
+    resolve(address)
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)

@@ -74,7 +74,9 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
     metadata: Any = getattr(error, "trailing_metadata", tuple)() or ()
     for key, value in metadata:
         if key == ERROR_METADATA_KEY:
-            return decode_failure(control_pb2.Failure.FromString(value))
+            told = decode_failure(control_pb2.Failure.FromString(value))
+            # A server knows itself as 0.0.0.0, or by a name that this client has never heard.
+            return UnauthenticatedError(address=address) if isinstance(told, UnauthenticatedError) else told
     code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = str(getattr(error, "details", str)() or "")[:300]
     make = _BY_CODE.get(code)

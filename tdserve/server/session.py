@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from tdserve import addresses
 from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
-from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
+from tdserve.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError
 from tdserve.server import eager
 from tdserve.server.local_client import Invitation, LocalClient
 from tdserve.server.waiting import Waiters
@@ -280,13 +280,8 @@ def as_error(fault: Exception) -> TDServeError:
 def local_address_towards(peer: str) -> str:
     """The address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
     family, _, rest = peer.partition(":")
-    if family not in ("ipv4", "ipv6"):
+    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
+    try:
+        return addresses.address_towards(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
+    except ConnectError:
         return "127.0.0.1"
-    host = rest.rpartition(":")[0].strip("[]").replace("%5B", "").replace("%5D", "")
-    kind = socket.AF_INET if family == "ipv4" else socket.AF_INET6
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # sends nothing: only asks the routing table
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from tdserve.addresses import interface_address
 from tdserve.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.control.servicer import SessionLink
 from tdserve.deadline import Deadline
@@ -94,7 +95,8 @@ class Sessions:
             is_one_machine=self._is_here(hello),
         )
         self._last_number += 1
-        interface = self._config.interface or local_address_towards(link.peer)
+        chosen = self._config.interface
+        interface = local_address_towards(link.peer) if chosen is None else interface_address(chosen)
         session = ClientSession(
             self._last_number,
             hello,
@@ -115,6 +117,7 @@ class Sessions:
             transport=session.transport,
             gpu="" if why_not else worker.gpu,
             why_not_nccl=why_not if hello.gpu or hello.transport == "nccl" else "",
+            interface=interface,
         )
         if session.invitation is not None:
             welcome.local.CopyFrom(session.invitation.message(self._root))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -164,6 +165,23 @@ def test_take_when_a_consumer_is_killed_then_the_waiting_get_its_rows(client: td
         waiting = client.later(lambda: queue.take(8, ack=False, timeout_s=30.0))
         fleet.kill(0)
         taken = waiting.result(30.0)
+    assert numbers(taken) == [*range(8)]
+
+
+def test_take_when_a_consumer_vanishes_without_a_word_then_the_waiting_get_its_rows(
+    server: tdserve.Server,
+) -> None:
+    """Stopped, it answers no ping, and its connections stay: so does a machine that is cut off."""
+    hold = ("hold", {"name": "vanished", "num_rows": 6})
+    with server.client(transport="gloo") as client, Fleet(client, hold) as fleet:
+        queue = client.create_queue("vanished", rows(0)[0], 12)
+        queue.extend(rows(*range(8)))
+        fleet.wait_all("holds")
+        os.kill(fleet.pids[0], signal.SIGSTOP)
+        began_s = time.monotonic()
+        taken = queue.take(8, ack=False, timeout_s=40.0)
+        assert time.monotonic() - began_s < 25.0, "noticed within 20 s"
+        fleet.kill(0)
     assert numbers(taken) == [*range(8)]
 
 

@@ -42,6 +42,11 @@ def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: st
         ("grace_s", math.nan),
         ("transfer_timeout_s", 0.0),
         ("transfer_timeout_s", math.inf),
+        ("umask", 0o1000),
+        ("advertise", "tcp://here"),
+        ("advertise", "here:0"),
+        ("advertise", "here:http"),
+        ("advertise", ""),
     ],
 )
 def test_validate_when_one_setting_cannot_be_then_names_it(name: str, value: Any) -> None:
@@ -66,6 +71,7 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "transfer_timeout_s": 2.5,
         "inline_bytes": 10,
         "memory_limit_bytes": 1 << 21,
+        "umask": 7,
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"
@@ -112,7 +118,45 @@ def test_client_from_env_when_set_then_used_and_token_stays_out_of_repr() -> Non
 
 
 def test_client_from_env_when_unset_then_the_default_server() -> None:
-    assert ClientConfig.from_env({}) == ClientConfig("127.0.0.1:7707", None, "auto")
+    assert ClientConfig.from_env({}) == ClientConfig("127.0.0.1:7707", token=None, transport="auto")
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({"TDSERVE_ADDRESS": "a:1", "TDSERVE_HOST": "b", "TDSERVE_PORT": "2"}, "a:1"),
+        ({"TDSERVE_HOST": "0.0.0.0", "TDSERVE_PORT": "2"}, "127.0.0.1:2"),
+        ({"TDSERVE_HOST": "::"}, "[::1]:7707"),
+        ({"TDSERVE_HOST": "10.0.0.7", "TDSERVE_PORT": "0"}, "10.0.0.7:7707"),
+    ],
+)
+def test_client_from_env_when_beside_a_server_then_its_address(environ: dict[str, str], address: str) -> None:
+    assert ClientConfig.from_env(environ).address == address
+
+
+def test_client_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
+    expected = {
+        "address": "a:1",
+        "token": "t",
+        "token_file": "/run/token",
+        "transport": "shm",
+        "local_root": "/data",
+        "interface": "eth0",
+    }
+    environ = {f"TDSERVE_{name.upper()}": value for name, value in expected.items()}
+    assert dataclasses.asdict(ClientConfig.from_env(environ)) == expected
+
+
+def test_client_interface_when_set_then_that_and_else_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TDSERVE_INTERFACE", raising=False)
+    assert config.client_interface() is None
+    monkeypatch.setenv("TDSERVE_INTERFACE", "eth7")
+    assert config.client_interface() == "eth7"
+
+
+def test_from_env_when_defaults_are_given_then_variables_win() -> None:
+    cfg = ServerConfig.from_env({"TDSERVE_PORT": "1"}, defaults={"port": 2, "host": "h", "umask": None}, root="r")
+    assert (cfg.port, cfg.host, cfg.umask) == (1, "h", None)
 
 
 def test_client_from_env_when_transport_is_unknown_then_refused() -> None:
@@ -128,7 +172,8 @@ def test_parsers_when_compared_with_fields_then_none_is_missing() -> None:
 def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TDSERVE_TOKEN_FILE", "of/the/parent")
     monkeypatch.setenv("HOME", "/home/x")
-    cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25, num_workers=2, devices=("cuda:0", "cuda:1"))
+    devices = ("cuda:0", "cuda:1")
+    cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25, num_workers=2, devices=devices, umask=0o027)
     environ = cfg.child_environment()
     assert ServerConfig.from_env(environ) == cfg
     assert environ["HOME"] == "/home/x"

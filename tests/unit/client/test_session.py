@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session import Session, address_towards
+from tdserve.client.session import Session
 from tdserve.config import DEFAULT_INLINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
 from tdserve.deadline import Deadline
@@ -47,6 +47,20 @@ def test_session_when_opened_then_welcome_and_channel(connection: ControlConnect
     assert session.is_lost
     with pytest.raises(TransportError):
         session.send(1, read=control_pb2.ReadRequest())
+
+
+def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line_what_to_set(
+    connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TDSERVE_INTERFACE", "192.0.2.1")  # an address that no machine has
+    session = opened(connection, bytes(15) + b"\2")
+    pending = session.send(1, read=control_pb2.ReadRequest(store="never there", timeout_s=20.0))
+    remedy = r"127\.0\.0\.1 must be reachable .* one published port is not enough.*network_mode: host, --advertise"
+    with pytest.raises(ConnectError, match=remedy) as told:
+        _ = session.channel
+    assert "\n" not in str(told.value)
+    with pytest.raises(ConnectError, match=remedy):
+        pending.wait(10.0, "a read")
 
 
 def test_session_when_its_client_opens_another_then_lost(connection: ControlConnection) -> None:
@@ -108,16 +122,6 @@ def test_close_when_requests_wait_as_mail_then_they_end(mailing: Session) -> Non
     assert mailing.is_lost
     with pytest.raises(TransportError):
         mailing.send(4_001, read=WAITING)
-
-
-def test_address_towards_when_the_name_resolves_then_ours() -> None:
-    assert address_towards("127.0.0.1:1") == "127.0.0.1"
-    assert address_towards("[::1]:1") == "::1"
-
-
-def test_address_towards_when_it_does_not_then_connect_error() -> None:
-    with pytest.raises(ConnectError, match="does not resolve"):
-        address_towards("no.such.name.invalid:1")
 
 
 @pytest.fixture

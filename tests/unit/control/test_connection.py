@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
 from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError, WrongStateError
 from tdserve.v1 import control_pb2
@@ -72,6 +74,51 @@ def test_call_when_the_server_comes_later_then_answered(free_port: int) -> None:
         calling = thread.submit(connection.call, "GetStats", request, timeout_s=TIMEOUT_S)
         with serving(Answering(), port=free_port):
             assert calling.result(TIMEOUT_S).server_id == "test"
+    connection.close()
+
+
+class Names:
+    """A resolver for the name ``moving``, whose address changes: a test has no network's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: list[str] = []
+        monkeypatch.setattr(connection_module, "resolve", self)
+
+    def __call__(self, address: str, *, timeout_s: float = 0.0) -> list[str]:
+        if not self.addresses:
+            raise ConnectError(address=address, reason="the name does not resolve")
+        return self.addresses
+
+
+def test_call_when_the_name_does_not_resolve_then_says_so(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    names = Names(monkeypatch)
+    connection = ControlConnection(address)
+    for call in (lambda: connection.call("GetStats", None, timeout_s=0.1), lambda: connection.wait_ready(0.1)):
+        with pytest.raises(ConnectError, match="does not resolve"):
+            call()
+    names.addresses = ["127.0.0.1"]
+    connection.wait_ready(TIMEOUT_S)
+    connection.close()
+
+
+def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leaves_calls_alone(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    names = Names(monkeypatch)
+    names.addresses = ["127.0.0.1"]
+    connection = ControlConnection(address)
+    connection.wait_ready(TIMEOUT_S)
+    heard, before = Heard(connection), connection._channel
+    connection.wait_ready(TIMEOUT_S)
+    assert connection._channel is before
+    names.addresses = ["127.0.0.2"]
+    connection.wait_ready(TIMEOUT_S)
+    assert connection._channel is not before
+    del before
+    gc.collect()
+    heard.send(1)
+    assert heard.messages.get(timeout=TIMEOUT_S).request == 1
+    heard.stream.close()
     connection.close()
 
 

@@ -109,3 +109,10 @@ def test_rpc_error_when_the_server_sent_ours_then_that() -> None:
 
 def test_rpc_error_when_it_says_nothing_at_all_then_remote_protocol_error() -> None:
     assert isinstance(from_rpc_error(grpc.RpcError(), address="", what="", timeout_s=0.0), RemoteProtocolError)
+
+
+def test_refused_token_when_the_server_has_another_name_for_itself_then_the_address_that_was_used() -> None:
+    failure = encode_failure(UnauthenticatedError(address="0.0.0.0:7707")).SerializeToString()
+    failed = Failed(grpc.StatusCode.UNAUTHENTICATED, (ERROR_METADATA_KEY, failure))
+    found = from_rpc_error(failed, address="server:7707", what="x", timeout_s=1.0)
+    assert same(found, UnauthenticatedError(address="server:7707"))

@@ -19,7 +19,9 @@ from tdserve.store.root import Root
 def _as_before() -> Iterator[None]:
     """What a server does to its process is undone: here it is that of the tests."""
     policy = os.sched_getscheduler(0)
+    umask = os.umask(0o022)
     yield
+    os.umask(umask)
     os.sched_setscheduler(0, policy, os.sched_getparam(0))
     gc.unfreeze()
 
@@ -35,6 +37,44 @@ def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
     assert out == "" or out.startswith(READY_PREFIX)
     Root.acquire(tmp_path / "root").release()  # nobody has it any more
     assert os.sched_getscheduler(0) == os.SCHED_BATCH
+
+
+@pytest.mark.parametrize(
+    ("shells", "told", "mode"),
+    [(0o000, None, 0o755), (0o077, None, 0o700), (0o022, 0o002, 0o775), (0o000, 0o027, 0o750)],
+)
+def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_told(
+    tmp_path: Path, shells: int, told: int | None, mode: int
+) -> None:
+    os.umask(shells)
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    assert run(ServerConfig(root=str(tmp_path / "root"), port=0, grace_s=0.1, umask=told), lifeline_fd=ours) == 0
+    os.close(ours)
+    assert (tmp_path / "root" / "catalog").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "root" / "catalog" / "data.mdb").stat().st_mode & 0o777 == mode & 0o666
+
+
+def test_run_when_it_advertises_an_address_then_tells_that_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Root, "set_address", lambda _, address: told.append(address))
+    for advertise in ("example.org:99", "::1"):
+        ours, theirs = os.pipe()
+        os.close(theirs)
+        run(ServerConfig(root=str(tmp_path / "root"), port=0, grace_s=0.1, advertise=advertise), lifeline_fd=ours)
+        os.close(ours)
+    first, second = (address for address in told if address)
+    assert first == "example.org:99"
+    assert second.startswith("[::1]:")
+    assert not second.endswith(":0")
+
+
+def test_run_when_the_interface_is_not_here_then_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="eth77"):
+        run(ServerConfig(root=str(tmp_path / "root"), port=0, interface="eth77"))
+    assert not (tmp_path / "root").exists()
 
 
 def test_run_when_somebody_chose_a_priority_then_it_is_left_alone(tmp_path: Path) -> None:

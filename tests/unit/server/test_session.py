@@ -190,6 +190,7 @@ def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
         ("ipv4:127.0.0.1:1234", "127.0.0.1"),
         ("ipv6:[::1]:1234", "::1"),
         ("ipv6:%5B::1%5D:1234", "::1"),
+        ("ipv6:[::ffff:127.0.0.1]:1234", "127.0.0.1"),
         ("unix:/tmp/socket", "127.0.0.1"),
         ("ipv4:no address:1", "127.0.0.1"),
     ],

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.client.interfaces import address_towards, unformed
+from tdserve.errors import ConnectError
+
+
+def test_address_towards_when_the_name_resolves_then_ours() -> None:
+    assert address_towards("127.0.0.1:1") == "127.0.0.1"
+    assert address_towards("[::1]:1") == "::1"
+
+
+def test_address_towards_when_the_server_says_where_it_waits_then_the_way_to_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert address_towards("localhost:1", "127.0.0.1") == "127.0.0.1"
+    assert address_towards("localhost:1", "::1") == "::1"
+    monkeypatch.setenv("TDSERVE_INTERFACE", "lo")
+    assert address_towards("localhost:1", "::1") == "127.0.0.1", "the user wants this one"
+
+
+def test_address_towards_when_it_does_not_then_connect_error() -> None:
+    with pytest.raises(ConnectError, match="does not resolve"):
+        address_towards("no.such.name.invalid:1")
+
+
+def test_unformed_when_told_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
+    told = str(unformed(ConnectError(address="x", reason="gloo: no channel"), "server:7707", "10.0.0.2"))
+    assert "server:7707" in told
+    assert "gloo: no channel; content needs gloo" in told
+    assert "10.0.0.2 must be reachable" in told
+    assert "\n" not in told
