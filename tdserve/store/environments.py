@@ -87,6 +87,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             sync=False,
             metasync=False,
             readahead=False,
+            mode=0o666,  # as far as the umask lets: to read values is to write into the lock file
         )
         opened = Environment(folder=folder, env=env, max_bytes=max_bytes, writable=writable, pid=os.getpid())
         _environments[_inode(folder)] = opened

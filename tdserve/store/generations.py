@@ -65,7 +65,7 @@ class Generations:
             raise LocalProtocolError(reason=f"generation file with uid {uid!r} and {num_rows} rows")
         nbytes = HEADER_BYTES + num_rows * _ITEM_BYTES
         with os_faults(file, asked=nbytes):
-            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 os.posix_fallocate(fd, 0, nbytes)
                 os.pwrite(fd, _HEADER.pack(_MAGIC, uid.encode(), num_rows), 0)

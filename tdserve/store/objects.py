@@ -182,7 +182,7 @@ class Objects:
         target = Path(folder)
         with lmdb_faults(target, max_bytes=self._max_bytes, asked=self._used_bytes()):
             target.mkdir()
-            fd = os.open(target / environments.DATA_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = os.open(target / environments.DATA_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 self._env().copyfd(fd, compact=True)
                 os.fsync(fd)

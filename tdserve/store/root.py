@@ -196,7 +196,8 @@ def _check_format(root: Path) -> str:
         actual = repr(content[:80])
         raise CorruptDataError(path=str(path), expected="format_version and server_id", actual=actual) from fault
     if version != FORMAT_VERSION:
-        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}")
+        age = ", written by a newer tdserve" if isinstance(version, int) and version > FORMAT_VERSION else ""
+        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}{age}")
     return server_id
 
 

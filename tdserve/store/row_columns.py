@@ -41,7 +41,7 @@ def open_column(
     nbytes = prod(shape) * dtype.itemsize
     with os_faults(path, asked=nbytes):
         folder.mkdir(exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             if not os.fstat(fd).st_size:
                 _reserve(fd, nbytes, path)

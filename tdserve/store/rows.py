@@ -73,7 +73,7 @@ def _make(folder: Folder, parent_fd: int, made: list[str] | None = None) -> None
 
 
 def _make_file(folder_fd: int, name: str, *, nbytes: int = 0, text: bytes = b"") -> None:
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder_fd)
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder_fd)
     try:
         if nbytes:  # a file of zero bytes stays: tensordict reads it as a tensor without elements
             os.posix_fallocate(fd, 0, nbytes)

@@ -60,7 +60,7 @@ def is_held(folder: Path, name: str) -> bool:
     path = folder / name
     with os_faults(path):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # it may be another user's
         except FileNotFoundError:
             return False
         try:

@@ -75,7 +75,7 @@ class Staging:
         step = min(max(_MIN_NBYTES, 1 << max(nbytes - 1, 0).bit_length()), _MAX_STEP_NBYTES)
         wanted = -(-max(nbytes, 1) // step) * step
         with os_faults(self.path, asked=wanted):
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 found = os.fstat(fd).st_size
                 try:

@@ -188,8 +188,10 @@ def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
     if nbytes > free:
         raise CapacityError(what=f"{part}", asked=nbytes, free=free)
     part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
+        # As the server's umask made the folder: a client that makes this one may have another umask and user.
+        os.fchmod(fd, os.stat(part.parent).st_mode & 0o666)
         os.posix_fallocate(fd, 0, nbytes)
         _write_header(fd, header, start)
         mapping = version_mappings.acquire(fd, writable=True, path=part)
@@ -207,6 +209,9 @@ def _recycle(retired: FilePath, part: FilePath, spec: Spec, header: bytes) -> Ve
     try:
         fd = os.open(retired, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
+        return None
+    except PermissionError:  # of a user who is not in the server's group
+        retired.unlink(missing_ok=True)
         return None
     try:
         start = LENGTH.size + LENGTH.unpack(os.pread(fd, LENGTH.size, 0).ljust(LENGTH.size, b"\0"))[0]
