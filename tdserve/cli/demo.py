@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tdserve.cli.options import Command
+from tdserve.cli.options import Command, end_on_sigterm, endpoint
 from tdserve.config import TRANSPORTS
 from tdserve.errors import NotSupportedError
-from tdserve.examples.demo.options import ROLES, DemoOptions
+from tdserve.examples.demo.options import ROLES, DemoOptions, index_of_host
 
 DEFAULTS = DemoOptions()
 
@@ -21,29 +23,72 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--transport", type=click.Choice(TRANSPORTS), default=DEFAULTS.transport)
+@click.option(
+    "--transport", type=click.Choice(TRANSPORTS), help="gloo; of a role $TDSERVE_TRANSPORT, or else the best there is."
+)
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Fixes actors' and learner's randomness.")
 @click.option("--max-seconds", type=float, default=DEFAULTS.max_seconds, help="End then, solved or not.")
 @click.option("--env", default=DEFAULTS.env, help="A gymnasium environment, discrete actions.")
+@click.option("--target", type=float, help="Mean return that counts as solved; the environment's own unless told.")
 @click.option("--actors", "num_actors", type=int, default=DEFAULTS.num_actors, help="Actor processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULTS.out, help="Folder for figures.")
 @click.option("--root", type=click.Path(path_type=Path), help="The server's root, kept; a temporary one unless told.")
 @_file("--json", "json_path", "The figures; figures.json in the folder unless told.")
 @_file("--png", "png_path", "The learning curve; learning-curve.png in the folder unless told.")
-@click.option("--role", type=click.Choice(ROLES), help="Be only this part, of a server that runs elsewhere.")
-@click.option("--address", metavar="HOST:PORT", help="That server.")
-@click.option("--index", type=int, default=DEFAULTS.index, help="Number of this actor, from 0.")
+@click.option("--role", type=click.Choice(ROLES), help="Be only this part, as a container is.")
+@click.option("--address", metavar="HOST:PORT", help="The role's server; $TDSERVE_ADDRESS otherwise, or the one here.")
+@click.option("--index", type=int, help="Number of this actor, from 0; the host name's unless told.")
+@click.option(
+    "--linger",
+    "linger_s",
+    type=click.FloatRange(min=0.0),
+    default=DEFAULTS.linger_s,
+    metavar="SECONDS",
+    help="So long an actor stays for another run: what runs several containers may end all with the first.",
+)
 def demo(**settings: Any) -> int:
     """Train CartPole: a server, two actors and a learner as separate processes that talk over TCP.
 
-    Ends when the mean return of the last 20 episodes is high enough, or after --max-seconds.
+    Ends when the mean return of the last 20 episodes is high enough, or after --max-seconds. With --role it is only one
+    of these processes: each waits for the others, survives their restarts, and ends by itself after the learner's word.
     """
-    options = DemoOptions(**settings)
+    role = settings["role"]
+    if role is None:
+        with _missing_explained():
+            from tdserve.examples.demo.main import run  # imports torch and gymnasium
+        return run(DemoOptions(**_said(settings)))
+    end_on_sigterm()
+    if role == "server":
+        from tdserve.examples.demo.server_role import serve  # needs gRPC's server side
+
+        return serve(settings["address"], settings["root"])
+    options = _role_options(settings)
+    with _missing_explained():
+        if role == "actor":
+            from tdserve.examples.demo.actor_role import act_alone
+
+            return act_alone(options)
+        from tdserve.examples.demo.learner_role import learn_alone
+
+        return learn_alone(options)
+
+
+def _said(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _role_options(settings: dict[str, Any]) -> DemoOptions:
+    server = endpoint(settings["address"], None)
+    found = {"transport": server.transport, "index": index_of_host(socket.gethostname()), **_said(settings)}
+    return DemoOptions(**{**found, "address": server.address, "token": server.token, "local_root": server.root})
+
+
+@contextmanager
+def _missing_explained() -> Iterator[None]:
     try:
-        from tdserve.examples.demo.main import run  # imports torch and gymnasium
+        yield
     except ModuleNotFoundError as missing:
         if missing.name not in ("gymnasium", "matplotlib"):
             raise
         reason = f"{missing.name} is not installed: pip install 'tdserve[demo]'"
         raise NotSupportedError(feature="the demo", reason=reason) from missing
-    return run(options)

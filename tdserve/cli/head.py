@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-import tdserve
 from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
 from tdserve.cli.render import key_text, print_json, print_table, value_text
 from tdserve.errors import DeadlineExceededError
@@ -29,8 +28,7 @@ def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path
 
     Reading rows of a replay buffer here does not count as sampling.
     """
-    server = endpoint(address, token_file)
-    with tdserve.connect(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S) as client:
+    with endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
         content = first_rows(client, name, num_rows)
     leaves = list(flat(content))
     if as_json:

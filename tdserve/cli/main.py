@@ -11,6 +11,7 @@ import click
 from tdserve.cli.bench import bench
 from tdserve.cli.demo import demo
 from tdserve.cli.head import head
+from tdserve.cli.health import health
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
 from tdserve.cli.ls import ls
@@ -28,7 +29,7 @@ def cli() -> None:
     """Named TensorDicts in memory-mapped stores, moved between processes at the speed of the wire."""
 
 
-for command in (serve, ls, keys, head, info, bench, demo):
+for command in (serve, health, ls, keys, head, info, bench, demo):
     cli.add_command(command)
 
 

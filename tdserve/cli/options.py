@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+import tdserve
 from tdserve.client.catalog_client import CatalogClient
-from tdserve.config import ClientConfig
+from tdserve.config import ClientConfig, TransportName
 from tdserve.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tdserve.client.client import Client
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds that a command waits for a server: a person sits in front of it, and typed the address."""
@@ -25,21 +33,26 @@ def client_options(command: Command) -> Command:
         click.option(
             "--token-file",
             type=click.Path(path_type=Path),
-            help="File that holds the server's token; $TDSERVE_TOKEN otherwise.",
+            help="File that holds the server's token; $TDSERVE_TOKEN or $TDSERVE_TOKEN_FILE otherwise.",
         ),
-        click.option(
-            "--address", metavar="HOST:PORT", help="The server; $TDSERVE_ADDRESS otherwise, or 127.0.0.1:7707."
-        ),
+        click.option("--address", metavar="HOST:PORT", help="The server; $TDSERVE_ADDRESS otherwise, or the one here."),
     ):
         command = option(command)
     return command
 
 
 class Endpoint(NamedTuple):
-    """Where a command's server is, and what opens it."""
+    """Where a command's server is, what opens it, and how content travels."""
 
     address: str
     token: str | None
+    transport: TransportName = "auto"
+    root: str | None = None  # where this process sees the server's root, if elsewhere than the server does
+
+    def connect(self, *, timeout_s: float) -> Client:
+        """A client of that server."""
+        said = self._asdict()
+        return tdserve.connect(said.pop("address"), timeout_s=timeout_s, **said)
 
 
 def endpoint(address: str | None, token_file: Path | None) -> Endpoint:
@@ -50,7 +63,9 @@ def endpoint(address: str | None, token_file: Path | None) -> Endpoint:
     """
     settings = ClientConfig.from_env()
     token = settings.token if token_file is None else read_token(token_file)
-    return Endpoint(address or settings.address, token)
+    if token is None and settings.token_file is not None:
+        token = read_token(Path(settings.token_file), "TDSERVE_TOKEN_FILE")
+    return Endpoint(address or settings.address, token, settings.transport, settings.local_root)
 
 
 def catalog_client(address: str | None, token_file: Path | None) -> CatalogClient:
@@ -59,8 +74,12 @@ def catalog_client(address: str | None, token_file: Path | None) -> CatalogClien
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)
 
 
-def read_token(path: Path) -> str:
+def read_token(path: Path, argument: str = "--token-file") -> str:
     """The token in a file, white space at its ends removed, because editors end files with a line feed.
+
+    Args:
+        path: Of the file.
+        argument: Who named it, for the message.
 
     Raises:
         InvalidRequestError: The file cannot be read, or holds no text.
@@ -68,7 +87,17 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as fault:
-        raise InvalidRequestError(argument="--token-file", reason=f"cannot read {path}: {fault}") from fault
+        raise InvalidRequestError(argument=argument, reason=f"cannot read {path}: {fault}") from fault
     if not token:
-        raise InvalidRequestError(argument="--token-file", reason=f"{path} is empty")
+        raise InvalidRequestError(argument=argument, reason=f"{path} is empty")
     return token
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM unwinds this process, and its exit code is 0.
+
+    The first process of a container hears no signal that it has no handler for, not even while it imports torch.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # The last collection would look at all that torch has imported: most of the time that such a process takes to end.
+    atexit.register(gc.freeze)

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from tdserve.config import ServerConfig, parse_bytes, parse_devices
+from tdserve.cli.options import end_on_sigterm
+from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 
 
 @click.command()
@@ -25,7 +26,7 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices
 @click.option("--token-file", help="File with the token that every call must bring.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen on other than loopback without a token.")
 @click.option("--advertise", metavar="HOST[:PORT]", help="What clients are told, when it differs (NAT, containers).")
-@click.option("--interface", metavar="ADDRESS", help="Interface for content; the one a client reached unless told.")
+@click.option("--interface", metavar="ADDRESS", help="Interface for content, by address or name; the one reached.")
 @click.option("--grace", "grace_s", type=float, metavar="SECONDS", help="Time for calls under way at shutdown; 10.")
 @click.option(
     "--transfer-timeout", "transfer_timeout_s", type=float, metavar="SECONDS", help="Ends a silent transfer; 30."
@@ -38,17 +39,31 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices
     metavar="SIZE",
     help="Content of requests that the server holds while they wait, such as 512M; 1G.",
 )
+@click.option(
+    "--umask",
+    callback=lambda _, __, text: None if text is None else _mask(text),
+    metavar="OCTAL",
+    help="Of new files; 002 lets local clients of the server's group write in place, 022.",
+)
 def serve(**settings: Any) -> int:
     """Serve the stores under the folder ROOT until SIGTERM or Ctrl-C.
 
     Prints one line when it is ready: "tdserve ready at HOST:PORT". What is not said here is read from TDSERVE_ROOT,
     TDSERVE_HOST, TDSERVE_PORT and so on.
     """
+    end_on_sigterm()  # until the server does it in its own order
     config = ServerConfig.from_env(**settings).validate()
 
     from tdserve.server.main import run  # only this command needs gRPC's server side
 
     return run(config)
+
+
+def _mask(text: str) -> int:
+    try:
+        return parse_umask(text)
+    except ValueError as fault:
+        raise click.BadParameter(f"{text!r} is no octal mask") from fault
 
 
 def _bytes(text: str) -> int:

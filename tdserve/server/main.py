@@ -11,6 +11,7 @@ import signal
 import sys
 from contextlib import suppress
 
+from tdserve.addresses import check_listenable, interface_address, join_address, parse_address
 from tdserve.config import ServerConfig
 from tdserve.control.servicer import ControlServer
 from tdserve.errors import InvalidRequestError, TDServeError
@@ -41,10 +42,14 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
         RootInUseError, InvalidRequestError, CorruptDataError: The server did not start; nothing was changed.
     """
     logging.basicConfig(level=logging.INFO, format="tdserve: %(levelname)s %(message)s")
+    config.validate()
+    if config.interface is not None:
+        interface_address(config.interface)
     _schedule_in_batches()
     keep_freed_memory()
+    _mask(config.umask)
     gc.freeze()  # what was imported stays: a collection need not look at it every time
-    return asyncio.run(_serve(config.validate(), lifeline_fd))
+    return asyncio.run(_serve(config, lifeline_fd))
 
 
 async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
@@ -53,8 +58,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     try:
         process = ControlProcess(config, root)
         server = _listen(process, config, token)
-        shown_host = config.advertise or config.host
-        address = f"[{shown_host}]:{server.port}" if ":" in shown_host else f"{shown_host}:{server.port}"
+        address = _shown_address(config, server.port)
         root.set_address(address)
         stop = _stop_event(lifeline_fd)
         process.restore()
@@ -85,6 +89,7 @@ async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) ->
 
 
 def _listen(process: ControlProcess, config: ServerConfig, token: str | None) -> ControlServer:
+    check_listenable(config.host, config.port)
     try:
         return ControlServer(process, host=config.host, port=config.port, token=token)
     except RuntimeError as error:  # grpc's way to say that bind() failed
@@ -92,6 +97,19 @@ def _listen(process: ControlProcess, config: ServerConfig, token: str | None) ->
             f"{config.host}:{config.port} cannot be listened on; is another server there? --port 0 takes a free one"
         )
         raise InvalidRequestError(argument="address", reason=reason) from error
+
+
+def _shown_address(config: ServerConfig, port: int) -> str:
+    host, advertised_port = parse_address("advertise", config.advertise) if config.advertise else (config.host, None)
+    return join_address(host, advertised_port or port)
+
+
+def _mask(umask: int | None) -> None:
+    """Files are made for all to read, and for those to write whom the mask lets; unless told, only for this user."""
+    if umask is None:
+        before = os.umask(0o022)
+        umask = before | 0o022
+    os.umask(umask)
 
 
 def _schedule_in_batches() -> None:

@@ -126,6 +126,9 @@ def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signa
             writer.wait_stopped()
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: not check_health(server.address, timeout_s=5.0), "the begin of the draining")
+            asked = [sys.executable, "-m", "tdserve", "health", "--address", server.address]
+            health = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, timeout=30.0, check=False)
+            assert (health.returncode, health.stdout) == (1, f"{server.address} NOT_SERVING\n")
             assert server.process.poll() is None
             workers = children_of(server.process.pid)
             server.process.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ import pytest
 from tdserve.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ("serve", "ls", "keys", "head", "info", "bench", "demo")
+COMMANDS = ("serve", "health", "ls", "keys", "head", "info", "bench", "demo")
 
 
 def test_help_when_asked_then_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +29,15 @@ def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nothing"], ["keys"], ["head", "a", "-n", "0"], ["ls", "--color"], ["bench", "all"], ["demo", "--seed", "x"]],
+    [
+        ["nothing"],
+        ["keys"],
+        ["head", "a", "-n", "0"],
+        ["ls", "--color"],
+        ["bench", "all"],
+        ["demo", "--seed", "x"],
+        ["serve", "--umask", "9"],
+    ],
 )
 def test_command_line_when_wrong_then_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2

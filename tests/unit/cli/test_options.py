@@ -1,13 +1,16 @@
-"""tdserve/cli/options.py: the token file."""
+"""tdserve/cli/options.py: where a command's server is, and what opens it."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tdserve.cli.options import read_token
+from tdserve.cli.options import Endpoint, catalog_client, end_on_sigterm, endpoint, read_token
 from tdserve.errors import InvalidRequestError
+from tests.unit.control.serving import Answering, serving
 
 
 def test_token_when_file_ends_with_a_line_feed_then_it_is_no_part_of_it(tmp_path: Path) -> None:
@@ -26,3 +29,45 @@ def test_token_when_file_holds_none_then_error_names_the_file(tmp_path: Path, co
 def test_token_when_file_is_missing_then_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="missing"):
         read_token(tmp_path / "missing")
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """None of ours is set."""
+    for name in [name for name in os.environ if name.startswith("TDSERVE_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_endpoint_when_everything_is_a_variable_then_found(variables: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("from the file\n")
+    variables.setenv("TDSERVE_ADDRESS", "a:1")
+    variables.setenv("TDSERVE_TOKEN_FILE", str(tmp_path / "token"))
+    variables.setenv("TDSERVE_TRANSPORT", "shm")
+    variables.setenv("TDSERVE_LOCAL_ROOT", "/data")
+    assert endpoint(None, None) == Endpoint("a:1", "from the file", "shm", "/data")
+    variables.setenv("TDSERVE_TOKEN", "itself")
+    assert endpoint("b:2", None)[:2] == ("b:2", "itself")
+    assert endpoint("b:2", tmp_path / "token").token == "from the file"
+    with serving(Answering(), token="itself") as address, catalog_client(address, None) as client:
+        assert client.server_stats().server_id == "test"
+
+
+def test_endpoint_when_the_variables_file_is_missing_then_error_names_the_variable(
+    variables: pytest.MonkeyPatch,
+) -> None:
+    variables.setenv("TDSERVE_TOKEN_FILE", "/no/such/file")
+    with pytest.raises(InvalidRequestError, match="/no/such/file") as caught:
+        endpoint(None, None)
+    assert caught.value.argument == "TDSERVE_TOKEN_FILE"
+
+
+def test_sigterm_when_it_comes_then_unwinds_with_exit_code_0() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        end_on_sigterm()
+        with pytest.raises(SystemExit) as caught:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 0

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tdserve.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """The command is a process's own, and takes its signals."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +29,9 @@ from tdserve.cli.main import main
         (["--device", "cuda:0", "--device", "cuda:1,cuda:2", "--workers", "2"], "3 are not one for each of 2"),
         (["--transfer-timeout", "0"], "transfer_timeout_s"),
         (["--grace", "-1"], "grace_s"),
+        (["--advertise", "http://here"], "advertise"),
+        (["--interface", "eth77"], "interface"),
+        (["--umask", "1777"], "umask"),
     ],
 )
 def test_serve_when_a_setting_cannot_be_then_says_why_and_creates_nothing(

@@ -1,0 +1,59 @@
+"""``tdserve health``: whether a server serves, for a health check; the answer is the exit code."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from tdserve.cli.render import one_line, print_json
+from tdserve.config import ClientConfig
+from tdserve.control.connection import check_health
+from tdserve.errors import TDServeError
+
+CHECK_TIMEOUT_S = 3.0
+"""For one answer: orchestrators give a check a few seconds, the start of Python included."""
+
+POLL_INTERVAL_S = 0.2
+"""Between two questions of one that waits."""
+
+SERVING = "SERVING"
+
+
+@click.command()
+@click.option("--address", metavar="HOST:PORT", help="The server; $TDSERVE_ADDRESS otherwise, or the one here.")
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(min=0.0), default=0.0, metavar="SECONDS", help="Wait until it serves."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a line.")
+def health(address: str | None, wait_s: float, as_json: bool) -> int:
+    """Ask whether a server serves: exit code 0 if so, 1 if not. Needs no token.
+
+    A server does not serve while it reads its stores, and from the moment it is told to end.
+    """
+    asked = address or ClientConfig.from_env().address
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        status, reason = check(asked, timeout_s=CHECK_TIMEOUT_S)
+        if status == SERVING or time.monotonic() + POLL_INTERVAL_S > deadline_s:
+            break
+        time.sleep(POLL_INTERVAL_S)
+    facts: dict[str, Any] = {"address": asked, "status": status, "reason": reason}
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(one_line(f"{asked} {status}" + (f": {reason}" if reason else "")))
+    return 0 if status == SERVING else 1
+
+
+def check(address: str, *, timeout_s: float) -> tuple[str, str]:
+    """Asks once.
+
+    Returns:
+        ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``, and the reason for the last.
+    """
+    try:
+        return (SERVING if check_health(address, timeout_s=timeout_s) else "NOT_SERVING"), ""
+    except TDServeError as error:
+        return "UNREACHABLE", str(error)
