@@ -21,6 +21,9 @@ STEPS_PER_VERSION = 8
 """Steps of every environment with one policy. With the learner's updates per version this fixes how often a transition
 is learned from, however fast the machine is: nobody outruns the other."""
 
+WARMUP_CALLS = WARMUP_ROWS // (NUM_ENVS * STEPS_PER_VERSION)
+"""Of ``Actor.act``, before there is a policy."""
+
 
 class Actor:
     """Steps environments and sends transitions and finished episodes.
@@ -28,6 +31,11 @@ class Actor:
     Args:
         client: An open client, the caller's.
         options: Environment, seed and number of this actor.
+
+    Attributes:
+        version: Of the policy that it follows; 0 before the first.
+        is_over: Whether the learner has said with that version that it was its last.
+        num_sent: Transitions.
     """
 
     def __init__(self, client: tdserve.Client, options: DemoOptions) -> None:
@@ -38,21 +46,32 @@ class Actor:
         self._network = make_network(*sizes(options.env))
         # shares the network's memory: what is received into it is what the network computes with
         self._parameters = TensorDict.from_module(self._network).data
-        self._version = 0
+        self.version = 0
+        self.is_over = False
+        self.num_sent = 0
 
-    def follow_policy(self) -> float:
+    def look(self) -> None:
+        """Takes the newest policy if there is one."""
+        self._take(0.0)
+
+    def follow_policy(self, timeout_s: float | None = None) -> float:
         """Waits for a newer policy and takes it. Returns the share of random actions to go with it."""
-        policy = self._client.latest(POLICY, newer_than=self._version, timeout_s=PATIENCE_S, out=self._parameters)
+        return self._take(PATIENCE_S if timeout_s is None else timeout_s)
+
+    def _take(self, timeout_s: float) -> float:
+        policy = self._client.latest(POLICY, newer_than=self.version, timeout_s=timeout_s, out=self._parameters)
         if policy is None:  # only when asked without waiting
             return 1.0
-        self._version = policy.version
+        self.version = policy.version
+        self.is_over = bool(policy.metadata.get("is_over"))
         return epsilon(policy.metadata["num_transitions"], self._index)
 
     def act(self, exploration: float) -> None:
         """Takes a few steps and sends what happened; ``exploration`` is the share of random actions."""
         transitions, returns = self._rollout.collect(STEPS_PER_VERSION, self._greedy, epsilon=exploration)
         if transitions:
-            self._stores.transitions.extend(to_tensordict(transitions, policy_version=self._version))
+            self._stores.transitions.extend(to_tensordict(transitions, policy_version=self.version))
+            self.num_sent += len(transitions)
         if returns:
             self._stores.episodes.extend(self._episodes(returns))
 
@@ -66,7 +85,7 @@ class Actor:
             {
                 "actor": torch.full((num_rows,), self._index),
                 "episode_return": torch.tensor(returns),
-                "policy_version": torch.full((num_rows,), self._version),
+                "policy_version": torch.full((num_rows,), self.version),
                 "ended_s": torch.full((num_rows,), time.time(), dtype=torch.float64),
             },
             [num_rows],
@@ -77,9 +96,9 @@ def act(options: DemoOptions) -> int:
     """Acts until ``max_seconds`` are over or SIGTERM comes. Returns the exit code."""
     torch.set_num_threads(1)
     deadline_s = time.monotonic() + options.max_seconds
-    with tdserve.connect(options.server_address, transport=options.transport) as client:
+    with options.connect() as client:
         actor = Actor(client, options)
-        for _ in range(WARMUP_ROWS // (NUM_ENVS * STEPS_PER_VERSION)):
+        for _ in range(WARMUP_CALLS):
             actor.act(exploration=1.0)
         while time.monotonic() < deadline_s:
             actor.act(actor.follow_policy())

@@ -5,52 +5,25 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-import gymnasium
 from rich.console import Console
 
 import tdserve
 from tdserve.errors import InvalidRequestError, TDServeError
 from tdserve.examples.demo import figures
-from tdserve.examples.demo.actor import act
-from tdserve.examples.demo.learner import learn
+from tdserve.examples.demo.goal import SOLVED, Ending, Goal, target_of
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, Signals
 from tdserve.examples.demo.progress import Progress, print_summary
+from tdserve.examples.demo.result import Result, summary
 from tdserve.examples.demo.stores import open_stores, sizes
-from tdserve.examples.demo.watch import Snapshot, Watch
+from tdserve.examples.demo.watch import Watch
 
 POLL_INTERVAL_S = 0.5
 
 
-class Ending(NamedTuple):
-    """Why a run ended."""
-
-    reason: str
-    exit_code: int
-    details: str = ""  # last lines of a process that died
-
-
-SOLVED = Ending("solved", 0)
-TIME_IS_UP = Ending("time is up", 0)
-
-
-class Goal(NamedTuple):
-    """When a run ends by itself."""
-
-    target: float | None  # mean return; None where the environment names none
-    max_seconds: float
-
-    def ending(self, seen: Snapshot) -> Ending | None:
-        """The ending that has been reached, if any."""
-        if self.target is not None and seen.mean_return is not None and seen.mean_return >= self.target:
-            return SOLVED
-        return TIME_IS_UP if seen.seconds >= self.max_seconds else None
-
-
 def run(options: DemoOptions) -> int:
-    """Runs the demo, or one role of it.
+    """Runs the whole demo.
 
     Returns:
         The exit code: 0 when it was solved or the time was up, 1 when a process died, 128 + signal when one stopped it.
@@ -60,10 +33,6 @@ def run(options: DemoOptions) -> int:
         NotSupportedError: The environment is not one that the demo can learn.
         InvalidRequestError: The figures cannot be written where the options say. Nothing was started.
     """
-    if options.role == "actor":
-        return act(options)
-    if options.role == "learner":
-        return learn(options)
     sizes(options.env)
     _make_folders(options)
     with Signals() as signals, tempfile.TemporaryDirectory(prefix="tdserve-demo-") as folder:
@@ -73,7 +42,7 @@ def run(options: DemoOptions) -> int:
 def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
     started_s = time.time()
     console = Console()
-    target = gymnasium.spec(options.env).reward_threshold
+    target = target_of(options)
     processes = Processes(folder)
     with tdserve.Server(options.root or folder / "root") as server:
         console.print(f"server {server.address}; look inside: tdserve ls --address {server.address}", highlight=False)
@@ -87,9 +56,9 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
                     ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)
         finally:
             processes.stop()
-    result = figures.Result(options, target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
+    result = Result(options, target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
     figures.write(result)
-    print_summary(console, "tdserve demo", figures.summary(result))
+    print_summary(console, "tdserve demo", summary(result))
     if ending.details:
         Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
     console.print(f"{options.curve_path}\n{options.figures_path}", soft_wrap=True, highlight=False)

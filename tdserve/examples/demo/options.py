@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import tdserve
 from tdserve.config import TRANSPORTS, TransportName, check_transport
 from tdserve.errors import InvalidRequestError
 
-Role = Literal["actor", "learner"]
-ROLES: tuple[Role, ...] = ("actor", "learner")
+Role = Literal["server", "actor", "learner"]
+ROLES: tuple[Role, ...] = ("server", "actor", "learner")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,8 @@ class DemoOptions:
     Attributes:
         seed: Fixes the randomness of environments, exploration and network. Two runs still differ, because messages of
             several processes arrive in another order, and because the server draws the samples.
-        max_seconds: The demo ends after these seconds, solved or not.
+        max_seconds: The demo ends after these seconds, solved or not. As a role of its own a learner counts them over
+            its restarts, and an actor ends a minute later if the learner has not said before that it is over.
         transport: How content travels.
         env: Name of a gymnasium environment with flat observations and discrete actions.
         num_actors: Actor processes.
@@ -33,6 +36,10 @@ class DemoOptions:
         role: Be only this part, of a server that runs elsewhere; None is the whole demo.
         address: ``host:port`` of that server.
         index: Number of this actor, from 0.
+        token: What opens that server, kept out of ``repr``.
+        local_root: Where this process sees that server's root, if elsewhere than the server does.
+        target: Mean return of the last episodes that counts as solved; None is the environment's own.
+        linger_s: So long an actor waits for another run when one is over; 0 ends it at once.
     """
 
     seed: int = 0
@@ -47,6 +54,10 @@ class DemoOptions:
     role: Role | None = None
     address: str | None = None
     index: int = 0
+    token: str | None = field(default=None, repr=False)
+    local_root: str | None = None
+    target: float | None = None
+    linger_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -69,6 +80,16 @@ class DemoOptions:
             raise InvalidRequestError(argument="address", reason="there is none")
         return self.address
 
+    def connect(self, *, timeout_s: float = 30.0) -> tdserve.Client:
+        """A client of that server."""
+        return tdserve.connect(
+            self.server_address,
+            transport=self.transport,
+            token=self.token,
+            timeout_s=timeout_s,
+            root=self.local_root,
+        )
+
     @property
     def figures_path(self) -> Path:
         """Where the JSON file goes."""
@@ -85,6 +106,17 @@ class DemoOptions:
             f"--address={address}", f"--index={index}", f"--seed={self.seed}", f"--max-seconds={self.max_seconds}",
             f"--transport={self.transport}", f"--env={self.env}",
         ]  # fmt: skip
+
+
+def index_of_host(hostname: str) -> int:
+    """A number for an actor that was told none: the one at the end of ``actor-3``, one made of a container's id, or 0.
+
+    Actors of one service in containers differ in nothing but this name, and are to explore differently.
+    """
+    numbered = re.fullmatch(r".*[-_.](\d{1,6})", hostname)
+    if numbered:
+        return int(numbered[1])
+    return int(hostname, 16) % 10_000 if re.fullmatch(r"[0-9a-f]{12}", hostname) else 0
 
 
 def parse(role: Role, arguments: Sequence[str] | None = None) -> DemoOptions:

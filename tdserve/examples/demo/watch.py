@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tdserve
-from tdserve.examples.demo.stores import POLICY, TRANSITIONS_CAPACITY, Stores
+from tdserve.examples.demo.stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, Stores
 
 NUM_EPISODES_OF_MEAN = 20
 """Episodes that the mean return is taken over."""
@@ -73,16 +73,23 @@ class Watch:
         client: The parent's own.
         stores: The run's replays.
         started_s: When the run began, in seconds since the epoch.
+        first_episode: Number of the first episode that belongs to it.
     """
 
-    def __init__(self, client: tdserve.Client, stores: Stores, *, started_s: float) -> None:
+    def __init__(self, client: tdserve.Client, stores: Stores, *, started_s: float, first_episode: int = 0) -> None:
         self._client = client
         self._stores = stores
         self._started_s = started_s
+        self._first_episode = first_episode
         self._polls: deque[Snapshot] = deque([Snapshot()], maxlen=NUM_POLLS_OF_RATES + 1)
         self._num_updates = 0
         self._version = 0
         self.episodes: list[Episode] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.time() - self._started_s
 
     @property
     def newest(self) -> Snapshot:
@@ -105,7 +112,7 @@ class Watch:
         versions = self._read_recent_versions(info["inserts"])
         self._read_policy()
         snapshot = Snapshot(
-            seconds=time.time() - self._started_s,
+            seconds=self.seconds,
             num_episodes=len(self.episodes),
             mean_return=mean_return(self.episodes),
             num_transitions=info["inserts"],
@@ -122,11 +129,12 @@ class Watch:
         return snapshot
 
     def _read_episodes(self) -> list[Episode]:
-        if not len(self._stores.episodes):
-            return []
-        rows = self._stores.episodes[:]
-        columns = (rows["ended_s"] - self._started_s, rows["actor"], rows["episode_return"], rows["policy_version"])
-        return [Episode(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        episodes: list[Episode] = []
+        for part in parts(self._first_episode, self._stores.episodes.info()["inserts"], EPISODES_CAPACITY):
+            rows = self._stores.episodes[part]
+            columns = (rows["ended_s"] - self._started_s, rows["actor"], rows["episode_return"], rows["policy_version"])
+            episodes += [Episode(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        return episodes
 
     def _read_policy(self) -> None:
         policy = self._client.latest(POLICY, newer_than=self._version, timeout_s=0)
@@ -144,3 +152,12 @@ def mean_return(episodes: list[Episode]) -> float | None:
     """Of the last 20 episodes; None before there are so many."""
     returns = [episode.episode_return for episode in episodes[-NUM_EPISODES_OF_MEAN:]]
     return sum(returns) / len(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None
+
+
+def parts(first: int, end: int, capacity: int) -> list[slice]:
+    """Where rows number ``first`` to ``end - 1`` of a ring lie, those that were overwritten left out, oldest first."""
+    first = max(first, end - capacity)
+    if first >= end:
+        return []
+    start, stop = first % capacity, (end - 1) % capacity + 1
+    return [slice(start, stop)] if start < stop else [slice(start, capacity), slice(0, stop)]

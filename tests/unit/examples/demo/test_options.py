@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tdserve.errors import InvalidRequestError
-from tdserve.examples.demo.options import DemoOptions, parse
+from tdserve.examples.demo.options import DemoOptions, index_of_host, parse
 
 
 def test_arguments_are_parsed_to_the_same_run() -> None:
@@ -43,3 +43,15 @@ def test_figures_go_into_the_folder_unless_named() -> None:
 def test_the_whole_demo_has_no_server_address() -> None:
     with pytest.raises(InvalidRequestError):
         _ = DemoOptions().server_address
+
+
+@pytest.mark.parametrize(
+    ("hostname", "index"),
+    [("actor-3", 3), ("demo_actor_12", 12), ("myhost", 0), ("node7", 0), ("00000000002a", 42), ("3f2a9c81b2c4", 1924)],
+)
+def test_index_of_host_when_it_ends_in_a_number_or_is_a_container_then_that(hostname: str, index: int) -> None:
+    assert index_of_host(hostname) == index
+
+
+def test_options_when_shown_then_the_token_is_not() -> None:
+    assert "s3cret" not in repr(DemoOptions(role="actor", address="a:1", token="s3cret"))

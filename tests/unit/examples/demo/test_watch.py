@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.examples.demo.watch import Episode, Rates, Snapshot, mean_return
+from tdserve.examples.demo.watch import Episode, Rates, Snapshot, mean_return, parts
 
 
 def episodes(*returns: float) -> list[Episode]:
@@ -29,3 +29,23 @@ def test_rates_are_differences_per_second() -> None:
 def test_rates_without_time_between_are_zero() -> None:
     snapshot = Snapshot(seconds=1.0, num_transitions=5)
     assert Rates.between(Snapshot(seconds=1.0), snapshot).transitions == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "expected"),
+    [
+        (0, 0, []),
+        (5, 5, []),
+        (0, 3, [0, 1, 2]),
+        (2, 4, [2, 3]),
+        (0, 4, [0, 1, 2, 3]),
+        (0, 6, [2, 3, 0, 1]),
+        (3, 6, [3, 0, 1]),
+        (4, 6, [0, 1]),
+        (6, 8, [2, 3]),
+    ],
+)
+def test_parts_when_a_ring_of_four_is_full_then_what_is_left_in_order(
+    first: int, end: int, expected: list[int]
+) -> None:
+    assert [row for part in parts(first, end, 4) for row in range(4)[part]] == expected

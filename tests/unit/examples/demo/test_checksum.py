@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.examples.demo.checksum import checksum
+
+
+def rows(first: int, num_rows: int) -> TensorDict:
+    number = torch.arange(first, first + num_rows)
+    return TensorDict({"a": number, "next": {"b": number.float().unsqueeze(1) / 2}}, [num_rows])
+
+
+def test_checksum_when_the_content_is_the_same_then_equal_however_it_was_written_and_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    with tdserve.Server(tmp_path) as server, server.client() as client:
+        first, second = (client.create_replay(name, like=rows(0, 1)[0], capacity=100) for name in "xy")
+        assert str(checksum(first)) == "crc32 00000000 over 0 rows"
+        first.extend(rows(0, 50))
+        second.extend(rows(0, 20))
+        assert checksum(first) != checksum(second)
+        second.extend(rows(20, 30))
+        found = checksum(first)
+        assert found == checksum(second)
+        assert found.num_rows == 50
+    with tdserve.Server(tmp_path) as server, server.client() as client:
+        assert checksum(client.replay("x")) == found

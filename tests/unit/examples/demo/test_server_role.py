@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tdserve.errors import InvalidRequestError
+from tdserve.examples.demo.server_role import serve, settings
+
+
+@pytest.mark.parametrize(
+    ("address", "environ", "expected"),
+    [
+        (None, {}, ("127.0.0.1", 7707)),
+        ("localhost:1", {}, ("localhost", 1)),
+        ("server:1", {}, ("0.0.0.0", 1)),
+        ("server", {}, ("0.0.0.0", 7707)),
+        ("server:1", {"TDSERVE_HOST": "127.0.0.1", "TDSERVE_PORT": "2"}, ("127.0.0.1", 2)),
+    ],
+)
+def test_settings_when_others_call_it_by_an_address_then_it_listens_there_unless_variables_say_otherwise(
+    address: str | None, environ: dict[str, str], expected: tuple[str, int]
+) -> None:
+    found = settings(address, Path("r"), environ)
+    assert (found.host, found.port) == expected
+
+
+def test_settings_when_no_root_is_given_then_the_variable() -> None:
+    assert settings(None, None, {"TDSERVE_ROOT": "/data"}).root == "/data"
+    with pytest.raises(InvalidRequestError, match="TDSERVE_ROOT"):
+        settings(None, None, {})
+
+
+def test_serve_when_others_could_reach_it_without_a_token_then_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TDSERVE_TOKEN_FILE", raising=False)
+    with pytest.raises(InvalidRequestError, match="reachable by others"):
+        serve("server:7707", tmp_path / "root")
+    assert not (tmp_path / "root").exists()
