@@ -14,6 +14,11 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``e2e`` tests come last: they take the longest, and say the least about where a fault is."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips a ``gpu`` test where there is none. torch is imported for those tests only."""
     if item.get_closest_marker("gpu") is None:

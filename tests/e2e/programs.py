@@ -1,0 +1,101 @@
+"""Programs that the tests run in containers: each connects as a command does, by the variables of its environment."""
+
+from __future__ import annotations
+
+_CONNECT = """
+import itertools, torch, tdserve
+from tensordict import TensorDict
+from tdserve.cli.options import endpoint
+client = endpoint(None, None).connect(timeout_s=60.0)
+"""
+
+CHECKSUM = f"""{_CONNECT}
+from tdserve.examples.demo.checksum import checksum
+print("data checksum:", checksum(client.replay("transitions")))
+"""
+
+WRITE_NUMBERS = f"""{_CONNECT}
+row = TensorDict({{"n": torch.tensor(0)}}, [])
+table = client.create_replay("numbers", like=row, capacity=4_000_000, exists_ok=True)
+for end in itertools.count(8, 8):
+    table.extend(TensorDict({{"n": torch.arange(end - 8, end)}}, [8]))
+    print("acknowledged", end, flush=True)
+"""
+
+READ_NUMBERS = f"""{_CONNECT}
+found = client.replay("numbers")[:]["n"]
+print(len(found), bool((found.sort().values == torch.arange(len(found))).all()))
+"""
+
+TAKE_AND_EAT = f"""{_CONNECT}
+row = TensorDict({{"n": torch.tensor(0)}}, [])
+queue = client.create_queue("todo", like=row, max_size=8, exists_ok=True)
+queue.extend(row.expand(8).clone())
+with queue.take(8):
+    print("has them", flush=True)
+    eaten = [b"x" * (1 << 24) for _ in itertools.count()]
+"""
+
+TAKE = f"""{_CONNECT}
+with client.queue("todo").take(8) as rows:
+    print(len(rows))
+"""
+
+_WAIT = """
+import sys, time
+def wait_for(look, what):
+    end = time.monotonic() + 60.0
+    while not look():
+        time.sleep(0.1)
+        if time.monotonic() > end:
+            sys.exit(what + " did not happen")
+"""
+
+PROGRESS = f"""{_WAIT}
+from tdserve.cli.options import catalog_client
+client = catalog_client(None, None)
+seen = lambda: (client.describe("transitions").inserts, client.describe("policy").version)
+before = seen()
+wait_for(lambda: all(now > then for now, then in zip(seen(), before)), "a new row and a new policy")
+"""
+"""Needs no torch, and so a second."""
+
+EPISODE = f"""{_CONNECT}{_WAIT}
+count = lambda: int((client.replay("episodes")[:]["actor"] == INDEX).sum())
+before = count()
+wait_for(lambda: count() > before, "an episode of actor INDEX")
+"""
+"""Of one actor, whose number replaces INDEX."""
+
+ROUND_TRIP = f"""{_CONNECT}
+from tdserve.config import ClientConfig
+for transport in ("gloo", "shm"):
+    with tdserve.connect(ClientConfig.from_env().address, transport=transport, timeout_s=60.0) as client:
+        sent = TensorDict({{"a": torch.arange(NUM_BYTES // 8)}}, [])
+        client.init_remote(sent, transport + "-NUM_BYTES")
+        assert torch.equal(client.from_remote_init(transport + "-NUM_BYTES")["a"], sent["a"])
+        print(client.stats()["transport"], "equal", flush=True)
+"""
+"""Over both transports, of NUM_BYTES."""
+
+REFUSED = f"""{_CONNECT}
+try:
+    client.init_remote(TensorDict({{"a": torch.zeros(NUM_BYTES // 4)}}, []), "too-large")
+except tdserve.CapacityError as error:
+    print(error, flush=True)
+"""
+"""Asks for more bytes than there are."""
+
+KILL_WORKERS = """
+import os, pathlib
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    if b"tdserve.worker" in (process / "cmdline").read_bytes():
+        os.kill(int(process.name), 9)
+        print("killed", process.name)
+"""
+
+COUNT_ZOMBIES = """
+import pathlib
+stats = [path.read_text() for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
+print(sum(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats))
+"""

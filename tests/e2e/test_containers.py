@@ -1,0 +1,91 @@
+"""Single containers: the default /dev/shm, one published port, and what they say when they cannot start."""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e import programs
+from tests.e2e.conftest import MakeStack
+from tests.e2e.stack import docker, inspect
+from tests.integration.processes import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SHM_BYTES = 64 << 20
+INSECURE = ("-e", "TDSERVE_INSECURE=1")
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Of a container that is gone after the test, with its volumes."""
+    own = f"tdserve-e2e-{uuid.uuid4().hex[:8]}"
+    yield own
+    docker("rm", "-f", "-v", own, check=False)
+
+
+def start(name: str, image: str, *options: str) -> None:
+    """Starts a server that needs no token, and waits until it is healthy."""
+    docker("run", "-d", "--name", name, *INSECURE, *options, image)
+    wait_for(lambda: inspect(name)["State"]["Health"]["Status"] == "healthy", "a healthy server", timeout_s=60.0)
+    assert inspect(name)["HostConfig"]["ShmSize"] == SHM_BYTES
+
+
+def test_content_when_larger_than_dev_shm_then_goes_to_and_fro(image: str, name: str) -> None:
+    start(name, image)
+    program = programs.ROUND_TRIP.replace("NUM_BYTES", str(2 * SHM_BYTES))
+    assert docker("exec", "-i", name, "python", "-", stdin=program).stdout == "gloo equal\nshm equal\n"
+
+
+def test_content_when_its_root_is_a_dev_shm_that_is_too_small_then_an_error_and_no_bus_error(
+    image: str, name: str
+) -> None:
+    start(name, image, "-e", "TDSERVE_ROOT=/dev/shm/root")
+    too_large = programs.REFUSED.replace("NUM_BYTES", str(2 * SHM_BYTES))
+    small = programs.ROUND_TRIP.replace("NUM_BYTES", str(1 << 20))
+    printed = docker("exec", "-i", name, "python", "-", stdin=too_large + small).stdout
+    assert re.fullmatch(r"no room for /dev/shm/root/stores/too-large: .*\ngloo equal\nshm equal\n", printed), printed
+
+
+def test_client_when_it_has_one_published_port_then_requests_pass_and_content_says_what_to_set(
+    make_stack: MakeStack,
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = str(probe.getsockname()[1])
+    stack = make_stack("deploy/compose.one-port.yml", TDSERVE_PUBLISH=port)
+    stack.compose("up", "-d", "--wait", "--no-build", "server")
+    outside = ("run", "--rm", "-T", "--entrypoint", "python", "outside", "-c")
+    made = "client.init_remote(TensorDict({'a': torch.zeros(SIZE)}, []), 'from-outside')"
+    connect = programs.CHECKSUM.partition("from tdserve.examples")[0].replace("timeout_s=60.0", "timeout_s=4.0")
+    stack.compose(*outside, connect + made.replace("SIZE", "100"))
+    assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\n"
+    done = stack.compose(
+        *outside, connect + made.replace("SIZE", "1_000_000").replace("-outside", "-afar"), check=False
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.match(r"tdserve\.errors\.ConnectError: .*one published port is not enough.*network_mode: host", last)
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "said"),
+    [
+        ((), ("serve",), "'0.0.0.0' is reachable by others"),
+        ((*INSECURE, "--user", "12345"), ("serve",), "/data"),
+        ((*INSECURE, "-e", "TDSERVE_TOKEN_FILE=/nowhere"), ("serve",), "/nowhere"),
+        ((), ("ls", "--address", "no-such-server:7707"), "no-such-server"),
+        ((), ("health", "--address", "no-such-server:7707"), "no-such-server"),
+    ],
+)
+def test_container_when_it_cannot_start_then_one_line_and_an_exit_code(
+    image: str, options: tuple[str, ...], command: tuple[str, ...], said: str
+) -> None:
+    done = docker("run", "--rm", *options, image, *command, check=False)
+    assert done.returncode not in (0, 137)
+    assert said in done.stdout + done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) == 1
