@@ -1,16 +1,15 @@
 """Selections applied to torch tensors: the leaves of a tensordict, which have more dimensions than its batch.
 
-Apart from ``selection`` because the control process must not import torch.
+Apart from ``selection`` because the control process must not import torch, and from ``selection_names`` because data
+workers need not import tensordict, which takes as long again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from tdserve.selection import Selection
 from tdserve.selection_items import Item
@@ -32,31 +31,11 @@ def to_torch_index(selection: Selection, batch_size: Sequence[int]) -> TorchInde
         SelectionError: The selection does not fit the batch size.
     """
     canonical = selection.canonical(batch_size).without_negative_steps(batch_size)
-    return tuple(map(_to_torch, canonical.items))
+    return tuple(map(torch_item, canonical.items))
 
 
-def result_names(
-    names: Sequence[str | None] | None, batch_size: Sequence[int], selection: Selection
-) -> tuple[str | None, ...] | None:
-    """Names of the dimensions of what is selected, by tensordict's own rules; ``None`` when there are no names.
-
-    Args:
-        names: One per batch dimension, or ``None``.
-        batch_size: Of the tensordict.
-        selection: Fits the batch size.
-    """
-    if names is None or all(name is None for name in names):
-        return None
-    canonical = selection.canonical(batch_size)
-    # A negative step names its dimension as a positive one does, and tensordict knows only the latter.
-    index = tuple(_to_torch(_upwards(item)) for item in canonical.items)
-    given: Any = list(names)  # tensordict's annotation forgets that a dimension may be unnamed
-    empty = TensorDict({}, batch_size=list(batch_size), names=given)
-    found = tuple((empty[index] if index else empty).names)
-    return None if all(name is None for name in found) else found
-
-
-def _to_torch(item: Item) -> int | bool | slice | torch.Tensor | None:
+def torch_item(item: Item) -> int | bool | slice | torch.Tensor | None:
+    """One item of a canonical selection, as torch indexes."""
     if isinstance(item, np.ndarray):
         if item.ndim == 0:
             return bool(item)
@@ -64,9 +43,3 @@ def _to_torch(item: Item) -> int | bool | slice | torch.Tensor | None:
         is_fit = item.flags.writeable and item.flags.c_contiguous and min(item.strides) >= 0
         return torch.from_numpy(item if is_fit else item.copy())
     return None if item is ... else item  # canonical selections have no ellipsis
-
-
-def _upwards(item: Item) -> Item:
-    if isinstance(item, slice) and item.step is not None and item.step < 0:
-        return slice(None, None, -item.step)
-    return item

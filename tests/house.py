@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_SELECTIONS = ("selection", "selection_items", "selection_torch", "row_numbers")
+_SELECTIONS = ("selection", "selection_items", "selection_names", "selection_torch", "row_numbers")
 _VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_columns", "pickled")
 
 FLOORS: Mapping[int, tuple[str, ...]] = {

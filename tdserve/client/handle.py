@@ -18,7 +18,7 @@ from tdserve.client.padding import Pad
 from tdserve.client.reading import read_selection
 from tdserve.errors import InvalidRequestError, LocalProtocolError
 from tdserve.selection import Selection, encode
-from tdserve.selection_torch import result_names
+from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at
 from tdserve.spec.tree import Path, Spec, ValueLeaf
 

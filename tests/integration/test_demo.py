@@ -204,16 +204,3 @@ def test_demo_when_killed_then_the_server_and_the_others_end_too(start: Callable
     demo.process.kill()
     demo.process.wait()
     wait_for(lambda: not demo.processes(), f"the end of {demo.processes()}", timeout_s=TIMEOUT_S)
-
-
-def test_roles_when_started_in_any_order_then_find_each_other(start: Callable[..., Demo], tmp_path: Path) -> None:
-    with tdserve.Server(tmp_path / "root") as server, server.client() as client:
-        actor = start("--role", "actor", "--address", server.address, "--max-seconds", "40")
-        replay = client.replay("transitions", timeout_s=TIMEOUT_S)
-        actor.wait_until(lambda: replay.info()["inserts"] > 0)
-        command = [sys.executable, "-m", "tdserve", "demo", "--role", "learner", "--address", server.address]
-        with subprocess.Popen([*command, "--max-seconds", "40"], cwd=ROOT) as learner:
-            policy = client.latest("policy", newer_than=3, timeout_s=TIMEOUT_S)
-            learner.terminate()
-        assert policy is not None
-        assert policy.metadata["num_transitions"] > 0

@@ -53,6 +53,11 @@ def test_control_process_when_imported_then_brings_neither_torch_nor_the_client(
     assert [m.name for m, target, _ in house.edges(ALL) if m.head == "server" and "tdserve.client" in target] == []
 
 
+def test_data_worker_when_imported_then_brings_no_tensordict() -> None:
+    """Which would double the time until it serves, and until it does so again after a crash."""
+    assert house.reachable(ALL, "tdserve.worker", ["tensordict"]) == []
+
+
 def test_exports_when_scanned_then_have_docstrings() -> None:
     assert house.docstring_faults(OWN) == []
 

@@ -15,7 +15,8 @@ from tensordict import TensorDict
 from tdserve import selection
 from tdserve.errors import SelectionError
 from tdserve.selection_items import num_covered
-from tdserve.selection_torch import result_names, to_torch_index
+from tdserve.selection_names import result_names
+from tdserve.selection_torch import to_torch_index
 from tdserve.v1 import content_pb2
 
 Shape = tuple[int, ...]
@@ -255,26 +256,6 @@ def test_read_when_negative_steps_stand_beside_others_then_equals_numpy(index: A
     chosen = selection.encode(index, batch_size=(4, 3, 5))
     assert chosen.result_batch_size((4, 3, 5)) == expected.shape[:-2]
     np.testing.assert_array_equal(deep[to_torch_index(chosen, (4, 3, 5))].numpy(), expected)
-
-
-@pytest.mark.parametrize(
-    ("index", "expected"),
-    [
-        (slice(None, None, -1), ("d0", "d1", "d2")),
-        ((slice(None, None, -2), 0), ("d0", "d2")),
-        ((0, slice(None, None, -1)), ("d1", "d2")),
-        ((0, 0, 0), None),
-        (None, (None, "d0", "d1", "d2")),
-    ],
-)
-def test_names_when_a_step_is_negative_then_as_when_positive(index: Any, expected: Any) -> None:
-    chosen = selection.encode(index, batch_size=(3, 3, 3))
-    assert result_names(("d0", "d1", "d2"), (3, 3, 3), chosen) == expected
-
-
-def test_names_when_there_are_none_then_none() -> None:
-    assert result_names(None, (3,), selection.Selection()) is None
-    assert result_names((None,), (3,), selection.Selection()) is None
 
 
 def test_index_when_a_slice_is_plain_then_reads_a_view() -> None:
