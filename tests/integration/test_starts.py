@@ -137,6 +137,7 @@ SAID: dict[str, str] = {
     "--port": "0",
     "--workers": "2",
     "--token-file": "TOKEN",
+    "--device": "cuda:0,cuda:1",
     "--insecure": "1",
     "--advertise": "example.org:99",
     "--interface": "lo",
