@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -19,6 +21,9 @@ from tdserve.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
+
+UNWINDING_S = 5.0
+"""Seconds that a process which was told to end has for its clean-up: half of what ``docker stop`` grants."""
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds that a command waits for a server: a person sits in front of it, and typed the address."""
@@ -98,6 +103,14 @@ def end_on_sigterm() -> None:
 
     The first process of a container hears no signal that it has no handler for, not even while it imports torch.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def end(*_: object) -> None:
+        # A destructor or callback in which it comes swallows the exception: then the process ends without it.
+        late = Timer(UNWINDING_S, os._exit, (0,))
+        late.daemon = True
+        late.start()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
     # The last collection would look at all that torch has imported: most of the time that such a process takes to end.
     atexit.register(gc.freeze)
