@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -81,9 +82,17 @@ class SessionClient(CatalogClient):
         self._executor: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        device = self._gpu.device or None
-        made_of = (self.address, self.transport, self._token, self.timeout_s, self.allow_pickle, self._root, device)
-        return (_reconnect, (type(self), *made_of))
+        made_anew = partial(
+            type(self),
+            self.address,
+            transport=self.transport,
+            token=self._token,
+            timeout_s=self.timeout_s,
+            allow_pickle=self.allow_pickle,
+            root=self._root,
+            device=self._gpu.device or None,
+        )
+        return (made_anew, ())
 
     @property
     def why_not_nccl(self) -> str:
@@ -263,24 +272,3 @@ def answer_timeout_s(deadline: Deadline) -> float | None:
     if deadline.timeout_s == 0:
         return UNTIMED_TRANSFER_S
     return None if remaining_s is None else remaining_s + TRANSFER_GRACE_S
-
-
-def _reconnect(
-    cls: type[SessionClient],
-    address: str,
-    transport: TransportName,
-    token: str | None,
-    timeout_s: float,
-    allow_pickle: bool,
-    root: str | None,
-    device: str | None,
-) -> SessionClient:
-    return cls(
-        address,
-        transport=transport,
-        token=token,
-        timeout_s=timeout_s,
-        allow_pickle=allow_pickle,
-        root=root,
-        device=device,
-    )

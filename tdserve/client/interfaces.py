@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tdserve import addresses
+from tdserve.addresses import address_towards as route_towards
+from tdserve.addresses import interface_address, resolve
 from tdserve.config import client_interface
 from tdserve.errors import ConnectError
 
@@ -17,8 +18,8 @@ def address_towards(address: str, interface: str = "") -> str:
     """
     chosen = client_interface()
     if chosen is not None:
-        return addresses.interface_address(chosen)
-    return addresses.address_towards(interface or addresses.resolve(address)[0])
+        return interface_address(chosen)
+    return route_towards(interface or resolve(address)[0])
 
 
 def unformed(error: ConnectError, address: str, interface: str) -> ConnectError:

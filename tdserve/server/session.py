@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tdserve import addresses
+from tdserve.addresses import address_towards
 from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
@@ -282,6 +282,6 @@ def local_address_towards(peer: str) -> str:
     family, _, rest = peer.partition(":")
     host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
     try:
-        return addresses.address_towards(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
+        return address_towards(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
     except ConnectError:
         return "127.0.0.1"

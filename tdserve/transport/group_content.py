@@ -12,18 +12,13 @@ from tdserve.layout import Message
 from tdserve.transport.ends import Sink, Source
 from tdserve.transport.group_gloo import GroupLink, LinkWork
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
 
 CALL_TAG = 1
 """Of calls that all members take part in; 0 is the link's own."""
 
 PAIR_TAG = 2
 """Of calls of two members: they may come between those of all in another order at each."""
-
-MESSAGES_UNDER_WAY = 6
-"""As in ``stream``: fewer are slower, each holds a buffer of 4 MiB at most."""
-
-MESSAGES_AT_ONCE = 3
-"""Of these so many are waited for together."""
 
 
 class Wire:

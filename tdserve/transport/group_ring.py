@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from tdserve.transport.ends import as_bytes
-from tdserve.transport.group_content import MESSAGES_UNDER_WAY, Wire
+from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LinkWork
+from tdserve.transport.stream import MESSAGES_UNDER_WAY
 
 PIECE_BYTES = 4 * 1024 * 1024
 """While one piece is added, the next ones are on their way."""
