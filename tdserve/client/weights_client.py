@@ -8,14 +8,14 @@ from torch import nn
 
 from tdserve.client import weights as weight_calls
 from tdserve.client.description import VersionInfo
+from tdserve.client.memmap_family import MemmapClient
 from tdserve.client.subscription import Subscription
-from tdserve.client.tensordicts import TensorDictClient
 from tdserve.client.weights import Pulls, Wanted, Weights, dtype_name
 from tdserve.config import TransportName
 from tdserve.errors import WrongStateError
 
 
-class WeightsClient(TensorDictClient):
+class WeightsClient(MemmapClient):
     """Adds weights: versions that are published whole, and pulled.
 
     What ``latest``, ``version`` and ``subscribe`` share:
