@@ -128,6 +128,7 @@ class WorkerSession:
         """Ends the session: its channel goes, orders in its queue fail, the thread ends after the current one."""
         self._is_closed = True
         self._close_channel()
+        self._opened.set()  # whoever waits for one that does not form has waited long enough
         self._mailbox.close()
         self._orders.put(None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.errors import ConnectError, StoreExistsError
+from tests.integration.processes import wait_for
 from tests.unit.spec.strategies import Inner, difference
 
 pytestmark = pytest.mark.integration
@@ -184,3 +187,25 @@ def test_stores_when_many_then_all_are_listed_in_order(client: tdserve.Client, n
     assert client.stores(prefix=names[0][:-1])[:1] == names[:1]
     for each in names:
         client.delete(each)
+
+
+def test_init_remote_when_its_content_finds_no_way_then_the_name_is_free_again(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    td = TensorDict({"a": torch.zeros(1_000_000)}, [])
+    with server.client(transport="gloo") as cut_off, server.client(transport="gloo") as other:
+        other.init_remote(td, "before")  # the data worker is up
+        monkeypatch.setenv("TDSERVE_INTERFACE", "192.0.2.1")  # an address that no machine has
+        with pytest.raises(ConnectError, match="content needs gloo"):
+            cut_off.init_remote(td, "cut-off", timeout_s=2.0)
+        monkeypatch.delenv("TDSERVE_INTERFACE")
+        assert "cut-off" not in other
+
+        def made() -> bool:
+            with suppress(StoreExistsError):
+                return bool(other.init_remote(td, "cut-off"))
+            return False
+
+        wait_for(made, "the end of the failed call's session", timeout_s=5.0)
+        for name in ("before", "cut-off"):
+            other.delete(name)

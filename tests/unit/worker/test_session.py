@@ -144,3 +144,12 @@ def test_close_when_the_rendezvous_is_under_way_then_it_ends(peer: Peer) -> None
     peer.put(worker_pb2.Order(open_session=worker_pb2.OpenSession(transport="gloo", host="127.0.0.1")))
     peer.session.close()
     assert peer.next_report().HasField("failure")
+
+
+def test_order_when_its_channel_never_forms_then_fails_as_soon_as_the_session_is_closed(peer: Peer) -> None:
+    number = peer.put(worker_pb2.Order(discard=worker_pb2.Discard(message_nbytes=[8])))
+    wait_for(peer.session._orders.empty, "the session's thread to take it")
+    peer.session.close()
+    failed = peer.reports.get(timeout=TIMEOUT_S / 4)  # a channel may take as long as all of it
+    assert failed.order == number
+    assert isinstance(decode_failure(failed.failure), PeerLostError)
