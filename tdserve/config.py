@@ -242,6 +242,19 @@ def client_interface() -> str | None:
     return found
 
 
+def fail_delay_s() -> float:
+    """Seconds between the last line of a command that failed and its end, of ``TDSERVE_FAIL_DELAY_S``; 0 unless told.
+
+    For whoever starts it again as often as it fails. What is no number of seconds counts as not told: another thing has
+    failed, and was said.
+    """
+    try:
+        delay_s: float = _from_variable("fail_delay_s", float, None) or 0.0
+    except InvalidRequestError:
+        return 0.0
+    return delay_s if 0.0 <= delay_s < math.inf else 0.0
+
+
 def _address_beside_server(environ: Mapping[str, str] | None) -> str:
     host = _from_variable("host", str, environ) or ServerConfig.host
     port = _from_variable("port", int, environ) or DEFAULT_PORT  # 0 is a port that nobody can know

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from tdserve.cli.options import Command, end_on_sigterm, endpoint
+from tdserve.cli.lasting import lasting
+from tdserve.cli.options import Command, endpoint
 from tdserve.config import TRANSPORTS
 from tdserve.errors import NotSupportedError
 from tdserve.examples.demo.options import ROLES, DemoOptions, index_of_host
@@ -46,6 +47,7 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
     metavar="SECONDS",
     help="So long an actor stays for another run: what runs several containers may end all with the first.",
 )
+@lasting
 def demo(**settings: Any) -> int:
     """Train CartPole: a server, two actors and a learner as separate processes that talk over TCP.
 
@@ -57,7 +59,6 @@ def demo(**settings: Any) -> int:
         with _missing_explained():
             from tdserve.examples.demo.main import run  # imports torch and gymnasium
         return run(DemoOptions(**_said(settings)))
-    end_on_sigterm()
     if role == "server":
         from tdserve.examples.demo.server_role import serve  # needs gRPC's server side
 

@@ -14,8 +14,8 @@ from tdserve.cli.head import head
 from tdserve.cli.health import health
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
+from tdserve.cli.lasting import FAILED, hear_sigterm, tell
 from tdserve.cli.ls import ls
-from tdserve.cli.render import one_line
 from tdserve.cli.serve import serve
 from tdserve.errors import TDServeError
 
@@ -25,12 +25,18 @@ INTERRUPTED = 130
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tdserve")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Named TensorDicts in memory-mapped stores, moved between processes at the speed of the wire."""
+    if context.invoked_subcommand not in LASTING:
+        hear_sigterm()
 
 
 for command in (serve, health, ls, keys, head, info, bench, demo):
     cli.add_command(command)
+
+LASTING = (serve.name, demo.name)
+"""They hear SIGTERM by themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except TDServeError as error:
-        click.echo(f"tdserve: {one_line(str(error))}", err=True)
-        return 1
+        tell(error)
+        return FAILED
     except click.ClickException as error:
         error.show()
         return error.exit_code

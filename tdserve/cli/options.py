@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -21,9 +15,6 @@ from tdserve.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
-
-UNWINDING_S = 5.0
-"""Seconds that a process which was told to end has for its clean-up: half of what ``docker stop`` grants."""
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds that a command waits for a server: a person sits in front of it, and typed the address."""
@@ -96,21 +87,3 @@ def read_token(path: Path, argument: str = "--token-file") -> str:
     if not token:
         raise InvalidRequestError(argument=argument, reason=f"{path} is empty")
     return token
-
-
-def end_on_sigterm() -> None:
-    """From now on SIGTERM unwinds this process, and its exit code is 0.
-
-    The first process of a container hears no signal that it has no handler for, not even while it imports torch.
-    """
-
-    def end(*_: object) -> None:
-        # A destructor or callback in which it comes swallows the exception: then the process ends without it.
-        late = Timer(UNWINDING_S, os._exit, (0,))
-        late.daemon = True
-        late.start()
-        sys.exit(0)
-
-    signal.signal(signal.SIGTERM, end)
-    # The last collection would look at all that torch has imported: most of the time that such a process takes to end.
-    atexit.register(gc.freeze)

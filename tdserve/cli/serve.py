@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tdserve.cli.options import end_on_sigterm
+from tdserve.cli.lasting import lasting
 from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 
 
@@ -25,7 +25,7 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 )
 @click.option("--token-file", help="File with the token that every call must bring.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen on other than loopback without a token.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="What clients are told, when it differs (NAT, containers).")
+@click.option("--advertise", metavar="HOST[:PORT]", help="What it says it is called, in the ready line.")
 @click.option("--interface", metavar="ADDRESS", help="Interface for content, by address or name; the one reached.")
 @click.option("--grace", "grace_s", type=float, metavar="SECONDS", help="Time for calls under way at shutdown; 10.")
 @click.option(
@@ -45,13 +45,13 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
     metavar="OCTAL",
     help="Of new files; 002 lets local clients of the server's group write in place, 022.",
 )
+@lasting
 def serve(**settings: Any) -> int:
     """Serve the stores under the folder ROOT until SIGTERM or Ctrl-C.
 
     Prints one line when it is ready: "tdserve ready at HOST:PORT". What is not said here is read from TDSERVE_ROOT,
     TDSERVE_HOST, TDSERVE_PORT and so on.
     """
-    end_on_sigterm()  # until the server does it in its own order
     config = ServerConfig.from_env(**settings).validate()
 
     from tdserve.server.main import run  # only this command needs gRPC's server side

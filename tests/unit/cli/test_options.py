@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tdserve.cli.options import Endpoint, catalog_client, end_on_sigterm, endpoint, read_token
+from tdserve.cli.options import Endpoint, catalog_client, endpoint, read_token
 from tdserve.errors import InvalidRequestError
 from tests.unit.control.serving import Answering, serving
 
@@ -60,14 +59,3 @@ def test_endpoint_when_the_variables_file_is_missing_then_error_names_the_variab
     with pytest.raises(InvalidRequestError, match="/no/such/file") as caught:
         endpoint(None, None)
     assert caught.value.argument == "TDSERVE_TOKEN_FILE"
-
-
-def test_sigterm_when_it_comes_then_unwinds_with_exit_code_0() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        end_on_sigterm()
-        with pytest.raises(SystemExit) as caught:
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert caught.value.code == 0

@@ -1,0 +1,107 @@
+"""tdserve/cli/lasting.py: SIGTERM is heard from the first line on, and a failure ends after its pause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tdserve.cli.lasting import lasting
+from tdserve.errors import ClosedError
+from tests.integration.processes import alarm
+
+ROOT = Path(__file__).parents[3]
+HELD_BACK = ("env", "--block-signal=TERM")
+"""As the image starts a command."""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Such a command takes its process's signals."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+def start(program: str, *, prefix: tuple[str, ...] = (), delay_s: str = "") -> subprocess.Popen[str]:
+    """Runs a program of our own; SIGTERM has the meaning that it has in a shell."""
+    environ = {**os.environ, "TDSERVE_FAIL_DELAY_S": delay_s}
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", program], cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
+    )
+
+
+UNWINDING = """
+import os, sys
+from tdserve.cli.lasting import end_on_sigterm
+end_on_sigterm()
+try:
+    os.kill(os.getpid(), 15)
+finally:
+    print("unwound", file=sys.stderr)
+"""
+
+SWALLOWING = """
+import os, time
+from tdserve.cli import lasting
+lasting.UNWINDING_S = 0.1
+lasting.end_on_sigterm()
+try:
+    os.kill(os.getpid(), 15)
+    time.sleep(60.0)
+except SystemExit:
+    time.sleep(60.0)
+"""
+
+
+@pytest.mark.parametrize(("program", "said"), [(UNWINDING, "unwound\n"), (SWALLOWING, "")])
+def test_sigterm_when_it_comes_then_unwinds_or_ends_with_exit_code_0(program: str, said: str) -> None:
+    with alarm(30.0, "its end"), start(program) as process:
+        assert (process.wait(), process.communicate()[1]) == (0, said)
+
+
+@pytest.mark.parametrize(("command", "exit_code"), [("serve", 0), ("demo", 0), ("ls", 128 + signal.SIGTERM)])
+def test_command_when_sigterm_comes_while_python_starts_then_ends_by_it(command: str, exit_code: int) -> None:
+    program = f"import os; os.kill(os.getpid(), 15); from tdserve.cli.main import main; main(['{command}'])"
+    with alarm(60.0, "its end"), start(program, prefix=HELD_BACK) as process:
+        assert (process.wait(), process.communicate()[1]) == (exit_code, "")
+
+
+def test_command_when_it_fails_then_its_line_at_once_and_its_end_after_the_pause() -> None:
+    program = "import sys; from tdserve.cli.main import main; sys.exit(main(['serve', '/nowhere', '--port', '-1']))"
+    with alarm(60.0, "its end"), start(program, delay_s="1.5") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("tdserve: invalid port")
+        told_s = time.monotonic()
+        assert process.poll() is None
+        assert process.wait() == 1
+        assert time.monotonic() - told_s > 1.0
+        assert process.stderr.read() == ""
+
+
+def test_command_when_told_to_end_in_its_pause_then_ends_as_failed() -> None:
+    program = "import sys; from tdserve.cli.main import main; sys.exit(main(['serve', '/nowhere', '--port', '-1']))"
+    with alarm(60.0, "its end"), start(program, delay_s="3600") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("tdserve: invalid port")
+        process.terminate()
+        assert process.wait() == 1
+
+
+def test_command_when_no_pause_is_asked_for_then_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @lasting
+    def command() -> int:
+        raise ClosedError(what="the\nstore")
+
+    for said in ("", "soon", "-1", "inf"):
+        monkeypatch.setenv("TDSERVE_FAIL_DELAY_S", said)
+        assert command() == 1
+        assert capsys.readouterr().err.count("\n") == 1
