@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from tensordict import is_tensor_collection
+
 from tdserve.errors import ForkedClientError
 from tdserve.spec.capture import capture
 from tdserve.spec.entries import enliven, exchange_tensors
@@ -107,7 +109,12 @@ def with_live_leaves(td: Any, store: LiveStore, index: Any = ...) -> Any:
         return td
     index = expanded(index if isinstance(index, tuple) else (index,), len(store.spec.batch_size))
     leaves = [(path, leaf) for path, leaf in store.spec.values if leaf.ragged is None]
-    return enliven(td, {path: StoreSource(store, path, leaf.batch_size).at(index) for path, leaf in leaves})
+    sources = {path: StoreSource(store, path, leaf.batch_size).at(index) for path, leaf in leaves}
+    is_locked = is_tensor_collection(td) and bool(td.is_locked)
+    if is_locked:  # else what is live would be the only thing in there that is not
+        td.unlock_()
+    found = enliven(td, sources)
+    return found.lock_() if is_locked else found
 
 
 def show_stored(td: Any, store: LiveStore, *, mapped: Any = None, is_live: bool) -> Any:

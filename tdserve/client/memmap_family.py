@@ -38,7 +38,7 @@ class MemmapClient(TensorDictClient):
         max_object_bytes: int | None = None,
     ) -> Any:
         """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it."""
-        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
+        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True)
         deadline = self.deadline(timeout_s)
 
         def fill() -> StoreHandle:

@@ -73,7 +73,7 @@ class TensorDictClient(SessionClient):
             NotSupportedError: A leaf cannot be stored; names its key. Nothing was created.
             CapacityError: No room on the server's disk. Nothing was created.
         """
-        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
+        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True)
         deadline = self.deadline(timeout_s)
         return self.perform(
             lambda: self._fill_new(
@@ -250,6 +250,7 @@ class TensorDictClient(SessionClient):
         if not isinstance(handle, StoreHandle):
             raise WrongStateError(state=f"store {name!r} is a replay", event="send()")
         if handle.spec.has_ragged or captured.spec.has_ragged:
-            captured = capture(td, store=name, allow_pickle=self.allow_pickle, like=handle.spec)
+            like = handle.spec
+            captured = capture(td, store=name, allow_pickle=self.allow_pickle, like=like, is_exact=True)
         check_matches(handle.spec, captured.spec, store=name)
         return write_selection(self, name, _EVERYTHING, captured, stored=handle.spec, deadline=deadline)

@@ -17,6 +17,7 @@ from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, st
 from tdserve.spec.capture import capture
 from tdserve.spec.changes import unstacked
 from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
+from tdserve.spec.entries import entry_at
 from tdserve.spec.instances import find_tensorclass, instance_of, num_classes
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
@@ -36,6 +37,7 @@ class _Recipe(NamedTuple):
         row: Of a lazy stack: the recipe of one row.
         stack_dim: Of a lazy stack.
         columns: Of a lazy stack: its leaves, tensors before values.
+        locked: Of the root: the nodes that are locked.
     """
 
     batch_size: torch.Size
@@ -48,6 +50,7 @@ class _Recipe(NamedTuple):
     row: _Recipe | None = None
     stack_dim: int = 0
     columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
+    locked: tuple[Path, ...] = ()
 
 
 def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
@@ -66,11 +69,14 @@ def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path
     """
     recipe = spec.memo.get(_Recipe)
     if recipe is None or recipe.num_classes not in (0, num_classes()):
-        recipe = spec.memo[_Recipe] = _prepare(spec.root, ())
+        recipe = spec.memo[_Recipe] = _prepare(spec.root, ())._replace(locked=spec.locked)
     try:
-        return _build(recipe, tensors, values)
+        found = _build(recipe, tensors, values)
     except KeyError as error:
         raise LocalProtocolError(reason=f"no content was given for the leaf {error}") from None
+    for path in recipe.locked:
+        entry_at(found, path).lock_()
+    return found
 
 
 def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> None:
@@ -173,7 +179,7 @@ def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | V
 
 
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
-    batch_size, names, device, tensorclass, steps, _, packed, row, _, _ = recipe
+    batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
         how, at, inner = packed
         found = node_of(how, values[at], device, inner, tensorclass)

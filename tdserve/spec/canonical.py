@@ -39,6 +39,8 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
     if node.inner is not None:
         message.is_packed = True
         message.inner.extend(node.inner)
+    if node.is_locked:
+        message.is_locked = True
     # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
     for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
         if isinstance(entry, TensorLeaf):

@@ -30,6 +30,7 @@ def rebatch(
         names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
         entries=tuple(entries),
         stack_dim=_restack(node.stack_dim, num_dims, len(batch_size), moved),
+        is_locked=False,
     )
 
 
@@ -56,6 +57,14 @@ def redevice(node: Node, device: str | None) -> Node:
     """The tree with every node on a device, or on none."""
     entries = tuple((key, redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries)
     return node._replace(device=device, entries=entries)
+
+
+def relocked(node: Node, is_locked: bool) -> Node:
+    """The tree with every node locked, or none."""
+    entries = tuple(
+        (key, relocked(entry, is_locked) if isinstance(entry, Node) else entry) for key, entry in node.entries
+    )
+    return node._replace(is_locked=is_locked, entries=entries)
 
 
 def per_row(node: Node) -> Node:

@@ -81,6 +81,7 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
         entries=tuple(entries.items()),
         stack_dim=_stack_dim(message, path, len(batch_size)),
         inner=_inner(message, path),
+        is_locked=bool(message.is_locked),
     )
 
 

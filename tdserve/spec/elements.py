@@ -26,6 +26,9 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
         return td
     is_listed = isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0
     rows = list(td.tensordicts if is_listed else td.unbind(0))
+    if not is_listed and isinstance(td, LazyStackedTensorDict) and any(td.names):
+        for row in rows:
+            row.names = td.names[1:]  # which tensordict forgets
     return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
 
 

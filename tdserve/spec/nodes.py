@@ -101,6 +101,7 @@ class Node(NamedTuple):
         stack_dim: Of a lazy stack: the batch dimension along which its rows are stacked. -1: none yet, but rows of this
             structure are stacked lazily, along the dimension that numbers them. Not of a packed node.
         inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
+        is_locked: Whether no entry may be added, replaced or removed; what is below a locked node is locked too.
     """
 
     batch_size: tuple[int, ...]
@@ -110,6 +111,7 @@ class Node(NamedTuple):
     entries: tuple[tuple[str, Entry], ...]
     stack_dim: int | None = None
     inner: tuple[int, ...] | None = None
+    is_locked: bool = False
 
     @property
     def shown_batch_size(self) -> tuple[int, ...]:
@@ -126,6 +128,13 @@ PACKED = Ragged(Form.PACKED)
 def packed_leaf(node: Node) -> ValueLeaf:
     """How a packed node is stored."""
     return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)
+
+
+def has_state(node: Node, *, is_locked: bool = True) -> bool:
+    """Whether anything in a tree is noted that does not count for content; ``is_locked``: locks too."""
+    if is_locked and node.is_locked:
+        return True
+    return any(isinstance(entry, Node) and has_state(entry, is_locked=is_locked) for _, entry in node.entries)
 
 
 def has_nothing(known: Entry) -> bool:

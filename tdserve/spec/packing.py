@@ -7,7 +7,7 @@ everything about themselves, so that those of one batch may differ in batch size
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
@@ -20,10 +20,29 @@ from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.pieces import Pieces, jagged
 from tdserve.spec.torch_types import from_torch, to_torch
 
-_DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED = range(10)
+_DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED, _LOCKED = range(11)
 
 _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
 """What content that is no entry leads to."""
+
+
+class Exact(NamedTuple):
+    """An entry whose value also tells what does not count for content, as of ``capture``.
+
+    Attributes:
+        entry: Itself.
+        keeps_locks: Whether it tells what is locked; else that is noted elsewhere.
+    """
+
+    entry: Any
+    keeps_locks: bool
+
+
+def exact(elements: Any, num_dims: int, *, keeps_locks: bool) -> Any:
+    """(Nested lists of) elements as exact ones."""
+    if not num_dims:
+        return Exact(elements, keeps_locks)
+    return [exact(element, num_dims - 1, keeps_locks=keeps_locks) for element in elements]
 
 
 def pack(entry: Any) -> tuple[Any, ...]:
@@ -32,31 +51,37 @@ def pack(entry: Any) -> tuple[Any, ...]:
     Raises:
         NotSupportedError: It holds what cannot travel.
     """
+    return _pack(entry.entry, entry) if type(entry) is Exact else _pack(entry, None)
+
+
+def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
     kind = type(entry)
     if kind is NonTensorData:
         return (_VALUE, tuple(entry.batch_size), entry.data)
     if isinstance(entry, torch.Tensor):
         return _pack_tensor(entry)
-    if kind is TensorDict:
-        return _pack_dense(entry)
     if isinstance(entry, NonTensorStack):
         return _pack_values(entry)
+    if isinstance(entry, NonTensorData):
+        return (_VALUE, tuple(entry.batch_size), entry.data)
+    if state is not None and state.keeps_locks and getattr(entry, "is_locked", False):
+        return (_LOCKED, _pack(entry, state._replace(keeps_locks=False)))
+    if kind is TensorDict:
+        return _pack_dense(entry, state)
     if isinstance(entry, LazyStackedTensorDict):
         names = _names(entry)
         if not entry.tensordicts:
             return (_EMPTY_STACK, tuple(entry.batch_size), entry.stack_dim, names, _device(entry))
         name = None if names is None else names[entry.stack_dim]
-        return (_STACK, entry.stack_dim, name, [pack(row) for row in entry.tensordicts])
+        return (_STACK, entry.stack_dim, name, [_pack(row, state) for row in entry.tensordicts])
     if isinstance(entry, TensorDictParams):
-        return pack(entry._param_td)
-    if isinstance(entry, NonTensorData):
-        return (_VALUE, tuple(entry.batch_size), entry.data)
+        return _pack(entry._param_td, state)
     is_wrapper = getattr(kind, "_pass_through", False) or getattr(kind, "_is_non_tensor", False)
     if is_tensorclass(kind) and not is_wrapper:
         beside = {key: (_VALUE, (), value) for key, value in (entry._non_tensordict or {}).items()}
-        return (_CLASS, class_name(kind), pack(entry._tensordict), beside)
+        return (_CLASS, class_name(kind), _pack(entry._tensordict, state), beside)
     if isinstance(entry, TensorDictBase):
-        return pack(entry.to_tensordict())
+        return _pack(entry.to_tensordict(), state)
     raise NotSupportedError(feature=f"a {class_name(kind)}", reason="tensordicts, tensors and non-tensor data travel")
 
 
@@ -75,7 +100,7 @@ def unpack(value: Any) -> Any:
         raise RemoteProtocolError(expected="an entry of a tensordict", received=f"{error!r}"[:200]) from None
 
 
-def _pack_dense(td: TensorDict) -> tuple[Any, ...]:
+def _pack_dense(td: TensorDict, state: Exact | None) -> tuple[Any, ...]:
     entries = td._tensordict
     return (
         _DENSE,
@@ -83,7 +108,7 @@ def _pack_dense(td: TensorDict) -> tuple[Any, ...]:
         _names(td),
         _device(td),
         list(entries),
-        [pack(entry) for entry in entries.values()],
+        [_pack(entry, state) for entry in entries.values()],
     )
 
 
@@ -162,6 +187,10 @@ def _read_class(name: str, td: Any, beside: dict[str, Any]) -> Any:
     return instance_of(find_tensorclass(str(name), (), set()), inner, {key: item[2] for key, item in beside.items()})
 
 
+def _read_locked(entry: Any) -> Any:
+    return _READERS[entry[0]](*entry[1:]).lock_()
+
+
 def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
     kind = to_torch(dtype)
     if not data:
@@ -222,4 +251,5 @@ _READERS: tuple[Callable[..., Any], ...] = (
     _read_value_stack,
     _read_jagged,
     _read_nested,
+    _read_locked,
 )

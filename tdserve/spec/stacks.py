@@ -66,6 +66,7 @@ class _Stacking:
                 and node.batch_size == first.batch_size
                 and node.names == first.names
                 and node.device == first.device
+                and node.is_locked == first.is_locked
                 and len(node.entries) == len(first.entries)
             )
             if not is_same or node.inner is not None or node.stack_dim is not None:

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tdserve.errors import InvalidSpecError, KeyNotFoundError, SpecMismatchError
+from tdserve.errors import InvalidSpecError, KeyNotFoundError
 from tdserve.spec.canonical import fingerprint
-from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice
+from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, relocked
+from tdserve.spec.matching import check_node, describe, fits, quote, show
 from tdserve.spec.nodes import (
-    PACKED,
     DimNames,
     Entry,
     Form,
     Node,
     Path,
-    Ragged,
     TensorLeaf,
     ValueLeaf,
-    has_nothing,
     packed_leaf,
 )
 
@@ -94,6 +92,11 @@ class Spec:
         )
 
     @cached_property
+    def locked(self) -> tuple[Path, ...]:
+        """The nodes that are locked with all that is below them, without those below one another."""
+        return tuple(_locked(self.root, ()))
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all tensor leaves, packed."""
         return sum(leaf.nbytes for _, leaf in self.tensors)
@@ -131,7 +134,7 @@ class Spec:
         return entry
 
     def select(self, paths: Sequence[Path], *, store: str = "") -> Spec:
-        """This spec with only the given entries, whole if they are nodes, and the nodes above them.
+        """This spec with only the given entries, whole if they are nodes, and the nodes above them, which are unlocked.
 
         Raises:
             KeyNotFoundError: A path names nothing. ``store`` is only for its message.
@@ -156,7 +159,7 @@ class Spec:
         *,
         moved: tuple[int | None, ...] | None = None,
     ) -> Spec:
-        """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf.
+        """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf; nothing is locked.
 
         Args:
             num_dims: How many dimensions of the root's batch size go.
@@ -201,6 +204,14 @@ class Spec:
             spec = self.memo[("device", device)] = Spec(redevice(self.root, device))
         return spec
 
+    def with_locked(self, is_locked: bool) -> Spec:
+        """This spec with every node locked, as ``TensorDict.lock_`` leaves it, or none. Kept for next time."""
+        spec: Spec | None = self.memo.get(("locked", is_locked))
+        if spec is None:
+            root = relocked(self.root, is_locked)
+            spec = self.memo[("locked", is_locked)] = self if root == self.root else Spec(root)
+        return spec
+
     def with_values_per_row(self) -> Spec:
         """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""
         if not self.values:
@@ -240,105 +251,26 @@ class Spec:
             (key, self._select((*at, key), entry, below[key]) if isinstance(entry, Node) else entry)
             for _, entry, key in found
         )
-        return node._replace(entries=entries)
+        return node._replace(entries=entries, is_locked=False)
 
     @cached_property
     def _by_rows(self) -> dict[int, Spec]:
         return {}
 
 
-def show(path: Path) -> str:
-    """A path as error messages show it: a key of the root bare, a nested one as its tuple."""
-    return path[0] if len(path) == 1 else repr(path)
-
-
-def quote(path: Path) -> str:
-    """A path inside of a sentence: quoted as Python would."""
-    return repr(path[0]) if len(path) == 1 else repr(path)
-
-
 def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
     """Raises unless ``actual`` holds exactly what ``expected`` asks for.
 
-    What does not count: entry order, device, names of dimensions, whether a node is a lazy stack, and whether a
-    non-tensor leaf holds one value for all rows or one for each, which changes with every stacking and indexing. Where
-    ``expected`` has elements of any size, every size matches; elements of a packed node may lack keys, and an instance
-    may have any of its fields there.
+    What does not count: entry order, device, names of dimensions, whether a node is locked or a lazy stack, and
+    whether a non-tensor leaf holds one value for all rows or one for each, which changes with every stacking and
+    indexing. Where ``expected`` has elements of any size, every size matches; elements of a packed node may lack keys,
+    and an instance may have any of its fields there.
 
     Raises:
         SpecMismatchError: Names the first key that differs, with both sides.
     """
     if expected is not actual:
         check_node(expected.root, actual.root, (), store)
-
-
-def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False) -> None:
-    """As ``check_matches``, for nodes at a path; ``is_packed``: they are known of elements of a packed node."""
-    theirs_inner, inner = actual.inner, expected.inner
-    is_fit = expected.batch_size == actual.batch_size and (inner is None) is (theirs_inner is None)
-    if not is_fit or len(inner or ()) != len(theirs_inner or ()):
-        wanted, found = list(expected.shown_batch_size), list(actual.shown_batch_size)
-        kind = "ragged " if inner is not None and theirs_inner is None else ""
-        raise _mismatch(store, path, f"{kind}batch size {wanted}", f"{found}")
-    if expected.tensorclass != actual.tensorclass:
-        raise _mismatch(store, path, expected.tensorclass or "TensorDict", actual.tensorclass or "TensorDict")
-    if expected.entries == actual.entries:
-        return
-    is_packed = is_packed or inner is not None
-    theirs = dict(actual.entries)
-    for key, entry in expected.entries:
-        other = theirs.pop(key, None)
-        if other is None:
-            if is_packed:
-                continue
-            raise _mismatch(store, (*path, key), describe(entry), "no such key")
-        if isinstance(entry, Node) and isinstance(other, Node):
-            check_node(entry, other, (*path, key), store, is_packed=is_packed)
-        elif is_packed and (_is_any(entry) or has_nothing(other)):
-            continue
-        elif type(entry) is not type(other) or not fits(entry, other):
-            raise _mismatch(store, (*path, key), describe(entry), describe(other))
-    if is_packed and expected.tensorclass is not None:
-        return  # fields that it has at times
-    for key, other in theirs.items():
-        raise _mismatch(store, (*path, key), "no such key", describe(other))
-
-
-def fits(expected: Entry, actual: Entry) -> bool:
-    """Whether one leaf may take the place of another."""
-    if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
-        return expected.batch_size == actual.batch_size and _fits_ragged(expected.ragged, actual.ragged)
-    return expected == actual
-
-
-def _is_any(known: Entry) -> bool:
-    """Whether elements of a packed node hold different things at a key."""
-    return isinstance(known, ValueLeaf) and known.ragged == PACKED
-
-
-def _fits_ragged(expected: Ragged | None, actual: Ragged | None) -> bool:
-    if expected is None or actual is None:
-        return expected is actual
-    if (expected.form is Form.PACKED) is not (actual.form is Form.PACKED):
-        return False
-    if expected.dtype != actual.dtype or len(expected.shape) != len(actual.shape):
-        return False
-    return all(wanted in (-1, size) for wanted, size in zip(expected.shape, actual.shape, strict=True))
-
-
-def _mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatchError:
-    return SpecMismatchError(store=store, key=show(path) if path else "", expected=expected, actual=actual)
-
-
-def describe(entry: Entry) -> str:
-    """What a key holds, as error messages show it: ``float32[4, 3]``."""
-    if isinstance(entry, TensorLeaf):
-        return f"{entry.dtype}{list(entry.shape)}"
-    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
-        return f"ragged {entry.ragged.dtype}{[*entry.batch_size, *entry.ragged.shape]}"
-    if isinstance(entry, ValueLeaf):
-        return f"non-tensor{list(entry.batch_size)}"
-    return f"{entry.tensorclass or 'TensorDict'}{list(entry.shown_batch_size)}"
 
 
 def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[Path, Entry]]:
@@ -358,6 +290,15 @@ def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLe
             yield from _leaves(entry, (*path, key))
         else:
             yield (*path, key), entry
+
+
+def _locked(node: Node, path: Path) -> Iterator[Path]:
+    if node.is_locked:
+        yield path
+    elif node.inner is None:
+        for key, entry in node.entries:
+            if isinstance(entry, Node):
+                yield from _locked(entry, (*path, key))
 
 
 def _has_stack(node: Node) -> bool:

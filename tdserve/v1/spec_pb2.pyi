@@ -75,7 +75,7 @@ class Spec(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner")
+    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class Node(_message.Message):
     STACK_DIM_FIELD_NUMBER: _ClassVar[int]
     IS_PACKED_FIELD_NUMBER: _ClassVar[int]
     INNER_FIELD_NUMBER: _ClassVar[int]
+    IS_LOCKED_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     has_names: bool
     names: _containers.RepeatedCompositeFieldContainer[DimName]
@@ -94,7 +95,8 @@ class Node(_message.Message):
     stack_dim: int
     is_packed: bool
     inner: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_locked: bool
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ...) -> None: ...
 
 class DimName(_message.Message):
     __slots__ = ("name",)

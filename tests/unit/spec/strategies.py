@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,9 @@ from hypothesis.extra import numpy as hnp
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 
 from tdserve.spec.torch_types import TO_TORCH
+from tests.sameness import difference, same_value
+
+__all__ = ["difference", "same_value", "tensordicts", "values"]
 
 RESERVED = ("_total_bytes", "cls", "leaves", "size", "shape", "device", "_type", "non_tensors", "cls_metadata", "data")
 ODD = ("", ".", "..", "a/b", "a.b", " ", "a b", "ä", "😀", "\x00", "__metadata__", "batch_size", "_tensordict")
@@ -141,51 +143,3 @@ def _outer(draw: st.DrawFn, batch_size: tuple[int, ...], names: Any, device: str
     if depth and draw(st.booleans()):
         td.set("rest", draw(_nested(batch_size, names, device, depth - 1)))
     return Outer.from_tensordict(td)
-
-
-def same_value(left: Any, right: Any) -> bool:
-    """Equal in type and content, down to the bits of floats and the order of dict keys."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(same_value, left, right))
-    if isinstance(left, dict):
-        return same_value(list(left.items()), list(right.items()))
-    if type(left) is float:
-        return struct.pack("<d", left) == struct.pack("<d", right)
-    if isinstance(left, np.ndarray) or (isinstance(left, np.generic) and not isinstance(left, (str, bytes))):
-        return (left.dtype.str, left.shape, left.tobytes()) == (right.dtype.str, right.shape, right.tobytes())
-    if isinstance(left, (str, bytes)):  # NumPy's own comparison ignores trailing zeros
-        return left[:] == right[:] and len(left) == len(right)
-    return bool(left == right)
-
-
-def difference(left: Any, right: Any, where: str = "root") -> str | None:
-    """The first difference between two tensordicts, None when there is none."""
-    for side in (left, right):
-        if isinstance(side, NonTensorStack):
-            side.tolist()  # at the first look it becomes a plain one
-    if type(left) is not type(right):
-        return f"{where}: {type(left)} against {type(right)}"
-    if isinstance(left, torch.Tensor):
-        is_equal = left.dtype == right.dtype and left.shape == right.shape and _bits(left).equal(_bits(right))
-        return None if is_equal else f"{where}: {left} against {right}"
-    outside = [(list(side.batch_size), list(side.names), side.device) for side in (left, right)]
-    if outside[0] != outside[1]:
-        return f"{where}: {outside}"
-    if isinstance(left, (NonTensorData, NonTensorStack)):
-        both = (left.data, right.data) if isinstance(left, NonTensorData) else (left.tolist(), right.tolist())
-        return None if same_value(*both) else f"{where}: {both}"
-    if list(left.keys()) != list(right.keys()):
-        return f"{where}: {list(left.keys())} against {list(right.keys())}"
-    found = (difference(_entry(left, key), _entry(right, key), f"{where}.{key!r}") for key in list(left.keys()))
-    return next((text for text in found if text), None)
-
-
-def _entry(td: Any, key: str) -> Any:
-    return (td if isinstance(td, TensorDict) else td._tensordict).get(key)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)

@@ -32,6 +32,7 @@ def test_fingerprint_when_order_of_entries_differs_then_is_the_same() -> None:
         {"names": (None,)},
         {"device": None},
         {"tensorclass": "m.D"},
+        {"is_locked": True},
         {"entries": ROOT.entries[1:]},
         {"entries": (("n", LEAF), *ROOT.entries[1:])},
         {"entries": (("n", INNER._replace(names=("a", None))), *ROOT.entries[1:])},

@@ -191,7 +191,7 @@ def test_capture_when_destination_cannot_be_written_through_then_refuses(leaf: t
 
 def test_capture_when_done_then_leaves_the_tensordict_as_it_was() -> None:
     td = TensorDict({"a": torch.arange(3), "v": "text"}, [3], names=["t"]).lock_()
-    before = td.clone()
+    before = td.clone().lock_()
     capture(td)
     assert td.is_locked
     assert difference(before, td) is None
@@ -210,3 +210,10 @@ def test_capture_when_pickle_is_allowed_or_it_is_a_destination_then_values_of_an
         assert captured.values == {("v",): {1}, ("w",): [{2}, 3]}
     with pytest.raises(NotSupportedError, match="'v'"):
         capture(td)
+
+
+def test_capture_when_exact_then_notes_what_is_locked() -> None:
+    td = TensorDict({"a": TensorDict({"b": {}}).lock_(), "c": {}})
+    assert capture(td, is_exact=True).spec.locked == (("a",),)
+    assert capture(td).spec.locked == ()
+    assert capture(td.lock_(), is_exact=True).spec == capture(td).spec.with_locked(True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, replaced, unstacked
+from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, relocked, replaced, unstacked
 from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 
 RAGGED = Ragged(Form.STACK, "float32", (-1,))
@@ -57,3 +57,14 @@ def test_redevice_when_nodes_are_nested_then_every_one() -> None:
 def test_per_row_when_values_are_shared_then_one_for_each() -> None:
     assert dict(per_row(STACK).entries)["s"] == ValueLeaf((4,), True)
     assert dict(flip_per_row(STACK, (), {("s",)}).entries)["s"] == ValueLeaf((4,), True)
+
+
+def test_relocked_when_asked_then_every_node() -> None:
+    found = relocked(STACK, True)
+    assert found.is_locked
+    assert found.entries[2][1] == INNER._replace(is_locked=True)
+    assert relocked(found, False) == STACK
+
+
+def test_rebatch_when_locked_then_rows_are_not() -> None:
+    assert rebatch(relocked(STACK, True), 1, (2,), None) == rebatch(STACK, 1, (2,), None)

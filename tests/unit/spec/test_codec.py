@@ -14,7 +14,7 @@ from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
 from tests.unit.spec.ragged import CASES
 
-INNER = Node((2, 0), None, None, None, ())
+INNER = Node((2, 0), None, None, None, (), is_locked=True)
 SPEC = Spec(
     Node(
         (2,),

@@ -11,7 +11,7 @@ from tensordict import MetaData, NonTensorData, TensorDict
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError
-from tdserve.spec.packing import pack, unpack
+from tdserve.spec.packing import exact, pack, unpack
 from tdserve.values import decode_bytes, encode_bytes
 from tests.unit.spec.ragged import CASES, check_same, turns
 
@@ -80,3 +80,11 @@ def test_unpack_when_a_value_has_any_type_then_it_stays() -> None:
     found = unpack(pack(NonTensorData({"a": (1, None)}, batch_size=[2])))
     assert found.data == {"a": (1, None)}
     assert found.batch_size == torch.Size([2])
+
+
+def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
+    td = TensorDict({"n": TensorDict({"a": torch.ones(2)}).lock_(), "m": {}})
+    found = unpack(decode_bytes(encode_bytes(pack(exact([td], 1, keeps_locks=True)[0]))))
+    assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
+    for entry in (td, exact(td, 0, keeps_locks=False)):
+        assert not unpack(pack(entry))["n"].is_locked

@@ -135,6 +135,23 @@ def test_with_device_when_given_then_moves_every_node() -> None:
     assert SPEC.with_device(None).root.device is None
 
 
+def test_with_locked_when_asked_then_every_node_and_back() -> None:
+    found = SPEC.with_locked(True)
+    assert found.locked == ((),)
+    assert found.find(("n",)) == INNER._replace(is_locked=True)
+    assert SPEC.with_locked(True) is found
+    assert found.with_locked(False) == SPEC
+    assert SPEC.with_locked(False) is SPEC
+    check_matches(SPEC, found, store="s")
+    check_matches(found, SPEC, store="s")
+
+
+def test_select_when_locked_then_whole_nodes_are_and_what_is_above_not() -> None:
+    locked = SPEC.with_locked(True)
+    assert locked.select([("n",)]).locked == (("n",),)
+    assert locked.select([("n", "y")]).locked == ()
+
+
 def test_with_values_per_row_when_asked_then_changes_values_that_have_rows() -> None:
     spec = Spec(Node((), None, None, None, (("n", INNER), ("v", ValueLeaf((), False)), ("w", ValueLeaf((2,), False)))))
     per_row = spec.with_values_per_row()
