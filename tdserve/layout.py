@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.tree import Path, Spec, TensorLeaf
@@ -100,6 +100,16 @@ class Layout:
         if layout is None:
             layout = spec.memo[key] = _layout_of(spec, trailing, is_packed)
         return layout
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What others compute once per layout, by a key of theirs; dies with the layout."""
+        return {}
+
+    @cached_property
+    def leaf_paths(self) -> tuple[Path, ...]:
+        """Of the leaves, in the order of their slots."""
+        return tuple(slot.path for slot in self.slots[: self.num_leaves])
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:

@@ -22,6 +22,15 @@ DEFAULT_KEEP = 2
 MAX_CHECKSUMMED = 8
 """Versions whose checksums are known: a reader that is further behind gets everything."""
 
+MIN_SHARE = 1 / 8
+"""Of a version must be unchanged: to verify that costs the reader about a third of receiving it."""
+
+PATIENCE = 4
+"""Versions in a row that had less of those before them, after which the next ones are looked at more rarely."""
+
+MAX_PASSED_OVER = 64
+"""Versions between two looks, at most: so late it is noticed that from now on most leaves stay as they are."""
+
 
 @dataclass(frozen=True)
 class VersionRecord:
@@ -99,6 +108,8 @@ class Versions:
         self.fanout = 0
         self.wants_checksums = False
         self.is_mostly_unchanged = False
+        self._num_in_vain = 0
+        self._next_checksummed = 0
 
     def __repr__(self) -> str:
         return f"<Versions {list(self._kept)} kept, {list(self._held)} held by readers, {list(self._pool)} to recycle>"
@@ -230,13 +241,31 @@ class Versions:
         self._checksums = dict(sorted(self._checksums.items())[-MAX_CHECKSUMMED:])
         return True
 
+    def is_worth_checksums(self, version: int) -> bool:
+        """Whether a version should get checksums: all do, until some in a row have had nothing of those before."""
+        return version >= self._next_checksummed
+
+    def note_unchanged(self, version: int, before: int, *, share: float) -> None:
+        """Learns what share of a version's bytes the one ``before`` had too.
+
+        Where that is too little, time after time, as when a whole network is trained, their checksums are work for
+        nothing, just when readers come: ever more versions are passed over between two that are compared.
+        """
+        self.is_mostly_unchanged = share >= 0.5
+        if share >= MIN_SHARE:
+            self._num_in_vain = self._next_checksummed = 0
+        elif before >= self._next_checksummed:
+            self._num_in_vain += 1
+            num_passed_over = min(2 ** max(self._num_in_vain - PATIENCE, 0), MAX_PASSED_OVER)
+            self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
+
     def checksums(self, version: int) -> Checksums | None:
         """Those of a version, which may be retired by now; None when they are not known."""
         return self._checksums.get(version)
 
-    def checksums_before(self, version: int) -> Checksums | None:
-        """Those of the last version before one of which they are known."""
-        return next((each for number, each in reversed(self._checksums.items()) if number < version), None)
+    def checksums_before(self, version: int) -> tuple[int, Checksums] | None:
+        """The last version before one of which they are known, and they."""
+        return next((each for each in reversed(self._checksums.items()) if each[0] < version), None)
 
     def state(self) -> dict[str, Any]:
         """All that a restart needs, as JSON knows it."""

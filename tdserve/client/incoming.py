@@ -13,7 +13,8 @@ from tdserve.client.leaves import Leaves
 from tdserve.client.session import Session
 from tdserve.content import ReadStatus, values_messages
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
-from tdserve.layout import Layout, Message
+from tdserve.layout import Layout, Message, Slot
+from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path
 from tdserve.transport.behind import SinkBehind
@@ -36,9 +37,7 @@ class Received:
 
     def leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves of the spec by path."""
-        num_leaves = self._layout.num_leaves
-        slots = self._layout.slots[:num_leaves]
-        return {slot.path: column for slot, column in zip(slots, self.columns[:num_leaves], strict=True)}
+        return dict(zip(self._layout.leaf_paths, self.columns, strict=False))  # behind them is what was added
 
     def trailing(self, name: str) -> torch.Tensor:
         """A column that the service has added."""
@@ -169,16 +168,66 @@ def _shown(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Te
     return [*columns[: layout.num_leaves], *(column.cpu() for column in columns[layout.num_leaves :])]
 
 
+class _Run(NamedTuple):
+    """Slots of one dtype and shape at equal distances.
+
+    Attributes:
+        size, stride: Of a tensor that has all of them along its first dimension, or of the one that there is.
+        offset: Of the first, in elements.
+    """
+
+    dtype: str
+    num_slots: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
 def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
     """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
     typed: dict[str, torch.Tensor] = {}
-    found = []
-    for slot in layout.slots:
-        base = typed.get(slot.dtype)
+    found: list[torch.Tensor] = []
+    for dtype, num_slots, size, stride, offset in _runs(layout):
+        base = typed.get(dtype)
         if base is None:
-            base = typed[slot.dtype] = buffer.view(to_torch(slot.dtype))
-        found.append(torch.as_strided(base, slot.shape, _strides(slot.shape), slot.offset // base.itemsize))
+            base = typed[dtype] = buffer.view(to_torch(dtype))
+        run = torch.as_strided(base, size, stride, offset)
+        if num_slots > 1:
+            found += run.unbind(0)
+        else:
+            found.append(run)
     return found
+
+
+def _runs(layout: Layout) -> list[_Run]:
+    """How to make views of all slots with few calls; kept with the layout."""
+    runs: list[_Run] | None = layout.memo.get(_Run)
+    if runs is None:
+        runs = layout.memo[_Run] = []
+        before: list[Slot] = []
+        for slot in layout.slots:
+            if before and not _continues(before, slot):
+                runs.append(_run(before))
+                before = []
+            before.append(slot)
+        if before:
+            runs.append(_run(before))
+    return runs
+
+
+def _continues(run: list[Slot], slot: Slot) -> bool:
+    last, step = run[-1], slot.offset - run[-1].offset
+    is_alike = (slot.dtype, slot.shape) == (last.dtype, last.shape) and slot.nbytes > 0
+    return is_alike and step % ITEMSIZE[slot.dtype] == 0 and step == (last.offset - run[-2].offset if run[1:] else step)
+
+
+def _run(slots: list[Slot]) -> _Run:
+    first, num_slots = slots[0], len(slots)
+    itemsize = ITEMSIZE[first.dtype]
+    size, stride = first.shape, _strides(first.shape)
+    if num_slots > 1:
+        size, stride = (num_slots, *size), ((slots[1].offset - first.offset) // itemsize, *stride)
+    return _Run(first.dtype, num_slots, size, stride, first.offset // itemsize)
 
 
 def _empty(layout: Layout, number: int) -> torch.Tensor:

@@ -24,8 +24,8 @@ class ModuleDestination(Destination):
     def __init__(self, module: nn.Module, *, store: str) -> None:
         super().__init__(TensorDict.from_module(module).data, store=store)
 
-    def check(self, spec: Spec) -> None:
-        """Raises SpecMismatchError, which names the parameter or buffer as the module does; nothing was written."""
+    def _check(self, spec: Spec) -> None:
+        """Names the parameter or buffer as the module does."""
         came: Mapping[Path, Entry] = dict((*spec.tensors, *spec.values))
         mine: Mapping[Path, Entry] = dict(self._captured.spec.tensors)
         for path in sorted(came.keys() | mine.keys()):

@@ -101,19 +101,30 @@ class Destination:
         self.out = out
         self._store = store
         self._captured = capture(out, store=store, is_destination=True)
+        self._fitting: Spec | None = None
+        self._placed: tuple[Layout, Leaves | None] | None = None
 
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless content of this structure fits; nothing was written."""
+        if spec is self._fitting:
+            return
         if spec.has_ragged:
             self._captured = capture(self.out, store=self._store, is_destination=True, like=spec)
+            self._placed = None
+        self._check(spec)
+        self._fitting = spec
+
+    def _check(self, spec: Spec) -> None:
         check_matches(spec, self._captured.spec, store=self._store)
 
     def places(self, layout: Layout) -> Leaves | None:
         """The leaves in the layout's order; None when they cannot be received into."""
         if self._captured.spec.has_ragged:
             return None  # of a lazy stack a capture has copies
-        leaves = leaves_of(self._captured, layout)
-        return None if leaves.contents is None else leaves
+        if self._placed is None or self._placed[0] is not layout:
+            leaves = leaves_of(self._captured, layout)
+            self._placed = layout, None if leaves.contents is None else leaves
+        return self._placed[1]
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place."""

@@ -240,7 +240,6 @@ class _Attempt:
         message.failed.extend(failed)
         pending = session.send(request, latest=message)
         destination, mismatch = self._destination()  # while the server works
-        held = self._held.find(wanted.name, destination) if holds and mismatch is None else None
         answer = pending.wait(answer_timeout_s(deadline), f"a version of {wanted.name!r}")
         if answer.HasField("done") and answer.done.nothing_newer:
             if mismatch is not None:
@@ -258,6 +257,7 @@ class _Attempt:
             content = version_here(self._client, session.local, spec, sent, accepted, destination, copy=wanted.copy)
             return self._weights(content, accepted)
         if accepted.checksums:
+            held = self._held.find(wanted.name, destination) if mismatch is None else None
             rest = Rest(spec, accepted, held, destination)
             content = self._finish_rest(session, request, pending, answer, spec, rest, deadline)
             if mismatch is not None:

@@ -17,13 +17,10 @@ from tdserve.spec.sent import encode_numbers
 from tdserve.spec.tree import Spec
 from tdserve.store.version_checksums import DTYPE
 from tdserve.v1 import worker_pb2
-from tdserve.weights import VersionRecord
+from tdserve.weights import MIN_SHARE, VersionRecord
 
 MIN_NBYTES = 1024 * 1024
 """A smaller version travels whole in less time than it takes to look which of its leaves the reader has."""
-
-MIN_SHARE = 8
-"""One part in so many must be unchanged: to verify that costs the reader about a third of receiving it."""
 
 CHECKSUM_NBYTES = 8
 
@@ -60,8 +57,11 @@ class Checksums:
         self._making: dict[str, tuple[int, asyncio.Future[worker_pb2.Worked]]] = {}
 
     def make(self, entry: Entry, version: VersionRecord, ref: worker_pb2.VersionRef, worker: DataWorker) -> None:
-        """Has a worker begin with a version's, unless somebody does, or has; those of an older one are given up."""
+        """Has a worker begin with a version's, unless somebody does, or has, or they are hardly of use; those of an
+        older one are given up."""
         versions = entry.weight_versions()
+        if not versions.is_worth_checksums(version.version):
+            return
         uid = entry.record.uid
         making = self._making.get(uid)
         if versions.checksums(version.version) is not None or (making is not None and making[0] >= version.version):
@@ -90,7 +90,7 @@ class Checksums:
             return None
         checksums = np.frombuffer(now.content, DTYPE)
         is_same = checksums == np.frombuffer(before.content, DTYPE)
-        if MIN_SHARE * _nbytes(spec, is_same) < spec.nbytes:
+        if _nbytes(spec, is_same) < MIN_SHARE * spec.nbytes:
             return None
         rest: list[int] = np.flatnonzero(~is_same).tolist()
         return Unchanged(encode_numbers(np.flatnonzero(is_same)), checksums[is_same].tobytes(), rest)
@@ -106,9 +106,10 @@ class Checksums:
         spec = self._stores.spec_of(version.fingerprint)
         before = versions.checksums_before(version.version)
         if len(content) == CHECKSUM_NBYTES * len(spec.tensors) and versions.set_checksums(version.version, content):
-            if before is not None and before.fingerprint == version.fingerprint:
-                is_same = np.frombuffer(content, DTYPE) == np.frombuffer(before.content, DTYPE)
-                versions.is_mostly_unchanged = 2 * _nbytes(spec, is_same) >= spec.nbytes
+            if before is not None and before[1].fingerprint == version.fingerprint:
+                is_same = np.frombuffer(content, DTYPE) == np.frombuffer(before[1].content, DTYPE)
+                share = _nbytes(spec, is_same) / spec.nbytes
+                versions.note_unchanged(version.version, before[0], share=share)
             with self._stores.db.transaction() as txn:
                 self._stores.save_state(entry, txn, versions.state())
             entry.changed.wake()

@@ -63,6 +63,7 @@ def survive(say: Say, address: str, name: str, size: int, rounds: int, *, transp
     """Broadcasts in an epoch with a member that dies in it, goes on without it, again and again."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         group = client.group(name, size)
+        say("together")
         for number in range(rounds):
             group.next_epoch(size + 1)
             start_s = time.monotonic()

@@ -38,6 +38,8 @@ def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_
         members.start("survive", server.address, "g", num_survivors, rounds, transport=("gloo", "shm")[number % 2])
         for number in range(num_survivors)
     ]
+    for survivor in survivors:
+        assert survivor.line() == "together"
     for number in range(rounds):
         with members.start("fall", server.address, "g", num_survivors + 1, number, at=1 + number % 7) as victim:
             victim.wait_killed()

@@ -101,7 +101,7 @@ def test_client_when_it_may_not_write_the_files_then_it_reads_and_writes_nothing
         pytest.skip("only root may become another user")
     root = Path(public_server.config.root)
     client.create_replay("r", row(), 3 * NUM_ROWS).extend(rows(BEFORE))
-    client.create_replay("p", row(), NUM_ROWS, sampler=tdserve.Prioritized()).extend(rows(BEFORE))
+    client.create_replay("p", row(), NUM_ROWS, sampler=tdserve.Prioritized(alpha=1.0)).extend(rows(BEFORE))
     client.init_remote(rows(BEFORE), "td")
     client.publish("w", rows(BEFORE))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.weights import MAX_CHECKSUMMED, Publishing, Versions
+from tdserve.weights import MAX_CHECKSUMMED, MAX_PASSED_OVER, MIN_SHARE, Publishing, Versions
 
 
 class _AgainstFiles(RuleBasedStateMachine):
@@ -221,7 +221,7 @@ def test_checksums_when_a_version_is_retired_then_known_still_but_not_made_known
     assert known is not None
     assert known.content == b"two"
     assert (versions.checksums(1), versions.checksums(3)) == (None, None)
-    assert (versions.checksums_before(3), versions.checksums_before(2)) == (known, None)
+    assert (versions.checksums_before(3), versions.checksums_before(2)) == ((2, known), None)
     assert Versions.restore(json.loads(json.dumps(versions.state()))).checksums(2) == known
 
 
@@ -231,6 +231,29 @@ def test_checksums_when_of_many_versions_then_only_the_last_are_known() -> None:
         _publish(versions)
         versions.set_checksums(version, b"%d" % version)
     assert [version for version in range(1, 20) if versions.checksums(version)] == list(range(3, MAX_CHECKSUMMED + 3))
+
+
+def _looked_at(versions: Versions, num_versions: int, *, share: float) -> list[int]:
+    """Of the next versions those that get checksums, where each has this share of the one looked at before."""
+    found = list[int]()
+    for _ in range(num_versions):
+        _publish(versions)
+        version = versions.files[-1]
+        if versions.is_worth_checksums(version):
+            before = versions.checksums_before(version)
+            versions.set_checksums(version, b"")
+            if before is not None:
+                versions.note_unchanged(version, before[0], share=share)
+            found.append(version)
+    return found
+
+
+def test_is_worth_checksums_when_everything_changes_time_after_time_then_ever_rarer_until_something_stays() -> None:
+    versions = Versions()
+    assert _looked_at(versions, 20, share=0.0) == [1, 2, 3, 4, 5, 6, 7, 9, 10, 14, 15]
+    assert len(_looked_at(versions, 1000, share=MIN_SHARE / 2)) < 50
+    assert len(_looked_at(versions, MAX_PASSED_OVER + 100, share=MIN_SHARE)) >= 100
+    assert not versions.is_mostly_unchanged
 
 
 def test_restore_when_the_state_is_of_a_server_without_checksums_then_none_are_known() -> None:

@@ -30,10 +30,13 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 leaves = st.builds(TensorLeaf, st.sampled_from(sorted(ITEMSIZE)), shapes)
 
 
-@given(st.lists(leaves, min_size=1, max_size=6))
-def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(found: list[TensorLeaf]) -> None:
-    entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(found))
-    layout = Layout.of(Spec(Node((), None, None, None, entries)))
+@given(st.lists(st.tuples(leaves, st.integers(1, 4)), min_size=1, max_size=6), st.booleans())
+def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(
+    found: list[tuple[TensorLeaf, int]], is_packed: bool
+) -> None:
+    repeated = [leaf for leaf, num_times in found for _ in range(num_times)]
+    entries = tuple((f"k{number:02}", leaf) for number, leaf in enumerate(repeated))
+    layout = Layout.of(Spec(Node((), None, None, None, entries)), is_packed=is_packed)
     buffer = BufferPool().take(layout.nbytes)
     for slot, view in zip(layout.slots, views(layout, buffer), strict=True):
         assert (view.dtype, tuple(view.shape)) == (to_torch(slot.dtype), slot.shape)
