@@ -146,6 +146,7 @@ def finish_read(
     mismatch: TDServeError | None = None,
     keeps_fault: bool = False,
     device: Any = None,
+    allow_pickle: bool | None = None,
 ) -> Content:
     """Receives what an answer announces (or holds), and checks that it is whole.
 
@@ -156,6 +157,7 @@ def finish_read(
         mismatch: Why there is no destination, raised then.
         keeps_fault: Whether values that cannot be decoded are no error here; the content says so.
         device: Where the content will be moved, as of ``receive``.
+        allow_pickle: Whether pickled values are unpickled; None: as the client says.
     """
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     inline = answer.done.inline if answer.HasField("done") else None
@@ -194,7 +196,7 @@ def finish_read(
         raise mismatch
     version = received.version
     encoded = accepted.values if block is None else block.numpy().tobytes()
-    spec, values, fault = decoded(client, spec, encoded, keeps_fault=keeps_fault)
+    spec, values, fault = decoded(client, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
     content = Content(spec, received.leaves(), values, version or accepted.version, accepted, received, fault)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
@@ -202,11 +204,17 @@ def finish_read(
 
 
 def decoded(
-    client: SessionClient, spec: Spec, encoded: bytes | ReadBlock, *, keeps_fault: bool
+    client: SessionClient,
+    spec: Spec,
+    encoded: bytes | ReadBlock,
+    *,
+    keeps_fault: bool,
+    allow_pickle: bool | None = None,
 ) -> tuple[Spec, dict[Path, Any], TDServeError | None]:
     """``decode_values``; with ``keeps_fault`` the error comes back instead of being raised, and no values with it."""
+    trusts = client.allow_pickle if allow_pickle is None else allow_pickle
     try:
-        return *decode_values(spec, encoded, allow_pickle=client.allow_pickle), None
+        return *decode_values(spec, encoded, allow_pickle=trusts), None
     except TDServeError as error:
         if not keeps_fault:
             raise
@@ -243,20 +251,23 @@ def read_selection(
     deadline: Deadline,
     destination: Destination | None = None,
     device: Any = None,
+    allow_pickle: bool | None = None,
 ) -> Content | None:
     """Reads a selection of a tensordict store as of one moment; None when there is nothing newer.
 
     Args:
         spec: The store's structure if it is known; otherwise the server sends it along.
         device: Where the content will be moved, as of ``receive``.
+        allow_pickle: Whether pickled values are unpickled; None: as the client says.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Content | None:
         if session.local is not None and spec is not None and newer_than is None:
             known = session.local.known(name, spec)
-            content = None if known is None else read_here(client, known, selection, keys, destination=destination)
-            if content is not None:
-                return content
+            if known is not None:
+                content = read_here(client, known, selection, keys, destination=destination, allow_pickle=allow_pickle)
+                if content is not None:
+                    return content
         asked = control_pb2.ReadRequest(
             store=name,
             selection=selection.to_message(),
@@ -274,7 +285,9 @@ def read_selection(
         if stored is None:
             raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
         if session.local is not None:
-            return _read_granted(client, session.local, name, stored, selection, keys, accepted, destination)
+            return _read_granted(
+                client, session.local, name, stored, selection, keys, accepted, destination, allow_pickle=allow_pickle
+            )
         chosen = selected_spec(stored, selection, keys, store=name)
         return finish_read(
             client,
@@ -287,6 +300,7 @@ def read_selection(
             deadline=deadline,
             destination=destination,
             device=device,
+            allow_pickle=allow_pickle,
         )
 
     return client.call(attempt, deadline)
@@ -301,13 +315,23 @@ def _read_granted(
     keys: Sequence[Path],
     accepted: control_pb2.Accepted,
     destination: Destination | None,
+    *,
+    allow_pickle: bool | None,
 ) -> Content:
     """Reads a store that the server has let a local client read."""
     store = local.store(name, accepted.uid, stored)
     if not local.lacks_values or not stored.values:
         local.grant(store)
     for _ in range(MAX_LOCAL_TRIES):
-        content = read_here(client, store, selection, keys, values=accepted.values, destination=destination)
+        content = read_here(
+            client,
+            store,
+            selection,
+            keys,
+            values=accepted.values,
+            destination=destination,
+            allow_pickle=allow_pickle,
+        )
         if content is not None:
             return content
         time.sleep(0)  # lets the writer go on
@@ -324,6 +348,7 @@ def read_here(
     *,
     values: bytes = b"",
     destination: Destination | None = None,
+    allow_pickle: bool | None = None,
 ) -> Content | None:
     """Copies a selection out of a mapped store; None when it is being written, or the store was deleted."""
     places = None
@@ -334,7 +359,8 @@ def read_here(
     found = copy_selection(store, selection.to_message(), keys, values=values, pool=client.pool, into=places)
     if found is None:
         return None
-    spec, decoded = decode_values(found.spec, found.values, allow_pickle=client.allow_pickle)
+    trusts = client.allow_pickle if allow_pickle is None else allow_pickle
+    spec, decoded = decode_values(found.spec, found.values, allow_pickle=trusts)
     content = Content(spec, found.leaves, decoded, found.version)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)

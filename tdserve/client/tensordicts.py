@@ -233,6 +233,7 @@ class TensorDictClient(SessionClient):
         newer_than: int | None = None,
         destination: Destination | None = None,
         device: Any = None,
+        allow_pickle: bool | None = None,
     ) -> Content | None:
         return read_selection(
             self,
@@ -243,6 +244,7 @@ class TensorDictClient(SessionClient):
             deadline=deadline,
             destination=destination,
             device=device,
+            allow_pickle=allow_pickle,
         )
 
     def _replace(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:

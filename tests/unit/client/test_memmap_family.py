@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import InvalidRequestError
+from tdserve.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
 
@@ -23,3 +24,58 @@ def test_memmap_like_when_made_then_zeros_with_more_rows(client: tdserve.Client,
 def test_memmap_like_when_a_size_is_none_then_refused(client: tdserve.Client, name: str, batch_size: Any) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size"):
         client.memmap_like(TD, name, batch_size=batch_size)
+
+
+def test_memmap_like_when_returned_early_then_a_future_of_the_handle(client: tdserve.Client, name: str) -> None:
+    future = client.memmap_like(TD, name, batch_size=(5,), num_threads=2, return_early=True)
+    handle = future.result()
+    assert handle.batch_size == torch.Size([5, 3])
+    assert handle[1, 2]["n", "t"] == "text"
+
+
+def test_memmap_like_when_expanded_then_only_as_large_as_one_row(client: tdserve.Client, name: str) -> None:
+    row = TensorDict({"a": torch.ones(64, 64, dtype=torch.uint8), "b": torch.zeros(1, dtype=torch.int64)}, [])
+    handle = client.memmap_like(row.expand(1_000), name)
+    assert handle.batch_size == torch.Size([1_000])
+    assert handle["a"].shape == torch.Size([1_000, 64, 64])
+    assert not handle["a"].any()
+
+
+def test_save_and_dumps_when_called_then_as_memmap(client: tdserve.Client, name: str) -> None:
+    assert client.save(TD, name)["n", "t"] == client.dumps(TD, f"{name}-2")["n", "t"] == "text"
+    with pytest.raises(StoreExistsError):
+        client.save(TD, name)
+    assert client.save(TD, name, existsok=True).name == name
+
+
+def test_memmap_when_leaves_have_files_then_copied_unless_refused(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    mapped = TD.memmap(str(tmp_path))
+    ways: list[dict[str, Any]] = [{}, {"copy_existing": True}, {"copy_existing": None}]
+    for number, options in enumerate(ways):
+        store = client.memmap(mapped, f"{name}-{number}", **options)
+        assert torch.equal(store["a"], TD["a"])
+    for save in (client.memmap, client.memmap_, client.save):
+        with pytest.raises(WrongStateError, match="copy_existing=True"):
+            save(mapped, name, False)
+    assert name not in client
+
+
+@pytest.mark.parametrize("options", [{"archive": True}, {"compression": "deflate"}])
+def test_memmap_when_an_archive_is_asked_for_then_refused_with_what_to_do(
+    client: tdserve.Client, name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(NotSupportedError, match="save"):
+        client.memmap(TD, name, **options)
+    if "archive" in options:
+        with pytest.raises(NotSupportedError, match="save"):
+            client.memmap_like(TD, name, **options)
+    assert name not in client
+
+
+def test_memmap__when_returned_early_then_a_future_of_the_tensordict_itself(client: tdserve.Client, name: str) -> None:
+    td = TD.clone()
+    assert client.memmap_(td, name, return_early=True).result() is td
+    client[name].set_at_("a", 9.0, 0)
+    assert client.memmap_refresh_(td)["a"][0].tolist() == [9.0, 9.0]
