@@ -53,7 +53,7 @@ class StoreDescription:
         reserved_rows: Rows that writers fill right now.
         min_size: Rows that a replay must hold before it is sampled.
         created_s: Seconds since the epoch.
-        extra: Leaves that plain tensordict does not show when it opens the store's folder.
+        extra: Tensors that plain tensordict does not show when it opens the store's folder; ``objects`` are the rest.
         path: The store's folder below the server's root.
         uid: Of this incarnation of the name.
         versions: Kept versions of weights.
@@ -108,6 +108,13 @@ class StoreDescription:
     def bytes(self) -> int:
         """Same as ``nbytes``."""
         return self.nbytes
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """What lies in the store's folder ``objects``, which plain tensordict does not open either: non-tensor values,
+        ragged tensors, and nested parts whose rows differ."""
+        is_rows = self.kind in ("tensordict", "replay")
+        return tuple(".".join(path) for path, _ in self.spec.values) if is_rows else ()
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that JSON can carry; the spec as a list of its leaves."""

@@ -34,6 +34,11 @@ def test_description_when_read_from_a_message_then_says_the_same() -> None:
     assert found.extra == ("shape",)
 
 
+def test_objects_when_of_rows_then_what_lies_there_and_none_of_weights() -> None:
+    rows = control_pb2.StoreDescription(spec=MESSAGE.spec, kind=control_pb2.STORE_KIND_TENSORDICT)
+    assert (from_message(rows).objects, from_message(MESSAGE).objects) == (("n.t",), ())
+
+
 def test_description_when_as_dict_then_json_carries_it() -> None:
     said = json.loads(json.dumps(from_message(MESSAGE).as_dict()))
     assert said["versions"] == [{"version": 7, "nbytes": 32, "created_s": 13.5}]
