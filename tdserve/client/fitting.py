@@ -16,6 +16,7 @@ from tdserve.client.ragged_values import entries_for, shown, tensors_for
 from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.capture import Captured, capture, capture_packed
 from tdserve.spec.changes import rebatch
+from tdserve.spec.files import in_memory
 from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.torch_types import from_torch, to_torch
 from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, check_node, describe, fits, quote, show
@@ -143,6 +144,7 @@ class _Fitting:
         """The leaves of a tensordict; keys, dtypes and shapes count, nested batch sizes and classes do not."""
         batch_size = tuple(value.batch_size)
         if batch_size != node.batch_size:
+            value = in_memory(value)
             try:
                 value = value.expand(*node.batch_size)
             except (RuntimeError, ValueError, NotImplementedError, IndexError):

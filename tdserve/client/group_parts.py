@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tdserve.client.incoming import views
-from tdserve.client.leaves import leaves_of
+from tdserve.client.leaves import leaves_of, source_of
 from tdserve.client.reading import Content, Destination
 from tdserve.client.value_blocks import decode_values, encode_values
 from tdserve.content import values_messages, write_layout
@@ -94,12 +94,7 @@ class Given:
 
     def source(self) -> Source:
         """Its bytes; copied where they are not contiguous, or not on the CPU."""
-        leaves = leaves_of(self._captured, write_layout(self.spec))
-        if leaves.contents is None:
-            source: Source = LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
-        else:
-            source = LeafEnd(leaves.tensors, contents=leaves.contents)
-        return SourceBehind(source, BytesEnd(self._values))
+        return SourceBehind(source_of(self._captured, write_layout(self.spec)), BytesEnd(self._values))
 
 
 class Taken:

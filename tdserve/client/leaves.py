@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tdserve.content import write_layout
-from tdserve.layout import Layout
+from tdserve.layout import LARGE_LEAF_BYTES, Layout
 from tdserve.spec.capture import Captured
+from tdserve.spec.files import FileTensor, strided_piece
 from tdserve.spec.tree import Path
-from tdserve.transport.ends import as_bytes
+from tdserve.transport.ends import LeafEnd, Source, as_bytes
+from tdserve.transport.read_end import Read, ReadEnd
 
 _OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
 
@@ -48,6 +51,28 @@ def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
         return as_bytes(tensor).numpy()
     found: NDArray[np.uint8] = tensor.numpy().reshape(-1).view(np.uint8)
     return found
+
+
+def source_of(captured: Captured, layout: Layout) -> Source:
+    """The leaves of a capture as a source; what is large, and cannot be sent from where it lies, is read as it
+    leaves."""
+    leaves = leaves_of(captured, layout)
+    if leaves.contents is not None:
+        return LeafEnd(leaves.tensors, contents=leaves.contents)
+    reads = [_read_of(tensor) for tensor in leaves.tensors]
+    if not any(reads):
+        return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+    return ReadEnd(
+        [read or _bytes_of(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
+    )
+
+
+def _read_of(tensor: torch.Tensor) -> Read | None:
+    """What reads pieces of a leaf; None where it may as well be taken whole."""
+    if isinstance(tensor, FileTensor):
+        return tensor.read_piece
+    is_large = tensor.nbytes >= LARGE_LEAF_BYTES and tensor.is_cpu
+    return partial(strided_piece, tensor) if is_large and not tensor.is_contiguous() else None
 
 
 def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tdserve.client.leaves import contents_of, leaves_of
+from tdserve.client.leaves import contents_of, leaves_of, source_of
 from tdserve.client.local_writes import put_rows, put_selection, put_version
 from tdserve.client.pending import OnGranted
 from tdserve.client.session import Session
@@ -18,7 +18,7 @@ from tdserve.spec.capture import Captured
 from tdserve.spec.tree import Spec
 from tdserve.transport.behind import BytesEnd, SourceBehind
 from tdserve.transport.channel import Work
-from tdserve.transport.ends import JoinedEnd, LeafEnd, Source
+from tdserve.transport.ends import JoinedEnd, Source
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import pack, send_messages, start_send
 from tdserve.v1 import control_pb2
@@ -167,9 +167,6 @@ class Outgoing:
 
 def _source(captured: Sequence[Captured], layout: Layout) -> Source:
     if len(captured) == 1:
-        leaves = leaves_of(captured[0], layout)
-        if leaves.contents is None:
-            return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
-        return LeafEnd(leaves.tensors, contents=leaves.contents)
+        return source_of(captured[0], layout)
     found = [contents_of(each) for each in captured]  # larger leaves may stand elsewhere in the layout of all
     return JoinedEnd([[each[slot.path] for each in found] for slot in layout.slots])

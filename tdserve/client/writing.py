@@ -11,7 +11,14 @@ from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.pending import Answer, checked
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, ServerBusyError, TDServeError, TransportError
+from tdserve.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ServerBusyError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.selection import Selection
 from tdserve.session import tag_of
 from tdserve.spec.capture import Captured
@@ -47,7 +54,7 @@ def write(
             request, place=outgoing.place, spooled=outgoing.spooled, **make_body(session, outgoing, deadline)
         )
         try:
-            outgoing.send(session, tag_of(request), client.pool, transfer_timeout_s(deadline))
+            _send(outgoing, session, request, client, deadline)
             return pending.wait(answer_timeout_s(deadline), what).done
         except (TransportError, DeadlineExceededError) as error:
             pending.withdraw()
@@ -57,6 +64,14 @@ def write(
             raise session.failure_of(pending, error) from error
 
     return client.call(attempt, deadline, request=request)
+
+
+def _send(outgoing: Outgoing, session: Session, request: int, client: SessionClient, deadline: Deadline) -> None:
+    try:
+        outgoing.send(session, tag_of(request), client.pool, transfer_timeout_s(deadline))
+    except InvalidRequestError:  # the rest of it, which the server waits for, cannot be read
+        session.close()
+        raise
 
 
 def write_early(
@@ -128,8 +143,8 @@ def _post(
     """Begins to send content behind its request."""
     try:
         works.extend(outgoing.post(session, tag_of(request), client.pool))
-    except TransportError:
-        session.close()  # which settles the request
+    except (TransportError, InvalidRequestError):
+        session.close()  # which settles the request; a second try says what cannot be read
     if future.done():  # refused before all of it was sent, and taken all the same
         session.keep(request, works)
 

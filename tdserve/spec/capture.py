@@ -5,7 +5,6 @@ Owns the knowledge of how tensordict and tensorclass instances hold their entrie
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +17,11 @@ from tensordict import (
     TensorDictBase,
     is_tensorclass,
 )
-from tensordict._td import _SubTensorDict
 from tensordict.nn import TensorDictParams
 
 from tdserve.spec.captured import Captured, conformed, shared_spec
 from tdserve.spec.elements import elements_of, flat_elements
+from tdserve.spec.files import in_memory
 from tdserve.spec.instances import class_name
 from tdserve.spec.leaf_capture import LeafReader
 from tdserve.spec.nodes import (
@@ -37,6 +36,7 @@ from tdserve.spec.packing import exact
 from tdserve.spec.recall import Recall
 from tdserve.spec.stacks import Part, known_of, stacked
 from tdserve.spec.tree import Spec
+from tdserve.spec.views import items_of, shows_others
 
 __all__ = ["Captured", "capture", "capture_packed"]
 
@@ -57,11 +57,12 @@ def capture(
     """Takes a tensordict or tensorclass instance apart.
 
     Args:
-        td: TensorDict (memory-mapped and locked ones too), TensorDictParams, a sub-tensordict, a lazy stack, or a
-            tensorclass instance.
+        td: TensorDict (memory-mapped and locked ones too), TensorDictParams, a PersistentTensorDict (whose tensors
+            are then FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance.
         store: Only for messages.
-        is_destination: True refuses what cannot be written through: conjugate and negative views, expanded leaves and
-            sub-tensordicts. False resolves conjugate and negative views into copies, because only bytes travel.
+        is_destination: True refuses what cannot be written through: conjugate and negative views, expanded leaves,
+            sub-tensordicts, lazy views and files. False resolves conjugate and negative views into copies, because only
+            bytes travel.
         like: A structure, of any number of rows, that it is taken apart for: what is ragged or packed there is ragged
             or packed in the result, and where ``td`` has that in another form, it gets the form that is asked for.
         allow_pickle: Whether non-tensor values of any type are let through; those of a destination are in any case.
@@ -134,7 +135,7 @@ class _Reader(LeafReader):
             return self._stack(plain, extra, tensorclass, path, above)
         batch_size = tuple(plain.batch_size)
         entries: list[tuple[str, Entry]] = []
-        for key, item in _items(plain):
+        for key, item in items_of(plain):
             if not key.isascii():
                 self._check_key(key, path)
             below = (*path, key)
@@ -162,7 +163,7 @@ class _Reader(LeafReader):
         kind = type(td)
         if isinstance(td, type):
             raise self._refusal(f"the class {td.__qualname__}", path, "instances travel")
-        if kind is TensorDict or (kind is _SubTensorDict and not self.is_destination):
+        if kind is TensorDict or (shows_others(kind) and not self.is_destination):
             return td, {}, None
         if kind is TensorDictParams:
             return self._unwrap(td._param_td, path)
@@ -198,7 +199,7 @@ class _Reader(LeafReader):
             is_locked = self.is_exact and bool(td.is_locked)
             return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim, is_locked=is_locked)
         parts = []
-        for row in td.tensordicts:
+        for row in map(in_memory, td.tensordicts):
             reader = self._apart()
             parts.append(Part(reader.node(row, path, ()), reader.tensors, reader.values))
         found = None if extra else stacked(parts, td.stack_dim, path=path, names=names)
@@ -218,6 +219,7 @@ class _Reader(LeafReader):
         rows: list[Node] | None = None,
     ) -> Node:
         """A node whose elements describe themselves. ``rows`` are those of a stack, if they were looked at before."""
+        td = in_memory(td)
         can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
         is_locked = self.is_exact and bool(td.is_locked)
@@ -251,12 +253,6 @@ class _Reader(LeafReader):
             key.encode()
         except UnicodeEncodeError:
             raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
-
-
-def _items(td: TensorDictBase) -> Iterable[tuple[str, Any]]:
-    # the dict itself: TensorDict.items() makes views and unwraps nothing we want unwrapped
-    items: Iterable[tuple[str, Any]] = td._tensordict.items() if type(td) is TensorDict else td.items()
-    return items
 
 
 def _names(td: TensorDictBase) -> DimNames | None:

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from tdserve.errors import InvalidSpecError, NotSupportedError
 from tdserve.spec.captured import EncodedValues
 from tdserve.spec.elements import elements_of, nested_leaf, values_of
+from tdserve.spec.files import FileTensor
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.matching import quote, show
 from tdserve.spec.nodes import MAX_DIMS, PACKED, Entry, Path, TensorLeaf, ValueLeaf
@@ -68,10 +69,11 @@ class LeafReader:
         dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
         if dtype is not None and (jagged is not None or item.is_nested):
             return self._nested(item, path, batch_size)
-        if dtype is None or item.is_nested or item.layout is not torch.strided or item.is_meta:
+        is_dense = not item.is_nested and item.layout is torch.strided
+        if dtype is None or not is_dense or (item.is_meta and kind is not FileTensor):
             raise self._refusal(_what(item), path, "only dense tensors with memory travel")
         if kind is not torch.Tensor:
-            item = self._plain(item, kind, path)
+            item = item if kind is FileTensor else self._plain(item, kind, path)
         elif item.requires_grad:
             item = item.detach()
         shape = tuple(item.shape)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, set_lazy_legacy
+
+from tdserve.errors import NotSupportedError
+from tdserve.spec.build import build
+from tdserve.spec.capture import capture
+from tests.unit.spec.strategies import difference
+
+
+def source() -> TensorDict:
+    td = TensorDict(
+        {"x": torch.arange(24).view(3, 4, 2), "n": TensorDict({"y": torch.arange(12.0).view(3, 4)}, [3, 4])}, [3, 4]
+    )
+    td["note"] = NonTensorData("note", batch_size=[3, 4])
+    return td
+
+
+LAZY: dict[str, Callable[[Any], Any]] = {
+    "view": lambda td: td.view(12),
+    "permute": lambda td: td.permute(1, 0),
+    "transpose": lambda td: td.transpose(0, 1),
+    "unsqueeze": lambda td: td.unsqueeze(1),
+    "squeeze": lambda td: td[:, :1].squeeze(1),
+    "of a view": lambda td: td.permute(1, 0).unsqueeze(0),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_capture_when_tensordict_is_a_lazy_view_then_has_what_it_shows(kind: str) -> None:
+    with set_lazy_legacy(True):
+        lazy = LAZY[kind](source())
+        captured = capture(lazy)
+    with set_lazy_legacy(False):
+        expected = LAZY[kind](source())
+        found = build(captured.spec, captured.tensors, captured.values)
+        assert difference(expected, found) is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_capture_when_a_lazy_view_is_a_destination_then_is_refused() -> None:
+    with set_lazy_legacy(True):
+        lazy = source().permute(1, 0)
+    with pytest.raises(NotSupportedError, match="_PermutedTensorDict"):
+        capture(lazy, is_destination=True)
+
+
+@pytest.mark.parametrize("index", [0, slice(1, 3), torch.tensor([2, 0]), (slice(None), 1)])
+def test_capture_when_tensordict_is_a_sub_tensordict_then_has_its_rows(index: Any) -> None:
+    td = source().set("texts", NonTensorStack(*[NonTensorStack(*"abcd") for _ in range(3)]))
+    captured = capture(td._get_sub_tensordict(index))
+    found = build(captured.spec, captured.tensors, captured.values)
+    assert difference(td[index], found) is None
