@@ -110,7 +110,7 @@ class Settings:
     def to_json(self) -> str:
         """The one text of these settings; numbers that have their default are left out."""
         values: dict[str, Any] = {
-            part: {"kind": getattr(self, part).kind, **dataclasses.asdict(getattr(self, part))} for part in _CLASSES
+            part: {"kind": getattr(self, part).kind, **_told(getattr(self, part))} for part in _CLASSES
         }
         values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -136,6 +136,16 @@ class Settings:
             raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
         parts = {name: _from_part(name, value) if name in _CLASSES else value for name, value in values.items()}
         return cls(**{"limiter": MinSize(min_size), **parts})
+
+
+def _told(rule: Any) -> dict[str, Any]:
+    """A rule's fields; those that came later are left out where they say nothing, so that older texts stay the same."""
+    fields = {field.name: field for field in dataclasses.fields(rule)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(rule).items()
+        if not (fields[name].metadata.get("is_omitted") and value == fields[name].default)
+    }
 
 
 def _from_part(part: str, value: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from tdserve.errors import InvalidRequestError, LocalProtocolError
+from tdserve.replay.arguments import check_integer
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import Rows
 from tdserve.replay.selector import Drawn
@@ -22,17 +23,29 @@ class WithoutReplacement:
     A sample that meets the end of an epoch is filled from the next one, with rows that it does not have yet. Rows that
     come during an epoch belong to the next one, rows that go are skipped. A sample of more rows than there are is
     refused.
+
+    As the sampler of ``store.batches`` it is the order of one epoch, divided among the readers.
+
+    Args:
+        seed: Of a replay: the same samples and rows in the same order give the same epochs; None: other ones each time,
+            and a server that was restarted begins anew. Of a store: the same order for every reader; None is 0.
     """
+
+    seed: int | None = field(default=None, metadata={"is_omitted": True})
 
     kind: ClassVar[str] = "without_replacement"
     columns: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0)
 
     def check(self, capacity: int) -> None:
         """There is nothing to refuse."""
 
     def selector(self, columns: Columns, capacity: int) -> EpochSelector:
         """As of :class:`~tdserve.replay.sampler.Sampler`."""
-        return EpochSelector(capacity)
+        return EpochSelector(capacity, seed=self.seed)
 
 
 class EpochSelector:
@@ -43,7 +56,8 @@ class EpochSelector:
     shuffled in advance, without the pause for shuffling it. Memory: 16 bytes per row of capacity.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, seed: int | None = None) -> None:
+        self._rng = None if seed is None else np.random.default_rng(seed)
         self._members: Rows = np.empty(capacity, np.int64)
         self._place: Rows = np.full(capacity, _ABSENT, np.int64)
         self._num = 0
@@ -91,6 +105,7 @@ class EpochSelector:
         if num_rows > self._num:
             reason = f"{num_rows} rows without replacement are more than the {self._num} that may be drawn"
             raise InvalidRequestError(argument="num_rows", reason=reason)
+        rng = self._rng or rng
         first = self._take(min(num_rows, self._num_due), 0, rng)
         if len(first) == num_rows:
             return Drawn(first, {})

@@ -20,6 +20,7 @@ EVERY_PART = [
     Settings(sampler=Fifo(), limiter=Queue(5), is_queue=True),
     Settings(sampler=Lifo(), limiter=SampleToInsertRatio(2, 3, 7.5)),
     Settings(sampler=WithoutReplacement(), remover=LowestPriority()),
+    Settings(sampler=WithoutReplacement(seed=7)),
     Settings(sampler=Slices(slice_len=4, end_key=("next", "done"), strict_length=False)),
     Settings(sampler=Slices(num_slices=4, trajectory_key="episode")),
     Settings(policy="policy"),
@@ -159,3 +160,9 @@ def test_policy_when_named_then_rows_have_a_column_and_it_must_be_a_name() -> No
     for policy in ("a/b", None, 3):
         with pytest.raises(InvalidRequestError):
             Settings(policy=policy)  # type: ignore[arg-type]
+
+
+def test_to_json_when_a_sampler_has_no_seed_then_the_text_of_the_time_before_there_were_seeds() -> None:
+    sampler = '"sampler":{"kind":"without_replacement"}'
+    assert sampler in Settings(sampler=WithoutReplacement()).to_json()
+    assert Settings.from_json("{" + sampler + "}") == Settings(sampler=WithoutReplacement())

@@ -150,3 +150,20 @@ def test_add_when_a_row_is_a_member_already_then_our_own_bug() -> None:
     with pytest.raises(LocalProtocolError):
         selector.add(np.array([5, 2]))
     assert len(selector) == 3
+
+
+def test_draw_when_a_seed_is_given_then_the_same_epochs_whatever_the_tables_own_randomness() -> None:
+    def epochs(seed: int | None, randomness: int) -> list[int]:
+        selector = WithoutReplacement(seed=seed).selector(Columns(100), 100)
+        selector.add(np.arange(100))
+        rng = np.random.default_rng(randomness)
+        return [row for _ in range(30) for row in _draw(selector, 8, rng).tolist()]
+
+    assert epochs(5, 0) == epochs(5, 1) != epochs(6, 0)
+    assert epochs(None, 0) != epochs(None, 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.0, True, "x"])
+def test_sampler_when_the_seed_is_no_number_then_refused(seed: object) -> None:
+    with pytest.raises(InvalidRequestError, match="seed"):
+        WithoutReplacement(seed=seed)  # type: ignore[arg-type]
