@@ -12,7 +12,7 @@ import torch
 from tdserve.client.incoming import Received, views
 from tdserve.client.leaves import Leaves
 from tdserve.client.local import LocalEnd
-from tdserve.content import rows_layout
+from tdserve.content import ReadStatus, rows_layout, status_column
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import ReadPlan, plan_read
 from tdserve.data.rows import rows_source
@@ -132,10 +132,14 @@ def copy_selection(
 
 def _copy_leaves(store: OpenStore, plan: ReadPlan, pool: BufferPool, into: Leaves | None) -> dict[Path, torch.Tensor]:
     slots = plan.layout.slots[: plan.layout.num_leaves]
+    if into is None and plan.rows is not None and (pool.is_shared or plan.layout.nbytes > MAX_CLONED_BYTES):
+        return _gather(store, plan, pool)
     leaves = [store.leaves[slot.path] for slot in slots]
     chosen = [indexable(leaf)[plan.index].view(leaf.dtype) if plan.index else leaf for leaf in leaves]
     if into is not None:
         targets: Sequence[torch.Tensor] = into.tensors
+    elif pool.is_shared:
+        targets = views(plan.layout, pool.take(plan.layout.nbytes))
     elif any(_is_copy(found, leaf) for found, leaf in zip(chosen, leaves, strict=True)):
         targets = chosen  # an index by positions makes copies by itself
     elif plan.layout.nbytes <= MAX_CLONED_BYTES:
@@ -146,6 +150,16 @@ def _copy_leaves(store: OpenStore, plan: ReadPlan, pool: BufferPool, into: Leave
         if target is not found and target.numel():
             _copy(target, found)
     return {slot.path: target for slot, target in zip(slots, targets, strict=False)}
+
+
+def _gather(store: OpenStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, torch.Tensor]:
+    """A list of rows, leaf by leaf, into one buffer, whose pages were touched before."""
+    layout = plan.layout
+    buffer = pool.take(layout.nbytes)
+    source = plan.source(store, lambda: [status_column(ReadStatus.WHOLE)])
+    for message in layout.messages:
+        source.fill(message, buffer[message.offset : message.offset + message.nbytes])
+    return Received(layout, views(layout, buffer)).leaves()
 
 
 def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tdserve.content import ReadStatus, read_layout, selected_spec, status_column
@@ -15,7 +17,7 @@ from tdserve.selection import from_message
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Spec
-from tdserve.transport.ends import IndexedEnd, Trailer
+from tdserve.transport.ends import IndexedEnd, RowEnd, Trailer
 from tdserve.v1 import control_pb2, worker_pb2
 
 Asked = control_pb2.ReadRequest | worker_pb2.SendSelection
@@ -52,8 +54,17 @@ class ReadPlan:
         listed = (self.watched, self.elements, *self.index)
         return sum(len(part) for part in listed if part is not None and hasattr(part, "__len__"))
 
-    def source(self, store: OpenStore, trailer: Trailer) -> IndexedEnd:
+    @cached_property
+    def rows(self) -> NDArray[np.int64] | None:
+        """The rows one by one, where the expression is a list of them and nothing else."""
+        only = self.index[0] if len(self.index) == 1 else None
+        is_list = isinstance(only, torch.Tensor) and only.dtype is torch.int64 and only.ndim == 1
+        return only.numpy() if is_list and only is not None else None
+
+    def source(self, store: OpenStore, trailer: Trailer) -> IndexedEnd | RowEnd:
         """The selected content of the store's leaves."""
+        if self.rows is not None:
+            return RowEnd(self.layout, store.tables_of(self.layout), self.rows, trailer)
 
         def leaf_of(slot: int) -> Any:
             leaf = store.leaves[self.layout.slots[slot].path]

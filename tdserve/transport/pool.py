@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ class BufferPool:
     of a garbage collection inside ``take``, where a lock would deadlock; the operations of ``deque`` and ``dict`` used
     here are atomic.
     """
+
+    is_shared: ClassVar[bool] = False
+    """Whether everything is to lie in its memory, so that other processes can map it."""
 
     def __init__(self, max_pooled_bytes: int = MAX_POOLED_BYTES) -> None:
         self._max_pooled_bytes = max_pooled_bytes
