@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -50,6 +50,32 @@ MAX_BACKGROUND_THREADS = 4
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """A client by its address and settings; equal ones make clients that are alike."""
+
+    kind: type[SessionClient]
+    address: str
+    transport: TransportName
+    token: str | None = field(repr=False)
+    timeout_s: float
+    allow_pickle: bool
+    root: str | None
+    device: Any
+
+    def make(self) -> SessionClient:
+        """A client; it connects when it is first used."""
+        return self.kind(
+            self.address,
+            transport=self.transport,
+            token=self.token,
+            timeout_s=self.timeout_s,
+            allow_pickle=self.allow_pickle,
+            root=self.root,
+            device=self.device,
+        )
+
+
 class SessionClient(CatalogClient):
     """Adds the session: numbered requests, retried over fresh sessions until their deadline."""
 
@@ -81,8 +107,10 @@ class SessionClient(CatalogClient):
         self._session: Session | None = None
         self._executor: ThreadPoolExecutor | None = None
 
-    def __reduce__(self) -> tuple[object, ...]:
-        made_anew = partial(
+    @property
+    def recipe(self) -> Recipe:
+        """How to make another client like this one, elsewhere."""
+        return Recipe(
             type(self),
             self.address,
             transport=self.transport,
@@ -92,7 +120,9 @@ class SessionClient(CatalogClient):
             root=self._root,
             device=self._gpu.device or None,
         )
-        return (made_anew, ())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (self.recipe.make, ())
 
     @property
     def why_not_nccl(self) -> str:

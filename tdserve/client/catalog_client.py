@@ -45,6 +45,11 @@ class CatalogClient:
         self._is_closed = False
         self._connection = ControlConnection(address, token=token)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; no call works any more."""
+        return self._is_closed
+
     def stores(self, prefix: str = "") -> list[str]:
         """Names of all stores, sorted."""
         names: list[str] = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
+from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
+from tdserve.client.dataset import StoreRows
 from tdserve.client.description import StoreDescription
 from tdserve.client.live import with_live_leaves
 from tdserve.client.local_views import map_store
@@ -26,11 +27,12 @@ _EVERYTHING = Selection()
 _NO_DEFAULT: Any = object()
 
 
-class StoreHandle:
+class StoreHandle(StoreRows, ByAddress):
     """A tensordict store by name. Every access is a call to the server; what is read is a copy.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.
-    Each read is as of one moment; each write is seen whole or not at all. Threads: safe.
+    Each read is as of one moment; each write is seen whole or not at all. Threads: safe. Processes: safe, pickled (by
+    address) or forked; a ``DataLoader`` takes a store as it is.
 
     Of a store made with ``share_non_tensor=True`` the non-tensor leaves of what is read by key, slice or int are live:
     each look at them is a read of its own, in-place updates of them are writes.
@@ -158,10 +160,6 @@ class StoreHandle:
         ``("masks", *key)``.
         """
         return self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
-
-    def renew(self) -> None:
-        """In a forked process: goes on over a client of its own."""
-        self._client = copy.copy(self._client)
 
     def _live(self, td: Any, index: Any) -> Any:
         return with_live_leaves(td, self, index) if self.shares_non_tensor else td

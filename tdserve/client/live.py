@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tensordict import is_tensor_collection
 
-from tdserve.errors import ForkedClientError
 from tdserve.spec.capture import capture
 from tdserve.spec.entries import enliven, exchange_tensors
 from tdserve.spec.live_values import is_view
 from tdserve.spec.tree import Path, Spec
-
-_Result = TypeVar("_Result")
 
 
 class LiveStore(Protocol):
@@ -26,9 +22,6 @@ class LiveStore(Protocol):
 
     def set_at_(self, key: Path, value: Any, index: Any) -> Any:
         """Writes rows of a leaf."""
-
-    def renew(self) -> None:
-        """Goes on in a forked process, over a connection of its own."""
 
 
 class StoreSource:
@@ -60,17 +53,17 @@ class StoreSource:
     def read(self) -> Any:
         """What the rows hold now. Raises what a read of the store does, such as StoreNotFoundError."""
         rows, inner = self._places()
-        found = self._perform(lambda: self._store.snapshot_at(self._path, rows))
+        found = self._store.snapshot_at(self._path, rows)
         return found if inner is None else found.maybe_to_stack()[inner]
 
     def write(self, value: Any) -> None:
         """Replaces what the rows hold. Raises what a write to the store does; nothing was written then."""
         rows, inner = self._places()
         if inner is not None:
-            whole = self._perform(lambda: self._store.snapshot_at(self._path, rows)).maybe_to_stack()
+            whole = self._store.snapshot_at(self._path, rows).maybe_to_stack()
             whole[inner] = value
             value = whole
-        self._perform(lambda: self._store.set_at_(self._path, value, rows))
+        self._store.set_at_(self._path, value, rows)
 
     def at(self, index: Any) -> StoreSource:
         """A part of the rows: ints and slices are kept as such, so that nothing is read here."""
@@ -88,13 +81,6 @@ class StoreSource:
             return _index(rows), None
         kept = sum(isinstance(dim, range) for dim in rows)
         return _index(rows), (slice(None),) * kept + _index(inner)
-
-    def _perform(self, work: Callable[[], _Result]) -> _Result:
-        try:
-            return work()
-        except ForkedClientError:
-            self._store.renew()
-            return work()
 
 
 def with_live_leaves(td: Any, store: LiveStore, index: Any = ...) -> Any:

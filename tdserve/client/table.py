@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from tdserve.client.by_address import ByAddress, OfProcess
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.changes import change, generations_of, row_numbers
+from tdserve.client.dataset import TableRows
 from tdserve.client.description import StoreDescription
 from tdserve.client.handle import checked_path
 from tdserve.client.joining import Joining, Part
@@ -33,11 +35,9 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.replay.limiter import MinSize
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
 from tdserve.replay.settings import Settings
-from tdserve.replay.slices import Slices
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import encode, parse
 from tdserve.spec.capture import Captured, capture
@@ -47,8 +47,8 @@ from tdserve.v1 import content_pb2, control_pb2
 T = TypeVar("T")
 
 
-class TableHandle:
-    """A table of rows on the server. Threads: safe.
+class TableHandle(TableRows, ByAddress):
+    """A table of rows on the server. Threads: safe. Processes: safe, pickled (by address) or forked.
 
     Attributes:
         name: Of the store.
@@ -62,21 +62,22 @@ class TableHandle:
         self.name = description.name
         self._follow(description)
 
+    _of_process = ("_client", "_joining")
+
+    @OfProcess
+    def _joining(self) -> Joining:
+        """What sends rows; anew where the table is."""
+        target = Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
+        return Joining.of_table(self._client, target, self.settings, self.capacity)
+
     def _follow(self, description: StoreDescription) -> None:
         """Makes this the handle of the table as it is described."""
-        client = self._client
         self.capacity = description.capacity
         self.spec: Spec = description.spec
         self._is_in_use = description.inserts > 0
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
-        is_joining = isinstance(self.settings.limiter, MinSize)
-        self._joining = Joining(
-            client,
-            Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=client.allow_pickle),
-            max_rows=self.capacity // 4 if is_joining else 1,
-            is_ordered=isinstance(self.settings.sampler, Slices),
-        )
+        self.__dict__.pop("_joining", None)
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
 
     def __repr__(self) -> str:

@@ -203,7 +203,7 @@ def fork_with(say: Say, address: str) -> None:
     pid = os.fork()
     if not pid:
         calls: list[Callable[[], object]] = [
-            lambda: replay.sample(2),
+            lambda: client.replay("r").sample(2),
             lambda: client.from_remote_init("r"),
             lambda: client.publish("w", rows(9)),
         ]
@@ -216,6 +216,7 @@ def fork_with(say: Say, address: str) -> None:
         say("child", "sees", *numbers_in(mapped.data))
         with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as own:
             say("child", "samples", *sorted(set(numbers_in(own.replay("r").sample(2)))))
+        say("child", "inherited", *sorted(set(numbers_in(replay.sample(2)))))
         client.close()
         signal.pause()
     say("forked", pid)

@@ -65,7 +65,7 @@ def test_client_when_forked_then_the_child_is_told_and_the_parent_goes_on(client
     if pid == 0:
         try:
             told = []
-            for call in (client.stores, lambda: store[0], lambda: client.publish("never", example()), client.close):
+            for call in (client.stores, lambda: client["x"], lambda: client.publish("never", example()), client.close):
                 try:
                     call()
                     told.append("nothing")

@@ -139,7 +139,7 @@ def test_fork_when_a_client_is_used_in_the_child_then_refused_and_the_parents_lo
     client.publish("w", rows(BEFORE))
     with nursery.start("fork_with", public_server.address) as parent:
         said: list[str] = []
-        while len(said) < 8:  # five of the child, two of the parent, and its end
+        while len(said) < 9:  # six of the child, two of the parent, and its end
             said.append(parent.line())
         child = next(int(line.split()[1]) for line in said if line.startswith("forked"))
         try:
@@ -152,5 +152,6 @@ def test_fork_when_a_client_is_used_in_the_child_then_refused_and_the_parents_lo
         *["child ForkedClientError"] * 3,
         "child sees " + " ".join([str(BEFORE)] * NUM_ROWS),
         f"child samples {BEFORE}",
+        f"child inherited {BEFORE}",
     ]
     assert f"parent {BEFORE}" in said

@@ -7,7 +7,6 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.live import StoreSource, expanded, show_stored, with_live_leaves
-from tdserve.errors import ForkedClientError
 from tdserve.spec.capture import capture
 from tdserve.spec.entries import entry_at
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
@@ -20,19 +19,15 @@ class LocalStore:
         content: Of it.
         spec: Its structure.
         indices: With which it was asked, in order.
-        is_forked: Refuses until ``renew``.
     """
 
     def __init__(self, content: TensorDict) -> None:
         self.content = content
         self.spec = capture(content).spec
         self.indices: list[Any] = []
-        self.is_forked = False
 
     def snapshot_at(self, key: tuple[str, ...], index: Any) -> Any:
         """A copy of rows of a leaf."""
-        if self.is_forked:
-            raise ForkedClientError(what="the client", pid=1)
         self.indices.append(index)
         return entry_at(self.content, key)[index].clone()
 
@@ -42,10 +37,6 @@ class LocalStore:
         stack = entry_at(self.content, key).maybe_to_stack()
         stack[index] = value
         self.content.set(key, stack)
-
-    def renew(self) -> None:
-        """Goes on."""
-        self.is_forked = False
 
 
 @pytest.fixture
@@ -89,12 +80,6 @@ def test_source_when_below_the_rows_of_the_store_then_reads_and_writes_that_part
     before = [list(row) for row in store.content["n", "t"]]
     source.write("z" if isinstance(expected, str) else ["z"] * len(expected))
     assert store.content["n", "t"] == [["z" if value in expected else value for value in row] for row in before]
-
-
-def test_source_when_the_process_was_forked_then_renews_the_store_and_goes_on(store: LocalStore) -> None:
-    source = StoreSource(store, ("s",), (2,))
-    store.is_forked = True
-    assert source.read().tolist() == ["a", "b"]
 
 
 def test_live_leaves_when_shown_then_of_the_rows_that_were_read(store: LocalStore) -> None:

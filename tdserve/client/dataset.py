@@ -1,0 +1,174 @@
+"""Handles as datasets: whole batches for a ``DataLoader``, rows one by one, and epochs divided among readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDictBase
+from torch.utils.data import get_worker_info
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.devices import resolved
+from tdserve.client.epoch_batches import EpochBatches, EpochPlan
+from tdserve.client.padding import Pad
+from tdserve.errors import InvalidRequestError, WrongStateError
+from tdserve.replay.arguments import check_integer
+from tdserve.replay.epochs import epoch_order, share_of
+from tdserve.selection import encode
+from tdserve.spec.tree import Spec
+from tdserve.transport.shared_pool import SharedPool
+
+INDEX_KEY = "index"
+"""What ``with_index`` adds; the key that samples have for it too."""
+
+BLOCK_ROWS = 1024
+BLOCK_NBYTES = 1 << 20
+"""Of rows that are read at once for one who iterates; more would be kept in memory by whoever keeps one of them."""
+
+FIRST_BLOCK_ROWS = 16
+"""Who looks at the first rows only need not wait for a thousand; each block is twice as large as the one before."""
+
+
+class _Rows:
+    """What all datasets have."""
+
+    if TYPE_CHECKING:
+        name: str
+        spec: Spec
+        _client: SessionClient
+
+        def __getitem__(self, index: Any) -> Any: ...
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """A whole batch in one call, as a ``DataLoader`` asks for it: ``store[indices]``.
+
+        In a worker of a ``DataLoader`` it lies in shared memory, from where the main process takes it without a copy.
+        """
+        if get_worker_info() is not None and not self._client.pool.is_shared:
+            self._client.pool = SharedPool()
+        return self[list(indices)]
+
+
+class StoreRows(_Rows):
+    """A tensordict store as a dataset."""
+
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+
+        def _read(self, *_: Any, **__: Any) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows, as ``iter(td)`` gives them, read in blocks; each block is as of one moment.
+
+        Raises:
+            TypeError: The store has no batch dimension.
+        """
+        batch_size = self.spec.batch_size
+        if not batch_size:
+            raise TypeError(
+                f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
+            )
+        num_rows = batch_size[0]
+        most = _block_rows(self.spec.nbytes // max(num_rows, 1))
+        return _row_by_row(lambda start, stop: self[start : min(stop, num_rows)] if start < num_rows else (), most)
+
+    def batches(
+        self,
+        num_rows: int,
+        *,
+        sampler: Any = None,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        start: int = 0,
+        prefetch: int = 4,
+        with_index: bool = False,
+        device: Any = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> EpochBatches:
+        """One reader's part of one epoch, batch by batch, with some of them under way while the caller works.
+
+        ``world_size`` readers that say the same of everything but their ``rank`` see each row exactly once, whatever
+        the numbers of rows and readers: nothing is padded, and no row comes twice. The order is computed here, from the
+        sampler's seed, the epoch and the number of rows; the server keeps nothing, so that any store will do, also one
+        that nobody may write. Where rows do not divide evenly some readers get one more than others, and maybe one
+        batch more; ``drop_last`` gives all of them the same number of full batches.
+
+        Each batch is as of the moment when it is read, which is before it is handed out.
+
+        Args:
+            num_rows: Rows of each batch; the last one has what is left.
+            sampler: ``tdserve.WithoutReplacement(seed=)`` for a random order, another for each seed and epoch; None or
+                ``tdserve.Fifo()`` for the rows as they are numbered.
+            epoch: At least 0; for the next one, call again.
+            rank: Of this reader, from 0.
+            world_size: How many readers there are.
+            drop_last: Leaves out what would be a batch for some readers only, or not a full one.
+            start: Batches that this reader has had before: goes on behind them.
+            prefetch: Batches under way or waiting, at most.
+            with_index: Adds the row numbers under ``"index"``, int64 ``[num_rows]``.
+            device: Where batches go.
+            pad: Fills ragged tensors up to the longest of the batch, as of ``get``.
+            timeout_s: Seconds that one batch may take; then ``next`` raises, and the same batch comes with the next
+                call.
+
+        Returns:
+            An iterator with a ``len``, of plain tensordicts (or what is stored); a context manager.
+
+        Raises:
+            InvalidRequestError: An argument makes no sense, or the sampler has no order that visits each row once.
+            WrongStateError: The store has no batch dimension.
+        """
+        check_integer("num_rows", num_rows, 1)
+        check_integer("prefetch", prefetch, 1)
+        check_integer("start", start, 0)
+        batch_size = self.spec.batch_size
+        if not batch_size:
+            raise WrongStateError(state=f"store {self.name!r} has no batch dimension", event="batches()")
+        keys = self.spec.keys()
+        if with_index and INDEX_KEY in keys:
+            reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
+            raise InvalidRequestError(argument="with_index", reason=reason)
+        order = epoch_order(sampler, batch_size[0], epoch=epoch)
+        share = share_of(batch_size[0], rank=rank, world_size=world_size)
+        if drop_last:
+            share = share[: batch_size[0] // world_size // num_rows * num_rows]
+        timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
+
+        def read(rows: Any) -> Any:
+            selection = encode(rows, batch_size=batch_size, store=self.name)
+            td = self._read(selection, pad=pad, timeout_s=timeout_s)
+            if with_index and not isinstance(td, TensorDictBase):
+                raise InvalidRequestError(argument="with_index", reason=f"a {type(td).__name__} takes no more keys")
+            if with_index:
+                numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else torch.from_numpy(rows)
+                td.set(INDEX_KEY, numbers.clone())
+            return td
+
+        plan = EpochPlan(order, share, num_rows)
+        return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolved(device))
+
+
+class TableRows(_Rows):
+    """A table as a dataset: row numbers are its indices, as ``extend`` returned them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The live rows, read in blocks. What comes or goes meanwhile moves the others."""
+        return _row_by_row(lambda start, stop: self[start:stop], _block_rows(self.spec.nbytes))
+
+
+def _block_rows(row_nbytes: int) -> int:
+    return max(1, min(BLOCK_ROWS, BLOCK_NBYTES // max(row_nbytes, 1)))
+
+
+def _row_by_row(read: Callable[[int, int], Any], most: int) -> Iterator[Any]:
+    start, num_rows = 0, min(FIRST_BLOCK_ROWS, most)
+    while len(block := read(start, start + num_rows)):
+        yield from block
+        start += len(block)
+        num_rows = min(2 * num_rows, most)

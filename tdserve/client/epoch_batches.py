@@ -1,0 +1,136 @@
+"""A reader's share of an epoch, read ahead of its use."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from tdserve.client.devices import Upload, begin
+from tdserve.errors import ClosedError, ForkedClientError, TDServeError
+from tdserve.replay.epochs import EpochOrder, Rows
+
+NUM_THREADS = 2
+"""While the rows of one batch arrive, those of the next are gathered."""
+
+CHUNK_ROWS = 8192
+"""Of an order, computed at once: fewer cost nearly as much."""
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """Which rows make which batch.
+
+    Attributes:
+        order: Of the whole epoch.
+        share: The places in it that this reader visits.
+        num_rows: Of a batch.
+    """
+
+    order: EpochOrder
+    share: range
+    num_rows: int
+
+    def __len__(self) -> int:
+        return (len(self.share) + self.num_rows - 1) // self.num_rows
+
+    def batches(self, start: int) -> Iterator[slice | Rows]:
+        """The rows of each batch from number ``start`` on."""
+        step = max(CHUNK_ROWS // self.num_rows, 1) * self.num_rows
+        for at in range(start * self.num_rows, len(self.share), step):
+            places = self.share[at : at + step]
+            rows = self.order.rows(places.start, places.stop)
+            for first in range(0, len(places), self.num_rows):
+                if isinstance(rows, slice):
+                    yield slice(places.start + first, min(places.start + first + self.num_rows, places.stop))
+                else:
+                    yield rows[first : first + self.num_rows]
+
+
+class EpochBatches:
+    """An iterator over the batches of one epoch; a context manager. Threads: one caller at a time.
+
+    Dropping it ends it, as closing it does. It is of one process; each makes its own.
+
+    Raises (from ``next``):
+        TDServeError: A batch could not be read. The next call tries the same batch again.
+        ClosedError: The iterator was closed.
+    """
+
+    def __init__(
+        self, name: str, read: Callable[[Any], Any], plan: EpochPlan, *, start: int, prefetch: int, device: Any
+    ) -> None:
+        self._what = what = f"the iterator over batches of {name!r}"
+        self._pid = os.getpid()
+        self._num_batches = max(len(plan) - start, 0)
+        self._coming = plan.batches(start)
+        self._prefetch = prefetch
+        self._under_way: deque[tuple[Any, Future[Upload]]] = deque()
+        self._closed = closed = Event()
+
+        def fetch(rows: Any) -> Upload:
+            if closed.is_set():
+                raise ClosedError(what=what)
+            return begin(read(rows), device)
+
+        self._fetch = fetch
+        threads = ThreadPoolExecutor(min(prefetch, NUM_THREADS), thread_name_prefix=f"tdserve-epoch-{name}")
+        self._threads = threads
+        self._finalizer = weakref.finalize(self, _end, threads, closed)
+
+    def __len__(self) -> int:
+        """Batches in all, from the first that this iterator gives."""
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if os.getpid() != self._pid:
+            raise ForkedClientError(what=self._what, pid=self._pid)
+        if self._closed.is_set():
+            raise ClosedError(what=self._what)
+        self._ask_ahead()
+        if not self._under_way:
+            raise StopIteration
+        rows, future = self._under_way[0]
+        try:
+            upload = future.result()
+        except (TDServeError, CancelledError) as error:
+            if self._closed.is_set():
+                raise ClosedError(what=self._what) from error
+            self._under_way[0] = rows, self._begin(rows)
+            raise
+        self._under_way.popleft()
+        self._ask_ahead()
+        return upload.take()
+
+    def _ask_ahead(self) -> None:
+        while len(self._under_way) < self._prefetch and (rows := next(self._coming, None)) is not None:
+            self._under_way.append((rows, self._begin(rows)))
+
+    def _begin(self, rows: Any) -> Future[Upload]:
+        try:
+            return self._threads.submit(self._fetch, rows)
+        except RuntimeError as error:  # closed meanwhile, or the interpreter ends
+            raise ClosedError(what=self._what) from error
+
+    def __enter__(self) -> EpochBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iterator; what is under way is not waited for. Idempotent, from any thread."""
+        self._finalizer()
+
+
+def _end(threads: ThreadPoolExecutor, closed: Event) -> None:
+    closed.set()
+    threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,137 @@
+"""Stores under ``torch.utils.data.DataLoader`` with worker processes, and epochs that processes share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from torch.utils.data import DataLoader
+
+import tdserve
+from tests.integration.processes import children_of, num_fds, wait_for
+from tests.unit.spec.strategies import difference
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+
+NUM_ROWS = 1003
+
+
+def _rows() -> TensorDict:
+    number = torch.arange(NUM_ROWS)
+    texts = NonTensorStack(*[f"row {i}" for i in range(NUM_ROWS)])
+    deep = TensorDict({"x": number[:, None] + torch.zeros(NUM_ROWS, 300), "y": number.double()}, [NUM_ROWS])
+    return TensorDict({"a": number, "n": deep, "text": texts}, [NUM_ROWS])
+
+
+@pytest.fixture
+def store(client: tdserve.Client, name: str) -> Iterator[tdserve.StoreHandle]:
+    """A store of 1003 rows; afterwards nobody but the client itself has a session, and no process is left."""
+    before, children = _sessions(client), set(children_of(os.getpid()))
+    yield client.memmap(_rows(), name)
+    wait_for(lambda: _sessions(client) <= before, "the end of all sessions but the client's")
+    spawned = {pid for pid in children_of(os.getpid()) if pid not in children and not _is_tracker(pid)}
+    assert spawned == set()
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether it is multiprocessing's own, which lives as long as the process."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+    return b"resource_tracker" in command or b"forkserver" in command
+
+
+def _sessions(client: tdserve.Client) -> set[int]:
+    return {each["session"] for each in client.stats()["sessions"]}
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _loader(store: tdserve.StoreHandle, **options: Any) -> DataLoader[Any]:
+    return DataLoader(store, batch_size=64, shuffle=True, **{"num_workers": 2, **options})  # type: ignore[arg-type]
+
+
+def _check_epoch(batches: list[Any]) -> None:
+    assert sorted(int(number) for batch in batches for number in batch["a"]) == list(range(NUM_ROWS))
+    rows = _rows()
+    for batch in batches:
+        assert type(batch) is TensorDict
+        assert difference(rows[batch["a"]], batch) is None
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_loader_when_workers_read_then_every_row_once(store: tdserve.StoreHandle, context: str) -> None:
+    _check_epoch(list(_loader(store, multiprocessing_context=context, collate_fn=_as_it_is)))
+
+
+def test_loader_when_workers_are_persistent_then_every_epoch_is_whole_over_the_same_sessions(
+    store: tdserve.StoreHandle, client: tdserve.Client
+) -> None:
+    before = _sessions(client)
+    loader = _loader(store, persistent_workers=True)  # torch's own collate function takes a batch as it is
+    _check_epoch(list(loader))
+    sessions = _sessions(client) - before
+    assert len(sessions) == 2
+    fds = num_fds(os.getpid())
+    _check_epoch(list(loader))
+    _check_epoch(list(loader))
+    assert _sessions(client) - before == sessions
+    assert num_fds(os.getpid()) <= fds + 2
+    del loader
+
+
+def test_loader_when_the_store_came_by_pickle_then_workers_read_it(store: tdserve.StoreHandle) -> None:
+    handle = pickle.loads(pickle.dumps(store))
+    _check_epoch(list(_loader(handle, multiprocessing_context="fork", collate_fn=_as_it_is)))
+    assert "_client" not in handle.__dict__  # this process has opened nothing for it
+
+
+def _with_sums(batch: TensorDict) -> TensorDict:
+    return batch.set("sum", batch["n", "x"].sum(-1)).exclude("text")
+
+
+def test_loader_when_its_function_works_on_batches_then_what_it_returns_arrives(store: tdserve.StoreHandle) -> None:
+    for batch in _loader(store, num_workers=1, multiprocessing_context="fork", collate_fn=_with_sums):
+        assert torch.equal(batch["sum"], 300.0 * batch["a"])
+
+
+def test_loader_when_a_worker_is_killed_then_an_error_and_the_next_epoch_is_whole(
+    store: tdserve.StoreHandle, client: tdserve.Client
+) -> None:
+    own = set(children_of(os.getpid()))
+    batches = iter(_loader(store, multiprocessing_context="fork", collate_fn=_as_it_is))
+    next(batches)
+    worker = next(pid for pid in children_of(os.getpid()) if pid not in own)
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker"):
+        list(batches)
+    del batches
+    _check_epoch(list(_loader(store, multiprocessing_context="fork", collate_fn=_as_it_is)))
+
+
+def _read_share(store: tdserve.StoreHandle, rank: int, found: Any) -> None:
+    sampler = tdserve.WithoutReplacement(seed=5)
+    batches = store.batches(50, sampler=sampler, rank=rank, world_size=8, epoch=2, with_index=True)
+    found.put([int(row) for batch in batches for row in batch["index"]])
+
+
+def test_batches_when_eight_processes_share_an_epoch_then_each_row_once(store: tdserve.StoreHandle) -> None:
+    context = multiprocessing.get_context("fork")
+    found: Any = context.SimpleQueue()
+    readers = [context.Process(target=_read_share, args=(store, rank, found)) for rank in range(8)]
+    for reader in readers:
+        reader.start()
+    shares = [found.get() for _ in readers]
+    for reader in readers:
+        reader.join(60.0)
+        assert reader.exitcode == 0
+    assert sorted(row for share in shares for row in share) == list(range(NUM_ROWS))
+    assert {len(share) for share in shares} == {125, 126}
