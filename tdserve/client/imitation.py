@@ -52,7 +52,7 @@ def imitate(
         pad: As in ``load_memmap``.
 
     Raises:
-        NotSupportedError: There is a jagged tensor, and ``mode`` cannot make it.
+        NotSupportedError: There is a nested tensor that torch, or this ``mode``, cannot make without content.
     """
     wanted = None if device is None else named_device(device)
     with nullcontext() if mode is None else mode:
@@ -61,6 +61,9 @@ def imitate(
         }
 
     def without_content(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.is_nested and leaf.layout is torch.strided:
+            reason = "torch has none: store it in the layout torch.jagged, or load it with its content"
+            raise NotSupportedError(feature="a strided nested tensor without content", reason=reason)
         if mode is None:
             return leaf if leaf.is_meta else leaf.to("meta")
         if leaf.is_nested and mode.shape_env is None:

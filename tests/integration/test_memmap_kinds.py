@@ -1,0 +1,86 @@
+"""tensordict's memmap family by store name, of every kind of tensordict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, is_tensor_collection
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import tdserve
+from tdserve.errors import NotSupportedError
+from tests.conformance.kinds import KINDS
+from tests.sameness import difference
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")]
+
+
+def outline(td: Any) -> Any:
+    """Everything but what tensors hold: types, keys, batch sizes, names, shapes, dtypes and non-tensor values."""
+    if isinstance(td, torch.Tensor):
+        return td.is_nested, td.dtype, td.dim() if td.is_nested else tuple(td.shape)
+    if not is_tensor_collection(td):
+        return td
+    if hasattr(td, "tensordicts"):
+        return type(td), td.stack_dim, list(td.names), [outline(row) for row in td.tensordicts]
+    if getattr(type(td), "_is_non_tensor", False):
+        return type(td), tuple(td.batch_size), td.data
+    entries = td if isinstance(td, TensorDict) else td._tensordict
+    keys = list(entries.keys())
+    fields = {key: outline(entries.get(key)) for key in keys}
+    return type(td), tuple(td.batch_size), list(td.names), fields
+
+
+def tensors(td: Any) -> list[torch.Tensor]:
+    """All tensors that it holds, of each row of a lazy stack."""
+    found: list[torch.Tensor] = []
+    td.apply(found.append, filter_empty=True)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_when_without_content_then_the_same_in_outline(client: tdserve.Client, name: str, kind: str) -> None:
+    client.memmap(KINDS[kind].make(), name)
+    expected = outline(client.load_memmap(name))
+    if "strided" in kind:
+        with pytest.raises(NotSupportedError, match="jagged"):
+            client.load_memmap(name, device="meta")
+        return
+    meta = client.load_memmap(name, device="meta")
+    assert outline(meta) == expected
+    assert all(leaf.is_meta for leaf in tensors(meta))
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        fake = client.load_memmap(name)
+    assert outline(fake) == expected
+    assert all(isinstance(leaf, FakeTensor) or isinstance(leaf.values(), FakeTensor) for leaf in tensors(fake))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_when_into_another_then_equal_to_what_is_stored(client: tdserve.Client, name: str, kind: str) -> None:
+    example = KINDS[kind]
+    client.memmap(example.make(), name)
+    stored = client.load_memmap(name)
+    out = client.load_memmap(name)
+    for td in (stored, out):
+        if td.is_locked:
+            td.unlock_()
+    assert client.load_memmap(name, out=out) is out
+    assert difference(stored, out) is None
+    if type(stored) is TensorDict:
+        other = client.load_memmap_(TensorDict({"gone": torch.zeros(2)}, [2]), name)
+        assert outline(other) == outline(stored)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refresh_when_others_have_written_then_it_is_as_what_is_loaded(
+    client: tdserve.Client, name: str, kind: str
+) -> None:
+    td = client.memmap_(KINDS[kind].make(), name)
+    client.send(KINDS[kind].make(), name)
+    assert client.memmap_refresh_(td) is td
+    assert td.is_locked
+    assert outline(td) == outline(client.load_memmap(name))
