@@ -63,7 +63,12 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         stop = _stop_event(lifeline_fd)
         process.restore()
         await server.start()
-        if await _start_unless_stopped(process, stop):
+        try:
+            is_started = await _start_unless_stopped(process, stop)
+        except TDServeError:
+            await process.stop()  # else its workers would keep the root for as long as they take to notice
+            raise
+        if is_started:
             await server.set_serving(True)
             print(f"{READY_PREFIX}{address}", flush=True)
             await stop.wait()
