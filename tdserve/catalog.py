@@ -44,6 +44,8 @@ class StoreRecord:
         version: Content version of a tensordict, raised by every write of the whole.
         max_object_bytes: Size that its non-tensor values may grow to; 0 asks for whatever there is, or the default.
         share_non_tensor: Whether clients show the non-tensor leaves of a tensordict live.
+        adopted: The user's folder that the tensors lie in, absolute; "" when they lie in the store's own.
+        read_only: Whether every write is refused.
     """
 
     name: str
@@ -60,6 +62,8 @@ class StoreRecord:
     version: int = 0
     share_non_tensor: bool = False
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
+    adopted: str = ""
+    read_only: bool = False
 
     def to_bytes(self) -> bytes:
         """The record for the disk: JSON, equal for equal records."""
@@ -230,6 +234,11 @@ def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
     return None
 
 
+def why_read_only(adopted: str) -> str:
+    """The reason of a ReadOnlyError, by the folder that was adopted."""
+    return f"it was adopted with read_only=True from {adopted}; delete it and adopt it again to write"
+
+
 def _end_of_prefix(names: list[str], prefix: str, begin: int) -> int:
     """Where the names that begin with a prefix end: they stand together, so halving finds it."""
     return bisect_left(names, True, lo=begin, key=lambda name: not name.startswith(prefix))
@@ -244,4 +253,6 @@ def _fits(field: str, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if field == "created_s":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, {"loading": bool, "share_non_tensor": bool, "fingerprint": bytes}.get(field, str))
+    if field in ("loading", "share_non_tensor", "read_only"):
+        return isinstance(value, bool)
+    return isinstance(value, bytes if field == "fingerprint" else str)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from tdserve.addresses import join_address, parse_address
+from tdserve.adoptions import parse_adoptions, parse_folders, split_adoption
 from tdserve.errors import InvalidRequestError
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
@@ -65,6 +66,9 @@ class ServerConfig:
             beyond it is sent away, and tries again until its deadline. What lies in stores is on disk and not counted.
         umask: Permissions that new files below the root do not get. ``None``: only the server's user writes, whatever
             the shell says; ``0o002`` lets local clients of its group write in place too.
+        adoptable: Folders, absolute, below which any client may have memory-mapped tensordicts adopted as stores. Local
+            clients that may write the root may have any folder of the machine adopted.
+        adopt: Folders that are adopted at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` to be read only.
     """
 
     root: str
@@ -81,6 +85,8 @@ class ServerConfig:
     inline_bytes: int = DEFAULT_INLINE_BYTES
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES
     umask: int | None = None
+    adoptable: tuple[str, ...] = ()
+    adopt: tuple[str, ...] = ()
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -104,6 +110,11 @@ class ServerConfig:
         _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
         if self.umask is not None:
             _check_int("umask", self.umask, low=0, high=0o777)
+        for folder in self.adoptable:
+            if not os.path.isabs(folder):
+                raise InvalidRequestError(argument="adoptable", reason=f"{folder!r} is not absolute")
+        for adoption in self.adopt:
+            split_adoption(adoption)
         if self.advertise is not None:
             parse_address("advertise", self.advertise)
         _check_seconds("grace_s", self.grace_s)
@@ -129,6 +140,8 @@ class ServerConfig:
         """This process's environment with these settings in it, for a process that reads them by ``from_env``."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         said["devices"] = ",".join(self.devices)
+        said["adopt"] = ",".join(self.adopt)
+        said["adoptable"] = os.pathsep.join(self.adoptable)
         ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
         ours[_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
         return {**os.environ, **ours}
@@ -362,6 +375,8 @@ _SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
     "inline_bytes": int,
     "memory_limit_bytes": parse_bytes,
     "umask": parse_umask,
+    "adoptable": parse_folders,
+    "adopt": parse_adoptions,
 }
 
 _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {

@@ -12,6 +12,7 @@
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
+    │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
@@ -150,6 +151,14 @@ class WrongStateError(RequestError):
     code = "FAILED_PRECONDITION"
     template = "{event} is not possible while {state}"
     defaults = {"state": "", "event": ""}
+
+
+class ReadOnlyError(RequestError):
+    """The store may be read only. Nothing was written."""
+
+    code = "PERMISSION_DENIED"
+    template = "store {store!r} is read-only: {reason}"
+    defaults = {"store": "", "reason": ""}
 
 
 class UnauthenticatedError(RequestError):

@@ -16,7 +16,7 @@ _VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "valu
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("errors", "ids", "v1"),
-    1: ("spec", "layout", "content", "config", "deadline", "machine", "addresses", *_SELECTIONS, *_VALUES),
+    1: ("spec", "layout", "content", "config", "deadline", "machine", "addresses", "adoptions", *_SELECTIONS, *_VALUES),
     2: ("catalog", "session", "transfer", "replay", "weights", "groups", "fanout"),
     3: ("store", "transport", "control"),
     4: ("data",),

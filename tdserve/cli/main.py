@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
 from tdserve.cli.demo import demo
 from tdserve.cli.head import head
@@ -32,7 +33,7 @@ def cli(context: click.Context) -> None:
         hear_sigterm()
 
 
-for command in (serve, health, ls, keys, head, info, bench, demo):
+for command in (serve, health, adopt, ls, keys, head, info, bench, demo):
     cli.add_command(command)
 
 LASTING = (serve.name, demo.name)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
+from tdserve.adoptions import parse_folders
 from tdserve.cli.lasting import lasting
 from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 
@@ -44,6 +46,20 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
     callback=lambda _, __, text: None if text is None else _mask(text),
     metavar="OCTAL",
     help="Of new files; 002 lets local clients of the server's group write in place, 022.",
+)
+@click.option(
+    "--adopt",
+    multiple=True,
+    callback=lambda _, __, said: tuple(map(os.path.abspath, said)) or None,
+    metavar="PATH=NAME[:ro]",
+    help="Serve the memory-mapped tensordict in PATH as store NAME, as tdserve adopt does; given once for each.",
+)
+@click.option(
+    "--adoptable",
+    multiple=True,
+    callback=lambda _, __, folders: parse_folders(os.pathsep.join(folders)) or None,
+    metavar="DIR",
+    help="Any client may have folders below it adopted; given once for each, or separated by colons.",
 )
 @lasting
 def serve(**settings: Any) -> int:

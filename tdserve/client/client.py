@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tdserve.catalog import checked_max_object_bytes
+from tdserve.client.adopting import adopt_folder
 from tdserve.client.description import StoreDescription
 from tdserve.client.group import Group, join_group
+from tdserve.client.handle import StoreHandle
 from tdserve.client.queue import QueueHandle
 from tdserve.client.replay import ReplayHandle
 from tdserve.client.table import check_count
@@ -45,6 +48,43 @@ class Client(WeightsClient):
 
     def __repr__(self) -> str:
         return f"<Client of {self.address}>"
+
+    # ------------------------------------------------------------ folders of the user's
+
+    def adopt(
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        *,
+        read_only: bool = False,
+        exists_ok: bool = False,
+        existsok: bool = False,
+        timeout_s: float | None = None,
+    ) -> StoreHandle:
+        """Makes a store of a folder that tensordict's ``memmap`` or ``save`` has written, where it lies.
+
+        No tensor is copied: what is written to the store changes the user's files, and what others write into these
+        files meanwhile is read without the service's promises. They must not be truncated while the store is there.
+        ``delete`` forgets the store and leaves the folder as it is. Non-tensor values are read now and kept by the
+        server: writing them does not change the folder's ``meta.json``.
+
+        Args:
+            path: Of the folder, on the server's machine; relative ones are taken from here.
+            name: Of the store.
+            read_only: True refuses every write, and needs no permission to write the files.
+            exists_ok: True returns the store of this name if it was adopted from this folder in the same way.
+
+        Raises:
+            NotSupportedError: Names what a store cannot hold in place: lazy stacks, nested tensors, pickled values; or
+                the files cannot be written; or this client does not share the server's root, and the folder is not
+                below one that the server was told of (``tdserve serve --adoptable``). Nothing was created.
+            CorruptDataError: A file is missing, or shorter than its tensor. Nothing was created.
+            StoreExistsError: The name is taken, or another store has the folder. Nothing was created.
+            InvalidRequestError: There is no such folder, or it is the server's own. Nothing was created.
+        """
+        deadline = self.deadline(timeout_s)
+        adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
+        return StoreHandle(self, self.describe(name))
 
     # ------------------------------------------------------------ replay stores
 

@@ -67,6 +67,8 @@ class StoreDescription:
         lag_min, lag_mean, lag_max: How many versions its rows are old; None while there is none of a known version.
         num_discarded: Rows that left a queue because they were too old.
         fanout: Of weights: to how many each end sends a version at once, 0 where the server decides.
+        adopted: The user's folder that its tensors lie in; "" when they lie in the store's own.
+        read_only: Whether every write is refused.
     """
 
     name: str
@@ -98,6 +100,8 @@ class StoreDescription:
     lag_max: int | None = None
     num_discarded: int = 0
     fanout: int = 0
+    adopted: str = ""
+    read_only: bool = False
 
     @property
     def rows(self) -> int:
@@ -180,4 +184,6 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         lag_max=lags.max if lags is not None else None,
         num_discarded=message.num_discarded,
         fanout=message.fanout,
+        adopted=message.adopted,
+        read_only=message.read_only,
     )

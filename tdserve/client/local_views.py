@@ -32,6 +32,8 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         pending = session.send(request, read=asked)
         accepted = pending.wait(answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
         store = local.store(name, accepted.uid, spec)
+        if writable:
+            store.check_writable()
         values: bytes | ReadBlock = accepted.values
         if spec.values and not values:
             values = read_block(store, [path for path, _ in spec.values], None)

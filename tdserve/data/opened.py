@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
-from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError, StoreNotFoundError
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, why_read_only
+from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError, ReadOnlyError, StoreNotFoundError
 from tdserve.layout import Layout
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
 from tdserve.store import object_folders
+from tdserve.store.adopted import Adopted
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.mapping import open_leaves
@@ -37,6 +38,7 @@ class OpenStore:
         generations: One number per row, then one for the store as a whole; read only.
         writes_values: Whether this is the one process that writes non-tensor values.
         max_object_bytes: Size that they may grow to, for that process.
+        read_only: Why the store may not be written; "" when it may.
         plans: Reads that were worked out, by their expression.
     """
 
@@ -48,6 +50,7 @@ class OpenStore:
     writes_values: bool
     plans: dict[bytes, Any] = field(default_factory=dict)
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
+    read_only: str = ""
     _objects: tuple[int, Objects] | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -66,6 +69,11 @@ class OpenStore:
     def value_batch_sizes(self) -> dict[Path, tuple[int, ...]]:
         """Batch size of every non-tensor leaf by path."""
         return {path: leaf.batch_size for path, leaf in self.spec.values}
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyError unless the store may be written."""
+        if self.read_only:
+            raise ReadOnlyError(store=self.name, reason=self.read_only)
 
     def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
         """The mapped tensors in the order of a layout's slots."""
@@ -222,10 +230,19 @@ class OpenStores:
     def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> OpenStore:
         folder = FilePath(ref.folder)
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
-        leaves = open_leaves(folder, spec, writable=not self._is_read_only)
+        adopted = Adopted.load(folder)
+        read_only = why_read_only(adopted.path) if adopted is not None and adopted.read_only else ""
+        leaves = open_leaves(folder, spec, writable=not (self._is_read_only or read_only))
         if generations.is_deleted:  # what lies in the folder by now may be of the next store of this name
             raise StoreNotFoundError(name=folder.name)
         max_object_bytes = ref.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES
         return OpenStore(
-            ref.uid, folder, spec, leaves, generations, self._writes_values, max_object_bytes=max_object_bytes
+            ref.uid,
+            folder,
+            spec,
+            leaves,
+            generations,
+            self._writes_values,
+            max_object_bytes=max_object_bytes,
+            read_only=read_only,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from tdserve.adoptions import split_adoption
 from tdserve.config import ServerConfig
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
@@ -18,6 +19,7 @@ from tdserve.deadline import Deadline
 from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.ids import check_store_name
 from tdserve.server import descriptions
+from tdserve.server.adoption import Adoption
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.compaction import compact_all
@@ -94,6 +96,7 @@ class ControlProcess:
         self._relays = publishing.relays
         self._answers = answers
         self._groups = Groups()
+        self._adoption = Adoption(self._stores, answers, values_worker=values_worker, folders=config.adoptable)
         self._requests = Requests(
             self._stores,
             answers,
@@ -103,6 +106,7 @@ class ControlProcess:
             tensordicts=self._tensordicts,
             publishing=publishing,
             groups=self._groups,
+            adoption=self._adoption,
             held=HeldContent(config.memory_limit_bytes),
         )
 
@@ -145,6 +149,8 @@ class ControlProcess:
         repaired = await self._tensordicts.repair()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
+        for path, name, read_only in map(split_adoption, self._config.adopt):
+            await self._adoption.adopt_at_start(name, path, read_only=read_only)
         await self._door.open()
         self._is_repaired.set()
 

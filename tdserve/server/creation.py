@@ -7,6 +7,7 @@ from collections.abc import Container
 from tdserve.catalog import StoreKind, StoreRecord, checked_max_object_bytes
 from tdserve.deadline import Deadline
 from tdserve.errors import (
+    CorruptDataError,
     InvalidRequestError,
     InvalidSpecError,
     KeyNotFoundError,
@@ -100,8 +101,11 @@ class Creation:
         await self.delete(name)
 
     async def delete(self, name: str) -> None:
-        """Deletes a store. Raises StoreNotFoundError."""
-        entry = self._stores.get(check_store_name(name))
+        """Deletes a store, a damaged one too; of an adopted one the user's folder stays. Raises StoreNotFoundError."""
+        try:
+            entry = self._stores.get(check_store_name(name))
+        except CorruptDataError:
+            entry = self._stores.damaged(name)
         await self._stores.delete(entry)
         wake_followers(self._stores, entry.name)
         drop = worker_pb2.Order()

@@ -33,6 +33,8 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         settings=record.settings,
         share_non_tensor=record.share_non_tensor,
         max_object_bytes=record.max_object_bytes,
+        adopted=record.adopted,
+        read_only=record.read_only,
     )
     if with_spec:
         description.spec.CopyFrom(stores.message_of(spec))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.catalog import StoreRecord
-from tdserve.errors import KeyNotFoundError, WrongStateError
+from tdserve.catalog import StoreRecord, why_read_only
+from tdserve.errors import KeyNotFoundError, ReadOnlyError, WrongStateError
 from tdserve.replay.table import Table
 from tdserve.server.lost import LostRows
 from tdserve.server.waiting import Waiters
@@ -74,6 +74,11 @@ class Entry:
         if self.versions is None:
             raise self.wrong_kind("weights")
         return self.versions
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyError when every write to the store is refused."""
+        if self.record.read_only:
+            raise ReadOnlyError(store=self.name, reason=why_read_only(self.record.adopted))
 
     def check_present(self) -> None:
         """Raises StoreNotFoundError once the store was deleted: nothing more may be committed to it."""

@@ -17,6 +17,7 @@ from tdserve.errors import (
     WrongStateError,
 )
 from tdserve.server import eager
+from tdserve.server.adoption import Adoption
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.groups import Groups
@@ -34,7 +35,7 @@ _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | Non
 _WITH_CONTENT = ("write", "extend", "publish")
 """Their content is on its way before they are granted."""
 
-_ONCE = (*_WITH_CONTENT, "change")
+_ONCE = (*_WITH_CONTENT, "change", "adopt")
 """A retry of one must change nothing twice."""
 
 
@@ -44,7 +45,7 @@ class Requests:
     Args:
         stores: The book.
         answers: Of committed requests.
-        replays, samples, changes, tensordicts, publishing, groups: What answers.
+        replays, samples, changes, tensordicts, publishing, groups, adoption: What answers.
         held: Counts what requests hold.
     """
 
@@ -59,6 +60,7 @@ class Requests:
         tensordicts: TensorDicts,
         publishing: Publishing,
         groups: Groups,
+        adoption: Adoption,
         held: HeldContent,
     ) -> None:
         self._held = held
@@ -74,6 +76,7 @@ class Requests:
             "latest": publishing.latest,
             "taken": publishing.relays.taken,
             "join_group": groups.join,
+            "adopt": adoption.adopt,
             "read": self._read,
             "write": self._write,
         }

@@ -8,6 +8,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path as FilePath
@@ -15,7 +16,7 @@ from pathlib import Path as FilePath
 from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, matches
 from tdserve.content import POLICY_VERSION_KEY, RESERVED_KEYS
 from tdserve.deadline import Deadline
-from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError, StoreNotFoundError
+from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError, StoreNotFoundError, TDServeError
 from tdserve.ids import check_store_name, new_uid
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
@@ -25,8 +26,9 @@ from tdserve.server.redo import Redo
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
-from tdserve.spec.tree import Spec
+from tdserve.spec.tree import Node, Spec
 from tdserve.store import rows as row_files
+from tdserve.store.adopted import Adopted, check_adopted
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
@@ -88,7 +90,7 @@ class Stores:
         """
         entry = self._entries.get(name)
         if entry is None and name in self.catalog:
-            entry = self._entries[name] = self._open(self.catalog.get(name))
+            entry = self._entries[name] = self._open(self.catalog.get(name), checks=True)
         return None if entry is None or entry.record.loading else entry
 
     def opened(self) -> Iterator[Entry]:
@@ -106,6 +108,14 @@ class Stores:
         if entry is None:
             raise StoreNotFoundError(name=name)
         return entry
+
+    def damaged(self, name: str) -> Entry:
+        """A store that cannot be opened, for being deleted; whoever has it open is told where that is possible."""
+        record = self.catalog.get(name)
+        folder, generations = self._folder(record), None
+        with suppress(TDServeError):
+            generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
+        return Entry(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
 
     def get_loading(self, name: str, session: int) -> Entry:
         """A store that this session is still filling for the first time."""
@@ -140,13 +150,16 @@ class Stores:
             lambda: f"the creation of store {name!r}",
         )
 
-    async def create(self, record: StoreRecord, spec: Spec, *, owner_session: int = 0) -> Entry:
+    async def create(
+        self, record: StoreRecord, spec: Spec, *, owner_session: int = 0, adopted: Adopted | None = None
+    ) -> Entry:
         """Makes a store's files and, unless it is ``loading``, shows it to everybody.
 
         Args:
             record: uid and created_s are set here.
             spec: As stored for tensordict (rows included); of one row for a replay; anything for weights.
             owner_session: With ``loading``: the session that fills it, and with which it goes.
+            adopted: Where its tensors lie, if not in files of its own.
 
         Raises:
             StoreExistsError: The name is taken. Nothing was created.
@@ -171,7 +184,7 @@ class Stores:
                 (folder / "versions").mkdir(parents=True)
                 extra: list[str] = []
             else:
-                extra = await asyncio.to_thread(_make_files, folder, stored, hidden)
+                extra = await asyncio.to_thread(_make_files, folder, stored, hidden, adopted)
             final = replace(hidden, extra=tuple(extra), loading=record.loading)
             self.learn_spec(spec)
             self.db.put("stores", name.encode(), final.to_bytes())
@@ -274,7 +287,8 @@ class Stores:
     def _folder(self, record: StoreRecord) -> FilePath:
         return self.root.store_folder(record.name)
 
-    def _open(self, record: StoreRecord) -> Entry:
+    def _open(self, record: StoreRecord, *, checks: bool = False) -> Entry:
+        """``checks``: whether the user's folder of an adopted store is looked at too."""
         folder = self._folder(record)
         state_bytes = self.db.get("states", record.uid.encode())
         state = json.loads(state_bytes) if state_bytes else None
@@ -286,6 +300,8 @@ class Stores:
             spec = self.spec_of(newest.fingerprint if newest is not None else record.fingerprint)
             return Entry(record, spec, folder, versions=versions)
         spec = self.spec_of(record.fingerprint)
+        if record.adopted and checks:
+            check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         if record.kind == "tensordict":
             entry = Entry(record, spec, folder, generations=generations)
@@ -341,8 +357,12 @@ def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
     return spec.prepend((record.capacity,))
 
 
-def _make_files(folder: FilePath, spec: Spec, record: StoreRecord) -> list[str]:
-    extra = row_files.create(folder, spec)
+def _make_files(folder: FilePath, spec: Spec, record: StoreRecord, adopted: Adopted | None) -> list[str]:
+    if adopted is None:
+        extra = row_files.create(folder, spec)
+    else:
+        adopted.link(folder)
+        extra = []
     num_rows = spec.batch_size[0] if spec.batch_size else 1
     # One more than rows: the last number is the store's own, its content version doubled.
     Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1).close()

@@ -180,12 +180,13 @@ class TensorDicts:
         """Replaces a selection, whole or not at all.
 
         Raises:
-            SpecMismatchError, SelectionError, CapacityError: Nothing was written.
+            ReadOnlyError, SpecMismatchError, SelectionError, CapacityError: Nothing was written.
             PeerLostError: The client or its worker went away before everything had arrived; nothing was written.
         """
         entry = self._stores.get(asked.store)
         if entry.generations is None:
             raise entry.wrong_kind("tensordict or replay")
+        entry.check_writable()
         _check_fingerprint(entry, asked.content)
         if entry.table is not None:
             _check_rows(entry, asked)

@@ -8,6 +8,7 @@ What lies where (``<root>`` is the folder given to ``tdserve serve``)::
     <root>/sessions/<id>                                 root.py         a lock file per local session
     <root>/stores/<name>/rows/                           format.py       a plain tensordict memmap folder
     <root>/stores/<name>/extra/                          format.py       the tensor leaves that this format cannot carry
+    <root>/stores/<name>/adopted.json                    adopted.py      of an adopted store: rows/ leads elsewhere
     <root>/stores/<name>/generation.memmap               generations.py  one int64 per row, written by control only
     <root>/stores/<name>/objects/                        objects.py      LMDB of non-tensor values by (row, key)
     <root>/stores/<name>/objects.<n>/                    object_folders.py  where they lie since they were compacted

@@ -13,9 +13,12 @@ from pathlib import Path as FilePath
 
 import torch
 
-from tdserve.errors import CorruptDataError
+from tdserve.catalog import why_read_only
+from tdserve.errors import CorruptDataError, ReadOnlyError
 from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Path, Spec, TensorLeaf
+from tdserve.spec.tree import Path, Spec, TensorLeaf, quote
+from tdserve.store.adoptable import check_size
+from tdserve.store.adopted import Adopted
 from tdserve.store.faults import os_faults
 from tdserve.store.format import Folder, plan
 from tdserve.store.mapped import Mapping, map_private, map_shared
@@ -26,7 +29,8 @@ def open_leaves(
 ) -> dict[Path, torch.Tensor]:
     """Maps every tensor leaf of a store; each takes one of the 65,530 mappings that a process may have.
 
-    No file is made, grown or followed through a symlink below ``folder``. Dropping the tensors unmaps the files.
+    No file is made, grown or followed through a symlink below ``folder``. Dropping the tensors unmaps the files. The
+    leaves of an adopted store lie in the user's folder, in files that may be longer than their content.
 
     Args:
         folder: The store's folder, as given to :func:`tdserve.store.rows.create`.
@@ -40,18 +44,29 @@ def open_leaves(
     Raises:
         CorruptDataError: A file is missing, is a symlink, or has another size.
         CapacityError: The process has too many mappings or files open.
+        ReadOnlyError: It was adopted to be read only, and is to be written.
     """
     base = FilePath(folder)
     found: dict[Path, torch.Tensor] = {}
-    planned = plan(spec)
+    adopted = Adopted.load(base)
+    if adopted is None:
+        planned = plan(spec)
+        tops = [top for top in (planned.rows, planned.extra) if top is not None]
+    else:
+        tops = [adopted.plan(spec)]
+        if writable and adopted.read_only:
+            raise ReadOnlyError(store=base.name, reason=why_read_only(adopted.path))
     mapped = _MAPPED[writable, is_private]
+    check = _check_exact if adopted is None else check_size
     with os_faults(base):
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for top in filter(None, (planned.rows, planned.extra)):
-                _open(top, base, base_fd, found, mapped)
+            for top in tops:
+                _open(top, base, base_fd, found, (*mapped, check))
         finally:
             os.close(base_fd)
+    if adopted is not None:
+        _add_empty(found, spec, base)
     return {path: found[path] for path, _ in spec.tensors}
 
 
@@ -59,8 +74,20 @@ def leaf_view(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tens
     """The leaf that lies ``offset`` bytes into a uint8 buffer, which must be aligned for its dtype."""
     dtype = to_torch(leaf.dtype)
     if not prod(leaf.shape):
-        return torch.empty(leaf.shape, dtype=dtype)
+        return _empty(leaf)
     return buffer[offset : offset + leaf.nbytes].view(dtype).view(leaf.shape)
+
+
+def _add_empty(found: dict[Path, torch.Tensor], spec: Spec, base: FilePath) -> None:
+    """Leaves without elements, for which tensordict makes no file."""
+    for path, leaf in spec.tensors:
+        if path not in found and leaf.nbytes:
+            raise CorruptDataError(path=str(base), expected=f"a file of leaf {quote(path)}", actual="none")
+        found.setdefault(path, _empty(leaf))
+
+
+def _empty(leaf: TensorLeaf) -> torch.Tensor:
+    return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
 
 
 def _private(fd: int, nbytes: int, path: FilePath) -> Mapping:
@@ -83,9 +110,11 @@ _MAPPED: dict[tuple[bool, bool], tuple[int, _Map]] = {
 }
 """By (writable, is_private): how a file is opened, and then mapped."""
 
+_Check = Callable[[int, FilePath, Path, TensorLeaf], None]
+
 
 def _open(
-    folder: Folder, where: FilePath, parent_fd: int, found: dict[Path, torch.Tensor], mapped: tuple[int, _Map]
+    folder: Folder, where: FilePath, parent_fd: int, found: dict[Path, torch.Tensor], mapped: tuple[int, _Map, _Check]
 ) -> None:
     where = where / folder.name
     with os_faults(where):
@@ -93,7 +122,7 @@ def _open(
     try:
         for name, path, leaf in folder.files:
             with os_faults(where / name, asked=leaf.nbytes):
-                found[path] = _open_leaf(fd, name, where, leaf, *mapped)
+                found[path] = _open_leaf(fd, where / name, path, leaf, *mapped)
         for child in folder.folders:
             _open(child, where, fd, found, mapped)
     finally:
@@ -101,17 +130,21 @@ def _open(
 
 
 def _open_leaf(
-    folder_fd: int, name: str, where: FilePath, leaf: TensorLeaf, access: int, map_file: _Map
+    folder_fd: int, file: FilePath, path: Path, leaf: TensorLeaf, access: int, map_file: _Map, check: _Check
 ) -> torch.Tensor:
-    fd = os.open(name, access | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
+    fd = os.open(file.name, access | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != leaf.nbytes:
-            expected, actual = f"a file of {leaf.nbytes} bytes", f"{status.st_size} bytes"
-            raise CorruptDataError(path=str(where / name), expected=expected, actual=actual)
+        check(fd, file, path, leaf)
         if not leaf.nbytes:
-            return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
-        mapping = map_file(fd, leaf.nbytes, where / name)
+            return _empty(leaf)
+        mapping = map_file(fd, leaf.nbytes, file)
         return leaf_view(torch.frombuffer(mapping, dtype=torch.uint8), 0, leaf)
     finally:
         os.close(fd)
+
+
+def _check_exact(fd: int, file: FilePath, path: Path, leaf: TensorLeaf) -> None:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != leaf.nbytes:
+        expected, actual = f"a file of {leaf.nbytes} bytes", f"{status.st_size} bytes"
+        raise CorruptDataError(path=str(file), expected=expected, actual=actual)

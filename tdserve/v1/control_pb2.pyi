@@ -22,7 +22,7 @@ STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "join_group", "group_notice")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "join_group", "group_notice", "adopt")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class ClientMessage(_message.Message):
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     GROUP_NOTICE_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
     request: int
     hello: Hello
     rendezvous: Rendezvous
@@ -57,7 +58,8 @@ class ClientMessage(_message.Message):
     taken: TakenRequest
     join_group: JoinGroup
     group_notice: GroupNotice
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ...) -> None: ...
+    adopt: AdoptRequest
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure", "group_formed", "group_event", "relay_order")
@@ -499,6 +501,18 @@ class AddedColumn(_message.Message):
     content: bytes
     def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
+class AdoptRequest(_message.Message):
+    __slots__ = ("name", "path", "read_only", "exists_ok")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_OK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    read_only: bool
+    exists_ok: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
+
 class Done(_message.Message):
     __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version")
     INLINE_FIELD_NUMBER: _ClassVar[int]
@@ -663,7 +677,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -690,6 +704,8 @@ class StoreDescription(_message.Message):
     NUM_DISCARDED_FIELD_NUMBER: _ClassVar[int]
     LAGS_FIELD_NUMBER: _ClassVar[int]
     FANOUT_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -716,7 +732,9 @@ class StoreDescription(_message.Message):
     num_discarded: int
     lags: Lags
     fanout: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ...) -> None: ...
+    adopted: str
+    read_only: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ...) -> None: ...
 
 class Lags(_message.Message):
     __slots__ = ("min", "mean", "max")

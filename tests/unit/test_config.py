@@ -43,6 +43,10 @@ def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: st
         ("transfer_timeout_s", 0.0),
         ("transfer_timeout_s", math.inf),
         ("umask", 0o1000),
+        ("adoptable", ("data",)),
+        ("adopt", ("/data",)),
+        ("adopt", ("data=x",)),
+        ("adopt", ("/a,b=x",)),
         ("advertise", "tcp://here"),
         ("advertise", "here:0"),
         ("advertise", "here:http"),
@@ -72,9 +76,13 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "inline_bytes": 10,
         "memory_limit_bytes": 1 << 21,
         "umask": 7,
+        "adoptable": ("/data", "/more data"),
+        "adopt": ("/data/a=x", "/data/b=y:ro"),
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"
+    environ["TDSERVE_ADOPTABLE"] = "/data:/more data/../more data"
+    environ["TDSERVE_ADOPT"] = "/data/a=x,/data/b=y:ro"
     assert dataclasses.asdict(ServerConfig.from_env(environ)) == expected
 
 
@@ -174,6 +182,7 @@ def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeyp
     monkeypatch.setenv("HOME", "/home/x")
     devices = ("cuda:0", "cuda:1")
     cfg = ServerConfig("data", port=0, insecure=True, grace_s=0.25, num_workers=2, devices=devices, umask=0o027)
+    cfg = dataclasses.replace(cfg, adoptable=("/a", "/b"), adopt=("/a/x=x", "/b=y=y:ro"))
     environ = cfg.child_environment()
     assert ServerConfig.from_env(environ) == cfg
     assert environ["HOME"] == "/home/x"

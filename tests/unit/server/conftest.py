@@ -57,5 +57,6 @@ def requests(world: World) -> Requests:
         tensordicts=world.tensordicts,
         publishing=world.publishing,
         groups=Groups(),
+        adoption=world.adoption,
         held=HeldContent(1 << 30),
     )

@@ -20,6 +20,7 @@ from tdserve.ids import new_client_id
 from tdserve.layout import Layout
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.settings import Settings
+from tdserve.server.adoption import Adoption
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.creation import Creation
@@ -115,6 +116,7 @@ class World:
         self.traffic = Traffic()
         self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
         self.tensordicts = TensorDicts(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
         rule_keys = RuleKeys()
         self.samples = Samples(self.stores, traffic=self.traffic, rule_keys=rule_keys)
         self.changes = Changes(self.stores, self.answers)

@@ -1,0 +1,46 @@
+"""``tdserve adopt PATH NAME``: serves a folder that tensordict has written, where it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
+from tdserve.cli.render import nbytes_text, print_json, printable
+
+ADOPTION_TIMEOUT_S = 120.0
+"""All files are looked at; a folder of 100,000 leaves takes some seconds, more on a disk far away."""
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("name")
+@click.option("--read-only", is_flag=True, help="Refuse every write; the files need not be writable.")
+@click.option("--exist-ok", "exists_ok", is_flag=True, help="Succeed when it was adopted just so before.")
+@client_options
+def adopt(
+    path: Path,
+    name: str,
+    read_only: bool,
+    exists_ok: bool,
+    address: str | None,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Serve the memory-mapped tensordict in folder PATH as store NAME, without copying it.
+
+    Writes to the store change the files in PATH, unless --read-only is given. Deleting the store leaves them as they
+    are.
+    """
+    with endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
+        client.adopt(path, name, read_only=read_only, exists_ok=exists_ok, timeout_s=ADOPTION_TIMEOUT_S)
+        described = client.describe(name)
+    if as_json:
+        print_json(described.as_dict())
+        return
+    how = ", read-only" if described.read_only else ""
+    shape = list(described.batch_size)
+    click.echo(
+        f"{printable(name)}: {printable(described.adopted)}, batch size {shape}, {nbytes_text(described.nbytes)}{how}"
+    )

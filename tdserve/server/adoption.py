@@ -1,0 +1,189 @@
+"""Makes stores of folders that users have: their tensors stay where they are, and are served from there.
+
+A client must not make the server open whatever it names, so a folder is adopted only for a client that has shown that
+it may write the server's root (it could put anything there itself), or below a folder that the server was told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from tdserve.catalog import StoreRecord
+from tdserve.deadline import Deadline
+from tdserve.errors import CapacityError, InvalidRequestError, NotSupportedError, StoreExistsError
+from tdserve.ids import check_store_name
+from tdserve.server import eager
+from tdserve.server.answers import Answers
+from tdserve.server.creation import CREATION_TIMEOUT_S
+from tdserve.server.entry import Entry
+from tdserve.server.session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.workers import DataWorker
+from tdserve.spec.tree import Path, ValueLeaf
+from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, read_folder
+from tdserve.store.adopted import Adopted, is_within, real_path
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.value_columns import Buffer, common_column, row_column, sizes_of
+from tdserve.values import encode_bytes, encode_many
+
+
+class Adoption:
+    """Adopts folders.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+        values_worker: Writes non-tensor values.
+        folders: Below them every client may have folders adopted.
+    """
+
+    def __init__(
+        self, stores: Stores, answers: Answers, *, values_worker: DataWorker, folders: Sequence[str] = ()
+    ) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._worker = values_worker
+        self._folders = tuple(os.path.realpath(folder) for folder in folders)
+        self._root = os.path.realpath(stores.root.path)
+
+    async def adopt(self, session: ClientSession, request: int, asked: control_pb2.AdoptRequest) -> control_pb2.Done:
+        """Makes a store of a folder, or finds the one that ``exists_ok`` accepts.
+
+        Raises:
+            NotSupportedError: The client may not ask for this, or the folder holds what a store cannot hold in place.
+            StoreExistsError, InvalidRequestError, InvalidSpecError, CorruptDataError, CapacityError: Nothing was
+                created.
+        """
+        await eager.in_task()
+        name = check_store_name(asked.name)
+        path = await asyncio.to_thread(real_path, asked.path)
+        self._check_allowed(session, asked.path, path)
+        done = control_pb2.Done()
+        if await self._find(name, path, read_only=asked.read_only, exists_ok=asked.exists_ok):
+            return done
+        entry = await self._create(name, path, read_only=asked.read_only)
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            self._stores.publish_loaded(entry, txn)
+        return done
+
+    async def adopt_at_start(self, name: str, path: str, *, read_only: bool) -> None:
+        """Makes a store of a folder that the server was started with, unless there is one already."""
+        found = real_path(path)
+        if not await self._find(check_store_name(name), found, read_only=read_only, exists_ok=True):
+            entry = await self._create(name, found, read_only=read_only)
+            with self._stores.db.transaction() as txn:
+                self._stores.publish_loaded(entry, txn)
+
+    def _check_allowed(self, session: ClientSession, asked: str, path: str) -> None:
+        """Raises NotSupportedError unless the client may have this folder opened; tells nothing of what is there."""
+        if session.local is not None and not session.local.is_read_only:
+            return
+        if any(is_within(path, folder) for folder in self._folders):
+            return
+        reason = (
+            "only clients that share the server's root folder and may write it can have any folder adopted, others "
+            "those below the folders that the server was told of (tdserve serve --adoptable DIR, TDSERVE_ADOPTABLE)"
+        )
+        raise NotSupportedError(feature=f"adopting {asked}", reason=reason)
+
+    async def _find(self, name: str, path: str, *, read_only: bool, exists_ok: bool) -> bool:
+        """Whether there is just such a store. Raises StoreExistsError when there is another one."""
+        if exists_ok:  # somebody may be adopting it right now
+            await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
+        if not self._stores.catalog.is_taken(name):
+            return False
+        record = self._stores.catalog.get(name, with_loading=True)
+        if record.loading or not exists_ok:
+            raise StoreExistsError(name=name)
+        if record.adopted != path:
+            raise StoreExistsError(name=name, reason=_origin(record))
+        if record.read_only != read_only:
+            raise StoreExistsError(name=name, reason=f"it was adopted with read_only={record.read_only}")
+        return True
+
+    async def _create(self, name: str, path: str, *, read_only: bool) -> Entry:
+        """A store that nobody sees yet, with its values."""
+        if is_within(path, self._root) or is_within(self._root, path):
+            reason = f"{path} is the server's own, in its root {self._root}"
+            raise InvalidRequestError(argument="path", reason=reason)
+        if not await asyncio.to_thread(os.path.isfile, os.path.join(path, META_FILE)):
+            reason = f"{path} is no folder that tensordict's memmap has written: it has no {META_FILE} to be read"
+            raise InvalidRequestError(argument="path", reason=reason)
+        found = await asyncio.to_thread(read_folder, path, writable=not read_only)
+        block = await asyncio.to_thread(value_block, found)
+        for other in self._stores.catalog:
+            why = other.adopted and conflict(other, path, read_only=read_only)
+            if why:
+                raise StoreExistsError(name=other.name, reason=why)
+        spec = found.spec
+        record = StoreRecord(
+            name=name,
+            kind="tensordict",
+            uid="",
+            fingerprint=spec.fingerprint,
+            num_rows=spec.batch_size[0] if spec.batch_size else 1,
+            loading=True,
+            max_object_bytes=0,
+            adopted=path,
+            read_only=read_only,
+        )
+        entry = await self._stores.create(record, spec, adopted=Adopted.of(found, read_only=read_only))
+        try:
+            if block:
+                await self._store(entry, block)
+            entry.generation_values()[:] = 2
+            entry.check_present()
+        except BaseException:
+            await self._stores.delete(entry)
+            raise
+        return entry
+
+    async def _store(self, entry: Entry, block: bytes) -> None:
+        order = worker_pb2.Order()
+        order.put_values.values = block
+        order.put_values.everything = True
+        order.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
+        await self._worker.ready.wait()
+        order.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+        await self._worker.order(order)
+
+
+def _origin(record: StoreRecord) -> str:
+    return f"it was adopted from {record.adopted}" if record.adopted else "it was not adopted from a folder"
+
+
+def conflict(other: StoreRecord, path: str, *, read_only: bool) -> str:
+    """Why a folder cannot be adopted beside another store that was; "" when it can."""
+    overlaps = is_within(path, other.adopted) or is_within(other.adopted, path)
+    if not overlaps or (other.read_only and read_only):
+        return ""
+    return f"it was adopted from {other.adopted}, and two stores would share files; adopt both with read_only=True"
+
+
+def value_block(found: FoundFolder) -> bytes:
+    """The non-tensor values of a folder as the message that the data worker stores; b"" without any.
+
+    Raises:
+        CapacityError: They are too many for one message.
+        NotSupportedError: One is nested too deep; names its key.
+    """
+    parts: list[Buffer] = []
+    for path, leaf in found.spec.values:
+        blobs = _blobs(found, path, leaf)
+        parts += row_column(sizes_of(blobs), [b"".join(blobs)]) if leaf.per_row else common_column(blobs[0])
+    nbytes = sum(map(len, parts))
+    if nbytes > MAX_META_BYTES:
+        raise CapacityError(what=f"the values of {found.path} in one message", asked=nbytes, free=MAX_META_BYTES)
+    return b"".join(parts)
+
+
+def _blobs(found: FoundFolder, path: Path, leaf: ValueLeaf) -> list[bytes]:
+    key = ".".join(path)
+    values = found.values[path]
+    if not leaf.per_row:
+        return [encode_bytes(values, key=key)]
+    for _ in leaf.batch_size[1:]:
+        values = [value for row in values for value in row]
+    return encode_many(values, key=key)

@@ -1,0 +1,324 @@
+"""Reads what a folder holds that tensordict's ``memmap`` or ``save`` wrote: which structure, which file is which leaf.
+
+Only ``meta.json`` files are read, and of the others their sizes: control does this, without torch. Nothing is
+unpickled, no class is looked up, no symlink inside of the folder is followed. What cannot be carried is refused by its
+key, so that nothing is lost in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path as FilePath
+from typing import Any, NoReturn
+
+from tdserve.errors import CorruptDataError, InvalidSpecError, NotSupportedError
+from tdserve.spec import codec
+from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.nodes import MAX_DEPTH, DimNames, Entry, Node, TensorLeaf, ValueLeaf
+from tdserve.spec.tree import Path, Spec, quote
+from tdserve.store.faults import as_tdserve_error, os_faults
+from tdserve.store.format import encode_key
+
+META_FILE = "meta.json"
+
+MAX_META_BYTES = 192 * 1024 * 1024
+"""Non-tensor values lie in these files; more than this would not fit into one message to a data worker."""
+
+_SUFFIX = ".memmap"
+_INNER_FOLDER = "_tensordict"
+_PICKLES = ("other.pickle", "pickle.pkl")
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CLASS = re.compile(r"<class '([^']+)'>")
+_NAMES_KEY = "_names"
+
+FileName = tuple[str, ...]
+"""Names of a file and the folders that it is in, below the one that is read."""
+
+
+@dataclass(frozen=True)
+class FoundFolder:
+    """What lies in a folder.
+
+    Attributes:
+        path: Of the folder.
+        spec: The structure of all of it.
+        files: Where each tensor leaf lies; one without elements may have no file.
+        values: Every non-tensor leaf, as ``spec.capture`` would give them.
+        device, inode: Which folder it is, whatever name leads to it.
+    """
+
+    path: str
+    spec: Spec
+    files: dict[Path, FileName]
+    values: dict[Path, Any]
+    device: int
+    inode: int
+
+
+def read_folder(path: str, *, writable: bool) -> FoundFolder:
+    """Reads the structure of a folder, and looks whether all of its files can be opened.
+
+    10,000 leaves take about 0.3 s, so a server does it off its event loop where it can.
+
+    Args:
+        path: Absolute.
+        writable: Whether the files are to be written too.
+
+    Raises:
+        CorruptDataError: There is no such folder, or it is incomplete: names the leaf whose file is missing or shorter
+            than its content.
+        NotSupportedError: It holds what no store can hold in place, or a file cannot be written; says which, and why.
+        InvalidSpecError: Its structure contradicts itself.
+        InvalidRequestError: It may not be read.
+    """
+    where = FilePath(path)
+    with os_faults(where):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
+    try:
+        status = os.fstat(fd)
+        reader = _Reader(os.O_RDWR if writable else os.O_RDONLY)
+        root = reader.entry(fd, where, (), (), ())
+    finally:
+        os.close(fd)
+    if not isinstance(root, Node):
+        raise NotSupportedError(feature=f"adopting the single value in {path}", reason="tensordicts can be stores")
+    spec = codec.decode(codec.encode(Spec(root)))  # the rules for what comes from outside
+    return FoundFolder(path, spec, reader.files, reader.values, status.st_dev, status.st_ino)
+
+
+class _Reader:
+    """One walk over one folder; ``access`` is how each file must open."""
+
+    def __init__(self, access: int) -> None:
+        self._access = access
+        self.files: dict[Path, FileName] = {}
+        self.values: dict[Path, Any] = {}
+
+    def entry(self, fd: int, where: FilePath, names: FileName, path: Path, above: tuple[int, ...]) -> Entry:
+        """What the open folder ``fd`` holds; ``above`` is the batch size of the tensordict around it."""
+        if len(path) >= MAX_DEPTH:
+            raise InvalidSpecError(reason=f"tensordicts are nested deeper than {MAX_DEPTH} levels in {where}")
+        meta = _read_meta(fd, where)
+        found = _CLASS.fullmatch(str(meta.get("_type", "")))
+        module, _, kind = (found[1] if found else "").rpartition(".")
+        own = module.partition(".")[0] == "tensordict"
+        for pickled in _PICKLES:
+            if _exists(fd, pickled):
+                reason = f"{where / pickled} is a pickle, and those are never read; save values of JSON's types"
+                raise NotSupportedError(feature=f"adopting a pickled value{_at(path)}", reason=reason)
+        if own and kind == "NonTensorData":
+            return self._value(meta, where, path, above)
+        if own and kind == "NonTensorStack":
+            return self._values(fd, meta, where, path, above)
+        if _exists(fd, _INNER_FOLDER):
+            return self._tensorclass(fd, meta, where, names, path, above, f"{module}.{kind}")
+        if "stack_dim" in meta:
+            reason = "its rows lie in folders of their own; store it densely, or send it with client.memmap()"
+            raise NotSupportedError(feature=f"adopting a {kind or 'lazy stack'}{_at(path)}", reason=reason)
+        if kind and not (own and kind == "TensorDict"):
+            reason = f"{where / META_FILE} names another class than tensordict's own, and it is no tensorclass"
+            raise NotSupportedError(feature=f"adopting a {module}.{kind}{_at(path)}", reason=reason)
+        return self._node(fd, meta, where, names, path, above)
+
+    def _node(
+        self, fd: int, meta: dict[str, Any], where: FilePath, names: FileName, path: Path, above: tuple[int, ...]
+    ) -> Node:
+        batch_size = _sizes(meta.get("shape"), where, path)
+        if batch_size[: len(above)] != above:
+            raise _damaged(where / META_FILE, f"a batch size that starts with {list(above)}{_at(path)}", batch_size)
+        entries: list[tuple[str, Entry]] = []
+        for key, told in meta.items():
+            if not isinstance(told, dict):  # of the format itself
+                continue
+            below = (*path, key)
+            if "type" in told:
+                entries.append((key, self._child(fd, where, names, below, batch_size)))
+            else:
+                entries.append((key, self._tensor(fd, told, where, names, below, batch_size)))
+        device = "cpu" if meta.get("device") == "cpu" else None
+        return Node(batch_size, _dim_names(meta, len(batch_size)), device, None, tuple(entries))
+
+    def _child(self, fd: int, where: FilePath, names: FileName, path: Path, batch_size: tuple[int, ...]) -> Entry:
+        name = _name_of(fd, path[-1], "")
+        if name is None:
+            raise _damaged(where / encode_key(path[-1]), f"a folder{_at(path)}", "none")
+        with _opened(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
+            return self.entry(child, where / name, (*names, name), path, batch_size)
+
+    def _tensorclass(
+        self,
+        fd: int,
+        meta: dict[str, Any],
+        where: FilePath,
+        names: FileName,
+        path: Path,
+        above: tuple[int, ...],
+        tensorclass: str,
+    ) -> Node:
+        inner = where / _INNER_FOLDER
+        with _opened(fd, _INNER_FOLDER, inner, path, os.O_RDONLY | os.O_DIRECTORY) as child:
+            content = _read_meta(child, inner)
+            if "stack_dim" in content:
+                self.entry(child, inner, names, path, above)  # says why not
+            node = self._node(child, content, inner, (*names, _INNER_FOLDER), path, above)
+        beside = {key: value for key, value in meta.items() if key != "_type"}
+        self.values.update(((*path, key), value) for key, value in beside.items())
+        fields = tuple((key, ValueLeaf(node.batch_size, False)) for key in beside)
+        return node._replace(tensorclass=tensorclass, entries=(*node.entries, *fields))
+
+    def _tensor(
+        self,
+        fd: int,
+        told: dict[str, Any],
+        where: FilePath,
+        names: FileName,
+        path: Path,
+        batch_size: tuple[int, ...],
+    ) -> TensorLeaf:
+        dtype = str(told.get("dtype")).removeprefix("torch.")
+        if told.get("is_nested"):
+            reason = "the elements of a nested tensor have no place by row; send it with client.memmap()"
+            raise NotSupportedError(feature=f"adopting a nested tensor{_at(path)}", reason=reason)
+        if dtype not in ITEMSIZE:
+            raise NotSupportedError(feature=f"adopting a tensor of dtype {dtype!r}{_at(path)}", reason="unknown dtype")
+        leaf = TensorLeaf(dtype, _sizes(told.get("shape"), where, path))
+        name = _name_of(fd, path[-1], _SUFFIX)
+        if name is None and leaf.nbytes:
+            file = where / (encode_key(path[-1]) + _SUFFIX)
+            raise _damaged(file, f"a file of {leaf.nbytes} bytes{_at(path)}", "none")
+        if name is not None:
+            with _opened(fd, name, where / name, path, self._access) as file_fd:
+                check_size(file_fd, where / name, path, leaf)
+            self.files[path] = (*names, name)
+        return leaf
+
+    def _value(self, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
+        if "data" not in meta:
+            raise _damaged(where / META_FILE, f"a value{_at(path)}", "none")
+        self.values[path] = meta["data"]
+        return ValueLeaf(above, False)
+
+    def _values(self, fd: int, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
+        data = meta.get("data")
+        if data is None:
+            data = self._single_values(fd, where, path)
+        if not isinstance(data, list):
+            raise _damaged(where / META_FILE, f"a list of values{_at(path)}", type(data).__name__)
+        batch_size = _stacked(data)
+        if batch_size[: len(above)] != above:
+            raise _damaged(where / META_FILE, f"values for a batch size of {list(above)}{_at(path)}", batch_size)
+        self.values[path] = data
+        return ValueLeaf(batch_size, True)
+
+    def _single_values(self, fd: int, where: FilePath, path: Path) -> list[Any]:
+        """Of a stack whose elements lie in folders of their own, as older versions of tensordict wrote it."""
+        data: list[Any] = []
+        while _exists(fd, str(len(data))):
+            name = str(len(data))
+            with _opened(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
+                self.entry(child, where / name, (), path, ())
+            data.append(self.values.pop(path))
+        return data
+
+
+def check_size(fd: int, file: FilePath, path: Path, leaf: TensorLeaf) -> None:
+    """Raises CorruptDataError unless an open file is a regular one with all of a leaf's content; it may be longer."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise _damaged(file, f"a regular file{_at(path)}", "something else")
+    if status.st_size < leaf.nbytes:
+        raise _damaged(file, f"{leaf.nbytes} bytes{_at(path)}", f"{status.st_size} bytes")
+
+
+def _read_meta(fd: int, where: FilePath) -> dict[str, Any]:
+    file = where / META_FILE
+    with os_faults(file):
+        meta_fd = os.open(META_FILE, os.O_RDONLY | _NO_LINK, dir_fd=fd)
+    with os.fdopen(meta_fd, "rb") as opened, os_faults(file):
+        content = opened.read(MAX_META_BYTES + 1)
+    if len(content) > MAX_META_BYTES:
+        raise NotSupportedError(feature=f"adopting {where}", reason=f"meta.json is larger than {MAX_META_BYTES} bytes")
+    try:
+        meta = json.loads(content)
+    except (ValueError, RecursionError) as fault:
+        raise _damaged(file, "what tensordict writes there", repr(content[:80])) from fault
+    if not isinstance(meta, dict):
+        raise _damaged(file, "what tensordict writes there", repr(content[:80]))
+    return meta
+
+
+@contextmanager
+def _opened(folder_fd: int, name: str, file: FilePath, path: Path, access: int) -> Iterator[int]:
+    """Opens a file or folder of the one that is read; a symlink is refused by the key that it belongs to."""
+    if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+        reason = f"{file} is a symlink; put what it leads to in its place"
+        raise NotSupportedError(feature=f"adopting a symlink{_at(path)}", reason=reason)
+    try:
+        fd = os.open(name, access | _NO_LINK, dir_fd=folder_fd)
+    except OSError as fault:
+        if access & os.O_RDWR and not access & os.O_DIRECTORY:
+            reason = f"the server may not write {file} ({fault.strerror}); adopt it with read_only=True (--read-only)"
+            raise NotSupportedError(feature=f"adopting {quote(path)} for writing", reason=reason) from fault
+        raise as_tdserve_error(fault, file) from fault
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _name_of(fd: int, key: str, suffix: str) -> str | None:
+    """Name of the file or folder of a key: as it is spelled since tensordict 0.7, else as before; None without any."""
+    name = encode_key(key) + suffix
+    if _exists(fd, name):
+        return name
+    plain = key + suffix
+    return plain if "/" not in key and key not in ("", ".", "..") and _exists(fd, plain) else None
+
+
+def _exists(fd: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+    return True
+
+
+def _sizes(told: Any, where: FilePath, path: Path) -> tuple[int, ...]:
+    is_shape = isinstance(told, list) and all(type(size) is int and size >= 0 for size in told)
+    return tuple(told) if is_shape else _no_shape(told, where, path)
+
+
+def _no_shape(told: Any, where: FilePath, path: Path) -> NoReturn:
+    raise _damaged(where / META_FILE, f"a shape{_at(path)}", repr(told)[:80])
+
+
+def _dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
+    names = meta.get(_NAMES_KEY)
+    if not isinstance(names, list) or len(names) != num_dims or all(name is None for name in names):
+        return None
+    return tuple(None if name is None else str(name) for name in names)
+
+
+def _stacked(data: list[Any]) -> tuple[int, ...]:
+    """Batch size of stacked values as tensordict reads them: lists of one length, one in the other, are dimensions."""
+    batch_size = [len(data)]
+    while data and all(isinstance(item, list) for item in data) and len({len(item) for item in data}) == 1:
+        batch_size.append(len(data[0]))
+        data = list(chain.from_iterable(data))
+    return tuple(batch_size)
+
+
+def _at(path: Path) -> str:
+    return f" at key {quote(path)}" if path else ""
+
+
+def _damaged(file: FilePath, expected: str, actual: object) -> CorruptDataError:
+    shown = list(actual) if isinstance(actual, tuple) else actual
+    return CorruptDataError(path=str(file), expected=expected, actual=str(shown))

@@ -1,0 +1,172 @@
+"""A store whose tensors lie in a folder of the user's: which folder, which file is which leaf, may it be written.
+
+This stands in ``adopted.json`` in the store's own folder, where everybody who opens the store finds it; ``rows`` beside
+it is a symlink to the user's folder, for whoever opens the store without a server. Deleting the store removes both, and
+nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path as FilePath
+
+from tdserve.errors import CorruptDataError, InvalidRequestError, SpecMismatchError, TDServeError
+from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.store.adoptable import FileName, FoundFolder, read_folder
+from tdserve.store.faults import os_faults
+from tdserve.store.format import ROWS, Folder
+
+FILE_NAME = "adopted.json"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What is known of an adopted folder.
+
+    Attributes:
+        path: Absolute, without symlinks.
+        read_only: Whether the store may be read only.
+        device, inode: Which folder it was when the server last looked: under the same name another process may see
+            another one.
+        files: Where each tensor leaf lies below it; leaves without elements may have no file.
+    """
+
+    path: str
+    read_only: bool
+    device: int
+    inode: int
+    files: tuple[tuple[Path, FileName], ...]
+
+    @classmethod
+    def of(cls, found: FoundFolder, *, read_only: bool) -> Adopted:
+        """What is to be known of a folder that was read."""
+        return cls(found.path, read_only, found.device, found.inode, tuple(sorted(found.files.items())))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Adopted | None:
+        """What a store's folder says; None when the store was not adopted.
+
+        Raises:
+            CorruptDataError: Its file is damaged.
+        """
+        file = FilePath(folder, FILE_NAME)
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise CorruptDataError(path=str(file), expected="a usable file", actual=str(fault.strerror)) from fault
+        try:
+            told = json.loads(content)
+            files = tuple((tuple(map(str, key)), tuple(map(str, names))) for key, names in told["files"])
+            numbers = int(told["device"]), int(told["inode"])
+            return cls(str(told["path"]), bool(told["read_only"]), *numbers, files)
+        except (ValueError, TypeError, KeyError, RecursionError) as fault:
+            raise CorruptDataError(
+                path=str(file), expected="which folder this is", actual=repr(content[:80])
+            ) from fault
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes it into a store's folder, whole or not at all."""
+        file = FilePath(folder, FILE_NAME)
+        fresh = file.with_name(FILE_NAME + ".new")
+        with os_faults(file):
+            fresh.write_text(json.dumps(asdict(self)), encoding="ascii")
+            os.replace(fresh, file)
+
+    def link(self, folder: str | os.PathLike[str]) -> None:
+        """Makes a store's folder that leads to this one."""
+        base = FilePath(folder)
+        with os_faults(base):
+            base.mkdir(parents=True, exist_ok=True)
+            os.symlink(self.path, base / ROWS, target_is_directory=True)
+        self.save(base)
+
+    def check(self, spec: Spec, folder: str | os.PathLike[str]) -> None:
+        """Looks whether the user's folder is still what it was; notes which folder it is now.
+
+        Args:
+            spec: That it had.
+            folder: Of the store.
+
+        Raises:
+            CorruptDataError: It is gone, shorter or of another structure.
+        """
+        try:
+            found = read_folder(self.path, writable=not self.read_only)
+            check_matches(spec, found.spec, store="")
+        except SpecMismatchError as error:
+            expected = f"key {error.key!r} to be {error.expected}" if error.key else error.expected
+            raise CorruptDataError(path=self.path, expected=expected, actual=error.actual) from error
+        except CorruptDataError:
+            raise
+        except TDServeError as error:
+            expected = "the folder that was adopted"
+            raise CorruptDataError(path=self.path, expected=expected, actual=str(error)) from error
+        now = Adopted.of(found, read_only=self.read_only)
+        if now != self:
+            now.save(folder)
+
+    def plan(self, spec: Spec) -> Folder:
+        """The user's folder as a plan of which leaf lies in which file.
+
+        Raises:
+            CorruptDataError: Under this name there is another folder here.
+        """
+        with os_faults(FilePath(self.path)):
+            status = os.stat(self.path, follow_symlinks=False)
+        if (status.st_dev, status.st_ino) != (self.device, self.inode):
+            actual = "another folder; where only this process sees another one, connect with transport='gloo'"
+            raise CorruptDataError(path=self.path, expected="the folder that the server has adopted", actual=actual)
+        leaves = dict(spec.tensors)
+        top = Folder(self.path)
+        folders: dict[FileName, Folder] = {(): top}
+        for path, names in self.files:
+            if path in leaves and all(map(_is_plain, names)):
+                folder = _folder(folders, names[:-1])
+                folder.files.append((names[-1], path, leaves[path]))
+        return top
+
+
+def check_adopted(folder: str | os.PathLike[str], spec: Spec) -> None:
+    """As ``Adopted.check``, of a store's folder. Raises CorruptDataError also when that says of no other one."""
+    adopted = Adopted.load(folder)
+    if adopted is None:
+        raise CorruptDataError(path=os.fspath(folder), expected=FILE_NAME, actual="no such file")
+    adopted.check(spec, folder)
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Whether an absolute path is a folder or lies below it; both without symlinks."""
+    return os.path.commonpath((path, folder)) == folder
+
+
+def real_path(path: str) -> str:
+    """The folder that a path leads to, absolute and without symlinks, as the record of a store can hold it.
+
+    Raises:
+        InvalidRequestError: The path is relative, or names nothing that can be.
+    """
+    if not os.path.isabs(path) or "\0" in path:
+        raise InvalidRequestError(argument="path", reason=f"{path!r} is not absolute")
+    try:
+        found = os.path.realpath(path)
+        found.encode()
+    except (OSError, UnicodeEncodeError) as fault:
+        raise InvalidRequestError(argument="path", reason=f"{path!r} names no folder: {fault}") from fault
+    return found
+
+
+def _is_plain(name: str) -> bool:
+    return "/" not in name and name not in ("", ".", "..")
+
+
+def _folder(folders: dict[FileName, Folder], names: FileName) -> Folder:
+    found = folders.get(names)
+    if found is None:
+        above = _folder(folders, names[:-1])
+        found = folders[names] = Folder(names[-1])
+        above.folders.append(found)
+    return found

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import (
+    CapacityError,
+    CorruptDataError,
+    InvalidRequestError,
+    NotSupportedError,
+    ReadOnlyError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TDServeError,
+)
+from tdserve.selection import parse
+from tdserve.server import adoption
+from tdserve.server.adoption import Adoption, conflict, value_block
+from tdserve.server.read_values import read_values
+from tdserve.server.session import ClientSession
+from tdserve.store.adoptable import read_folder
+from tdserve.v1 import control_pb2
+from tests.unit.server.local_peer import LocalPeer, mapped
+from tests.unit.server.world import Loop, World, content_of, outbox
+
+TD = TensorDict({"a": torch.arange(4), "t": NonTensorStack("a", "b", "c", "d"), "n": {"s": "x"}}, [4])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of the user's."""
+    TD.memmap(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def asked(folder: Path, **fields: Any) -> control_pb2.AdoptRequest:
+    """A request for a store "x"."""
+    return control_pb2.AdoptRequest(**{"name": "x", "path": str(folder), **fields})
+
+
+def adopt(world: World, run: Loop, folder: Path, **fields: Any) -> None:
+    """Asked by a client that shares the root."""
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            await world.adoption.adopt(peer.session, 1, asked(folder, **fields))
+
+    run(scenario())
+
+
+def test_adopt_when_done_then_the_users_tensors_and_own_values(world: World, run: Loop, folder: Path) -> None:
+    adopt(world, run, folder)
+    entry = world.stores.get("x")
+    assert (entry.record.adopted, entry.record.read_only, entry.content_version) == (str(folder), False, 1)
+    store = mapped(entry)
+    store.leaves["a",][1] = 7
+    assert TensorDict.load_memmap(folder)["a"].tolist() == [0, 7, 2, 3]
+    paths = [path for path, _ in entry.spec.values]
+    values = run(read_values(world.worker, entry, paths, None))
+    assert values == value_block(read_folder(str(folder), writable=False))
+
+
+def test_adopt_when_asked_again_after_a_lost_answer_then_the_same_answer(world: World, run: Loop, folder: Path) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            await world.adoption.adopt(peer.session, 5, asked(folder))
+            assert world.answers.seen(peer.session.client_id, 5) is not None
+
+    run(scenario())
+
+
+def test_adopt_when_restarted_then_there_and_checked_when_it_is_used(world: World, run: Loop, folder: Path) -> None:
+    adopt(world, run, folder, read_only=True)
+    world.reopen()
+    assert world.stores.get("x").record.read_only
+    world.reopen()
+    (folder / "a.memmap").unlink()
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match=r"32 bytes at key 'a', found none"):
+            world.stores.get("x")
+    run(world.creation.delete("x"))
+    assert "x" not in world.stores.catalog
+    assert (folder / "meta.json").exists()
+    assert not world.root.store_folder("x").exists()
+
+
+def test_write_when_read_only_then_refused_before_anything(world: World, run: Loop, folder: Path) -> None:
+    adopt(world, run, folder, read_only=True)
+    entry = world.stores.get("x")
+    content = content_of(TD, entry.spec.fingerprint)
+    write = control_pb2.WriteRequest(store="x", content=content, selection=parse(...).to_message())
+    with pytest.raises(ReadOnlyError, match=str(folder)):
+        run(world.tensordicts.write(world.session(), 1, write))
+    assert entry.content_version == 1
+
+
+def test_adopt_when_the_session_does_not_share_the_root_then_refused(world: World, run: Loop, folder: Path) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world, is_read_only=True) as peer:
+            for session in (peer.session, world.session(2)):
+                for path in (folder, folder / "nothing"):
+                    with pytest.raises(NotSupportedError, match="--adoptable"):
+                        await world.adoption.adopt(session, 1, asked(path, read_only=True))
+
+    run(scenario())
+    assert "x" not in world.stores.catalog
+
+
+def remotely(world: World, run: Loop, folder: Path, path: Path) -> ClientSession:
+    """Asked by a client elsewhere, of a server that lets everybody adopt below a folder."""
+    open_one = Adoption(world.stores, world.answers, values_worker=world.worker, folders=[str(folder)])
+    session = world.session()
+    run(open_one.adopt(session, 1, asked(path)))
+    return session
+
+
+def test_adopt_when_below_an_adoptable_folder_then_for_every_session(world: World, run: Loop, folder: Path) -> None:
+    session = remotely(world, run, folder.parent, folder)
+    assert not outbox(session).messages
+    assert world.stores.get("x").record.adopted == str(folder)
+
+
+def test_adopt_when_a_symlink_leads_out_of_it_then_refused(
+    world: World, run: Loop, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open/link").symlink_to(folder)
+    for path in (tmp_path / "open/link", tmp_path / "open/../data"):
+        with pytest.raises(NotSupportedError, match="--adoptable"):
+            remotely(world, run, tmp_path / "open", path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"name": ""}, InvalidRequestError),
+        ({"name": "../x"}, InvalidRequestError),
+        ({"path": ""}, InvalidRequestError),
+        ({"path": "data"}, InvalidRequestError),
+        ({"path": "/nowhere"}, InvalidRequestError),
+        ({"path": "/"}, InvalidRequestError),
+    ],
+)
+def test_adopt_when_it_cannot_be_then_error_and_nothing_is_left(
+    world: World, run: Loop, folder: Path, fields: dict[str, Any], error: type[TDServeError]
+) -> None:
+    with pytest.raises(error):
+        adopt(world, run, folder, **fields)
+    assert not list(world.stores.catalog)
+    assert not list((world.root.path / "stores").iterdir())
+
+
+def test_adopt_when_it_is_the_root_or_around_it_then_refused(world: World, run: Loop) -> None:
+    TD.memmap(world.root.path / "stores" / "planted")
+    for path in (world.root.path, world.root.path / "stores/planted", world.root.path.parent):
+        with pytest.raises(InvalidRequestError, match="server's own"):
+            adopt(world, run, path, read_only=True)
+
+
+def test_adopt_when_the_values_find_no_room_then_nothing_stays(
+    world: World, run: Loop, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adoption, "MAX_META_BYTES", 10)
+    with pytest.raises(CapacityError, match=str(folder)):
+        adopt(world, run, folder)
+    assert not list(world.stores.catalog)
+
+
+def test_adopt_when_storing_the_values_fails_then_nothing_stays(
+    world: World, run: Loop, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adoption, "value_block", lambda found: b"\xff")
+    with pytest.raises(TDServeError):
+        adopt(world, run, folder)
+    assert not list(world.stores.catalog)
+    assert not world.root.store_folder("x").exists()
+    assert (folder / "meta.json").exists()
+    monkeypatch.undo()
+    adopt(world, run, folder)
+
+
+def test_adopt_when_it_exists_then_as_asked(world: World, run: Loop, folder: Path) -> None:
+    run(world.create("own", TD))
+    with pytest.raises(StoreExistsError, match="not adopted"):
+        adopt(world, run, folder, name="own", exists_ok=True)
+    adopt(world, run, folder)
+    adopt(world, run, folder, exists_ok=True)
+    for fields in ({}, {"exists_ok": True, "read_only": True}):
+        with pytest.raises(StoreExistsError):
+            adopt(world, run, folder, **fields)
+
+
+def test_adopt_when_two_do_so_at_once_then_one_store(world: World, run: Loop, folder: Path) -> None:
+    async def scenario() -> list[Any]:
+        async with LocalPeer(world) as peer:
+            both = (world.adoption.adopt(peer.session, number, asked(folder, name=f"x{number}")) for number in (1, 2))
+            return await asyncio.gather(*both, return_exceptions=True)
+
+    answers = run(scenario())
+    assert sorted(type(answer).__name__ for answer in answers) == ["Done", "StoreExistsError"]
+    assert len(list(world.stores.catalog)) == 1
+
+
+def test_adopt_at_start_when_it_is_there_already_then_left_alone(world: World, run: Loop, folder: Path) -> None:
+    for _ in range(2):
+        run(world.adoption.adopt_at_start("x", str(folder), read_only=True))
+    with pytest.raises(StoreExistsError):
+        run(world.adoption.adopt_at_start("x", str(folder), read_only=False))
+    assert world.stores.get("x").record.read_only
+
+
+def test_delete_when_nobody_can_open_it_then_gone_all_the_same(world: World, run: Loop, folder: Path) -> None:
+    adopt(world, run, folder)
+    world.reopen()
+    (world.root.store_folder("x") / "generation.memmap").unlink()
+    with pytest.raises(CorruptDataError):
+        world.stores.get("x")
+    run(world.creation.delete("x"))
+    with pytest.raises(StoreNotFoundError):
+        world.stores.get("x")
+
+
+@pytest.mark.parametrize(
+    ("path", "other_read_only", "read_only", "is_refused"),
+    [
+        ("/d", False, False, True),
+        ("/d", True, False, True),
+        ("/d", False, True, True),
+        ("/d", True, True, False),
+        ("/d/n", False, True, True),
+        ("/", False, True, True),
+        ("/data", False, False, False),
+    ],
+)
+def test_conflict_when_folders_overlap_then_unless_both_are_only_read(
+    path: str, other_read_only: bool, read_only: bool, is_refused: bool
+) -> None:
+    other = StoreRecord("o", "tensordict", "u", adopted="/d", read_only=other_read_only)
+    assert bool(conflict(other, path, read_only=read_only)) is is_refused
