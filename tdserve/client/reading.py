@@ -38,6 +38,7 @@ from tdserve.session import tag_of
 from tdserve.spec import codec
 from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
+from tdserve.spec.state import restored
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -79,8 +80,11 @@ class Content:
 
         ``pad`` as of ``padded``.
         """
-        td = build(*padded(on_cpu(self.spec), self.leaves, self.values, pad))
-        return to_device(td, device)
+        spec, leaves, values = padded(on_cpu(self.spec), self.leaves, self.values, pad)
+        if device is None or not spec.has_state:
+            return to_device(build(spec, leaves, values), device)
+        # a parameter that is moved is no parameter, but the result of a computation
+        return restored(to_device(build(spec.without_state, leaves, values), device), spec.root)
 
 
 def on_cpu(spec: Spec) -> Spec:

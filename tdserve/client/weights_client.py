@@ -70,6 +70,9 @@ class WeightsClient(MemmapClient):
     ) -> Any:
         """Publishes the next version of some weights; the first makes their store.
 
+        Weights are content only: parameters, buffers and ``TensorDictParams`` come back as plain tensors in plain
+        tensordicts, unlocked and without grad. ``init_remote`` keeps what they are.
+
         Args:
             td: TensorDict (for instance ``TensorDict.from_module(policy)``) or ``nn.Module``.
             metadata: Small values for readers, such as ``{"step": 10}``.

@@ -154,7 +154,7 @@ def assign(td: Any, source: Any) -> None:
         if is_tensor_collection(new) and is_tensor_collection(old) and _is_written_through(old, new):
             assign(old, new)
         elif isinstance(new, torch.Tensor) and not new.is_nested and _is_place(old, new):
-            old.copy_(new)
+            old.detach().copy_(new)
         else:
             _check_unlocked(td)
             held[key] = new

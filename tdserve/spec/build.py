@@ -17,11 +17,11 @@ from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, st
 from tdserve.spec.capture import capture
 from tdserve.spec.changes import unstacked
 from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.spec.entries import entry_at
 from tdserve.spec.instances import find_tensorclass, instance_of, num_classes
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
 from tdserve.spec.packing import single_value
+from tdserve.spec.state import restored
 from tdserve.spec.tree import Spec, check_matches, quote, show
 from tdserve.values import is_same
 
@@ -37,7 +37,7 @@ class _Recipe(NamedTuple):
         row: Of a lazy stack: the recipe of one row.
         stack_dim: Of a lazy stack.
         columns: Of a lazy stack: its leaves, tensors before values.
-        locked: Of the root: the nodes that are locked.
+        state: Of the root: its node, if it notes anything beside content.
     """
 
     batch_size: torch.Size
@@ -50,7 +50,7 @@ class _Recipe(NamedTuple):
     row: _Recipe | None = None
     stack_dim: int = 0
     columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
-    locked: tuple[Path, ...] = ()
+    state: Node | None = None
 
 
 def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
@@ -69,14 +69,12 @@ def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path
     """
     recipe = spec.memo.get(_Recipe)
     if recipe is None or recipe.num_classes not in (0, num_classes()):
-        recipe = spec.memo[_Recipe] = _prepare(spec.root, ())._replace(locked=spec.locked)
+        recipe = spec.memo[_Recipe] = _prepare(spec.root, ())._replace(state=spec.root if spec.has_state else None)
     try:
         found = _build(recipe, tensors, values)
     except KeyError as error:
         raise LocalProtocolError(reason=f"no content was given for the leaf {error}") from None
-    for path in recipe.locked:
-        entry_at(found, path).lock_()
-    return found
+    return found if recipe.state is None else restored(found, recipe.state)
 
 
 def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> None:

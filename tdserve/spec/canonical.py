@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from tdserve.spec.dtypes import WIRE
-from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
 
 FORMS: dict[Form, int] = {
@@ -15,6 +15,22 @@ FORMS: dict[Form, int] = {
     Form.PACKED: spec_pb2.RAGGED_FORM_PACKED,
 }
 """Number of the protobuf enum ``RaggedForm``."""
+
+
+TENSOR_KINDS: dict[TensorKind, int] = {
+    TensorKind.PLAIN: spec_pb2.TENSOR_KIND_PLAIN,
+    TensorKind.PARAMETER: spec_pb2.TENSOR_KIND_PARAMETER,
+    TensorKind.BUFFER: spec_pb2.TENSOR_KIND_BUFFER,
+    TensorKind.NON_PERSISTENT_BUFFER: spec_pb2.TENSOR_KIND_NON_PERSISTENT_BUFFER,
+}
+"""Number of the protobuf enum ``TensorKind``."""
+
+CONVERTS: dict[bool | str, int] = {
+    False: spec_pb2.Params.CONVERT_ALL,
+    True: spec_pb2.Params.CONVERT_BUFFERS,
+    "skip": spec_pb2.Params.CONVERT_NONE,
+}
+"""Number of the protobuf enum ``Params.Convert`` by ``no_convert``."""
 
 
 def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
@@ -41,22 +57,31 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
         message.inner.extend(node.inner)
     if node.is_locked:
         message.is_locked = True
+    if node.params is not None:
+        _write_params(node.params, message.params)
     # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
     for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
-        if isinstance(entry, TensorLeaf):
-            leaf = message.entries.add(key=key).tensor
-            leaf.dtype = WIRE[entry.dtype]  # type: ignore[assignment]  # the stub wants the enum's wrapper, an int is one
-            leaf.shape.extend(entry.shape)
-        elif isinstance(entry, ValueLeaf):
-            value = message.entries.add(key=key).value
-            value.batch_size.extend(entry.batch_size)
-            value.per_row = entry.per_row
-            if entry.ragged is not None:
-                _write_ragged(entry.ragged, value.ragged)
-        else:
-            child = message.entries.add(key=key).node
-            child.SetInParent()  # an empty message in a oneof would not be sent
-            write_node(entry, child, is_sorted=is_sorted)
+        _write_entry(entry, message.entries.add(key=key), is_sorted=is_sorted)
+
+
+def _write_entry(entry: Entry, message: spec_pb2.Entry, *, is_sorted: bool) -> None:
+    if isinstance(entry, TensorLeaf):
+        leaf = message.tensor
+        leaf.dtype = WIRE[entry.dtype]  # type: ignore[assignment]  # the stub wants the enum's wrapper, an int is one
+        leaf.shape.extend(entry.shape)
+        leaf.kind = TENSOR_KINDS[entry.kind]  # type: ignore[assignment]  # as above
+        leaf.requires_grad = entry.requires_grad
+    elif isinstance(entry, ValueLeaf):
+        value = message.value
+        value.SetInParent()  # an empty message in a oneof would not be sent
+        value.batch_size.extend(entry.batch_size)
+        value.per_row = entry.per_row
+        value.requires_grad = entry.requires_grad
+        if entry.ragged is not None:
+            _write_ragged(entry.ragged, value.ragged)
+    else:
+        message.node.SetInParent()
+        write_node(entry, message.node, is_sorted=is_sorted)
 
 
 def _write_ragged(ragged: Ragged, message: spec_pb2.Ragged) -> None:
@@ -64,6 +89,15 @@ def _write_ragged(ragged: Ragged, message: spec_pb2.Ragged) -> None:
     message.dtype = WIRE.get(ragged.dtype, spec_pb2.DTYPE_UNSPECIFIED)  # type: ignore[assignment]
     message.shape.extend(ragged.shape)
     message.has_lengths = ragged.has_lengths
+
+
+def _write_params(params: Params, message: spec_pb2.Params) -> None:
+    message.SetInParent()
+    message.convert = CONVERTS[params.no_convert]  # type: ignore[assignment]  # as above
+    message.locks_content = params.locks_content
+    message.is_content_locked = params.is_content_locked
+    message.is_in_eval = params.is_in_eval
+    message.is_in_class = params.is_in_class
 
 
 def fingerprint(root: Node) -> bytes:

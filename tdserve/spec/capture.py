@@ -19,6 +19,7 @@ from tensordict import (
 )
 from tensordict.nn import TensorDictParams
 
+from tdserve.errors import NotSupportedError
 from tdserve.spec.captured import Captured, conformed, shared_spec
 from tdserve.spec.elements import elements_of, flat_elements
 from tdserve.spec.files import in_memory
@@ -29,12 +30,14 @@ from tdserve.spec.nodes import (
     DimNames,
     Entry,
     Node,
+    Params,
     Path,
     has_state,
 )
 from tdserve.spec.packing import exact
 from tdserve.spec.recall import Recall
 from tdserve.spec.stacks import Part, known_of, stacked
+from tdserve.spec.state import params_of
 from tdserve.spec.tree import Spec
 from tdserve.spec.views import items_of, shows_others
 
@@ -66,7 +69,8 @@ def capture(
         like: A structure, of any number of rows, that it is taken apart for: what is ragged or packed there is ragged
             or packed in the result, and where ``td`` has that in another form, it gets the form that is asked for.
         allow_pickle: Whether non-tensor values of any type are let through; those of a destination are in any case.
-        is_exact: True also notes what does not count for content, but is part of what a tensordict is: what is locked.
+        is_exact: True also notes what does not count for content, but is part of what a tensordict is: what is locked,
+            what requires grad, parameters and buffers. False leaves all of that away.
 
     Raises:
         NotSupportedError: Names the key of a sparse, quantized or meta tensor, of a tensor subclass without memory of
@@ -128,7 +132,9 @@ class _Reader(LeafReader):
         """Takes a node apart; ``above`` is the batch size of the one around it, None for the root."""
         if len(path) >= MAX_DEPTH:
             raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
-        plain, extra, tensorclass = (td, _NOTHING, None) if type(td) is TensorDict else self._unwrap(td, path)
+        plain, extra, tensorclass, params = (
+            (td, _NOTHING, None, None) if type(td) is TensorDict else self._unwrap(td, path)
+        )
         if path in self.packed:
             return self._packed(plain, extra, tensorclass, path, above)
         if isinstance(plain, LazyStackedTensorDict):
@@ -155,28 +161,43 @@ class _Reader(LeafReader):
         if not self.is_exact:
             return Node(batch_size, _names(plain), device_name, tensorclass, tuple(entries))
         return Node(
-            batch_size, _names(plain), device_name, tensorclass, tuple(entries), is_locked=bool(plain.is_locked)
+            batch_size,
+            _names(plain),
+            device_name,
+            tensorclass,
+            tuple(entries),
+            is_locked=bool(td.is_locked),
+            params=params,
         )
 
-    def _unwrap(self, td: Any, path: Path) -> tuple[TensorDictBase, dict[str, Any], str | None]:
-        """The tensordict inside of a wrapper, non-tensor fields that lie beside it, and the wrapper's class name."""
+    def _unwrap(self, td: Any, path: Path) -> tuple[TensorDictBase, dict[str, Any], str | None, Params | None]:
+        """The tensordict inside of a wrapper, non-tensor fields that lie beside it, the wrapper's class name, and how
+        its parameters are held."""
         kind = type(td)
         if isinstance(td, type):
             raise self._refusal(f"the class {td.__qualname__}", path, "instances travel")
         if kind is TensorDict or (shows_others(kind) and not self.is_destination):
-            return td, {}, None
+            return td, {}, None, None
         if kind is TensorDictParams:
-            return self._unwrap(td._param_td, path)
+            plain, extra, tensorclass, _ = self._unwrap(td._param_td, path)
+            return plain, extra, tensorclass, self._params(td, path)
         if is_tensorclass(kind):
             if kind._is_non_tensor or getattr(kind, "_pass_through", False):
                 raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")
-            inner, _, _ = self._unwrap(td._tensordict, path)
-            return inner, td._non_tensordict or {}, class_name(kind)
+            inner, _, _, params = self._unwrap(td._tensordict, path)
+            params = None if params is None else params._replace(is_in_class=True)
+            return inner, td._non_tensordict or {}, class_name(kind), params
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
-            return td, {}, None
+            return td, {}, None, None
         if isinstance(td, TensorDictBase):
             raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
         raise self._refusal(f"an object of {class_name(kind)}", path, "tensordicts and tensorclasses travel")
+
+    def _params(self, td: TensorDictParams, path: Path) -> Params | None:
+        try:
+            return params_of(td) if self.is_exact else None
+        except NotSupportedError as error:
+            raise self._refusal(error.feature, path, error.reason) from None
 
     def _child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
         node = self.node(item, path, batch_size)

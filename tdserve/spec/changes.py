@@ -18,7 +18,8 @@ def rebatch(
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
         if isinstance(entry, TensorLeaf):
-            entries.append((key, TensorLeaf(entry.dtype, batch_size + entry.shape[num_dims:])))
+            shape = batch_size + entry.shape[num_dims:]
+            entries.append((key, TensorLeaf(entry.dtype, shape, requires_grad=entry.requires_grad)))
         elif isinstance(entry, ValueLeaf):
             own = batch_size + entry.batch_size[num_dims:]
             is_per_row = entry.per_row if entry.ragged is None else bool(own)
@@ -31,6 +32,7 @@ def rebatch(
         entries=tuple(entries),
         stack_dim=_restack(node.stack_dim, num_dims, len(batch_size), moved),
         is_locked=False,
+        params=None,
     )
 
 
@@ -64,7 +66,24 @@ def relocked(node: Node, is_locked: bool) -> Node:
     entries = tuple(
         (key, relocked(entry, is_locked) if isinstance(entry, Node) else entry) for key, entry in node.entries
     )
-    return node._replace(is_locked=is_locked, entries=entries)
+    params = node.params
+    if params is not None:
+        params = params._replace(is_content_locked=is_locked or params.locks_content)
+    return node._replace(is_locked=is_locked, entries=entries, params=params)
+
+
+def stripped(node: Node) -> Node:
+    """The tree without anything that does not count for content."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            entry = TensorLeaf(entry.dtype, entry.shape)
+        elif isinstance(entry, ValueLeaf):
+            entry = entry._replace(requires_grad=False)
+        else:
+            entry = stripped(entry)
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries), is_locked=False, params=None)
 
 
 def per_row(node: Node) -> Node:

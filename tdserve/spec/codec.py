@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from tdserve.errors import InvalidSpecError
-from tdserve.spec.canonical import FORMS, write_node
-from tdserve.spec.dtypes import ITEMSIZE, NAMES
+from tdserve.spec.canonical import CONVERTS, FORMS, TENSOR_KINDS, write_node
+from tdserve.spec.dtypes import DIFFERENTIABLE, ITEMSIZE, NAMES
 from tdserve.spec.nodes import (
     MAX_DEPTH,
     MAX_DIMS,
@@ -17,8 +17,10 @@ from tdserve.spec.nodes import (
     Entry,
     Form,
     Node,
+    Params,
     Path,
     Ragged,
+    TensorKind,
     TensorLeaf,
     ValueLeaf,
 )
@@ -28,6 +30,10 @@ from tdserve.v1 import spec_pb2
 _DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(:\d{1,4})?")
 
 _FORM_NAMES: dict[int, Form] = {number: form for form, number in FORMS.items()}
+
+_TENSOR_KINDS: dict[int, TensorKind] = {number: kind for kind, number in TENSOR_KINDS.items()}
+
+_CONVERTS: dict[int, bool | str] = {number: no_convert for no_convert, number in CONVERTS.items()}
 
 _MAX_CLASS_NAME = 1000
 """Characters of "module.QualName"; only a bound, so that a peer cannot make us keep megabytes."""
@@ -82,6 +88,7 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
         stack_dim=_stack_dim(message, path, len(batch_size)),
         inner=_inner(message, path),
         is_locked=bool(message.is_locked),
+        params=_params(message.params, path) if message.HasField("params") else None,
     )
 
 
@@ -91,11 +98,19 @@ def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> 
         dtype = NAMES.get(message.tensor.dtype)
         if dtype is None:
             raise InvalidSpecError(reason=f"key {_show(path)} has the unknown dtype number {message.tensor.dtype}")
-        return TensorLeaf(dtype, _shape(message.tensor.shape, path, batch_size, itemsize=ITEMSIZE[dtype]))
+        shape = _shape(message.tensor.shape, path, batch_size, itemsize=ITEMSIZE[dtype])
+        how = _TENSOR_KINDS.get(message.tensor.kind)
+        if how is None:
+            raise InvalidSpecError(reason=f"key {_show(path)} is of the unknown kind number {message.tensor.kind}")
+        requires_grad = bool(message.tensor.requires_grad)
+        if requires_grad and not dtype.startswith(DIFFERENTIABLE):
+            raise InvalidSpecError(reason=f"key {_show(path)} of dtype {dtype} cannot require grad")
+        return TensorLeaf(dtype, shape, how, requires_grad)
     if kind == "value":
         value = message.value
         ragged = _ragged(value.ragged, path) if value.HasField("ragged") else None
-        return ValueLeaf(_shape(value.batch_size, path, batch_size, itemsize=1), bool(value.per_row), ragged)
+        own = _shape(value.batch_size, path, batch_size, itemsize=1)
+        return ValueLeaf(own, bool(value.per_row), ragged, bool(value.requires_grad))
     if kind == "node":
         return _node(message.node, path, batch_size)
     raise InvalidSpecError(reason=f"key {_show(path)} holds nothing that this version knows")
@@ -127,6 +142,19 @@ def _names(message: spec_pb2.Node, path: Path, num_dims: int) -> DimNames | None
     if len(set(named)) != len(named):
         raise InvalidSpecError(reason=f"{_show(path)} has the same name for two dimensions: {names}")
     return names
+
+
+def _params(message: spec_pb2.Params, path: Path) -> Params:
+    no_convert = _CONVERTS.get(message.convert)
+    if no_convert is None:
+        raise InvalidSpecError(reason=f"{_show(path)} converts in the unknown way number {message.convert}")
+    return Params(
+        no_convert,
+        bool(message.locks_content),
+        bool(message.is_content_locked),
+        bool(message.is_in_eval),
+        bool(message.is_in_class),
+    )
 
 
 def _stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:

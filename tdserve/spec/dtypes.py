@@ -36,3 +36,6 @@ WIRE: dict[str, int] = {name: number for name, _, number in _TABLE}
 
 NAMES: dict[int, str] = {number: name for name, _, number in _TABLE}
 """Name, by number of the protobuf enum ``DType``."""
+
+DIFFERENTIABLE = ("float", "bfloat", "complex")
+"""How the names of dtypes begin whose tensors may require grad."""

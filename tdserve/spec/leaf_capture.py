@@ -15,8 +15,10 @@ from tdserve.spec.elements import elements_of, nested_leaf, values_of
 from tdserve.spec.files import FileTensor
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.matching import quote, show
-from tdserve.spec.nodes import MAX_DIMS, PACKED, Entry, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
+from tdserve.spec.packing import exact
 from tdserve.spec.pieces import Jagged
+from tdserve.spec.state import PLAIN, mark_of
 from tdserve.spec.torch_types import FROM_TORCH
 from tdserve.values import check_values, encode_many
 
@@ -62,7 +64,14 @@ class LeafReader:
         if batch_size and size != batch_size[0]:
             raise self._contradiction(path, (size,), batch_size)
         leaf, self.values[path] = nested_leaf(item, batch_size)
-        return leaf
+        if not self.is_exact or self._mark(item, path) == PLAIN:
+            return leaf
+        if not item.requires_grad or isinstance(item, torch.nn.Parameter):
+            raise self._refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
+        if leaf.ragged == PACKED:
+            self.values[path] = exact(item, 0, keeps_locks=False)
+            return leaf
+        return leaf._replace(requires_grad=True)
 
     def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
         jagged = Jagged.of(item)
@@ -72,6 +81,7 @@ class LeafReader:
         is_dense = not item.is_nested and item.layout is torch.strided
         if dtype is None or not is_dense or (item.is_meta and kind is not FileTensor):
             raise self._refusal(_what(item), path, "only dense tensors with memory travel")
+        given = item
         if kind is not torch.Tensor:
             item = item if kind is FileTensor else self._plain(item, kind, path)
         elif item.requires_grad:
@@ -86,7 +96,15 @@ class LeafReader:
         elif item.is_neg() or (item.is_complex() and item.is_conj()):
             item = item.resolve_neg().resolve_conj()
         self.tensors[path] = item
-        return TensorLeaf(dtype, shape)
+        if not self.is_exact or kind is FileTensor:
+            return TensorLeaf(dtype, shape)
+        return TensorLeaf(dtype, shape, *self._mark(given, path))
+
+    def _mark(self, item: torch.Tensor, path: Path) -> tuple[TensorKind, bool]:
+        try:
+            return mark_of(item)
+        except NotSupportedError as error:
+            raise self._refusal(error.feature, path, error.reason) from None
 
     def _plain(self, item: torch.Tensor, kind: type, path: Path) -> torch.Tensor:
         if getattr(kind, "_pass_through", False):

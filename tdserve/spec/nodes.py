@@ -29,16 +29,29 @@ MAX_DIMS = 64
 """Dimensions of a leaf; torch's own kernels end there too."""
 
 
+class TensorKind(str, Enum):
+    """As what a tensor comes back."""
+
+    PLAIN = "plain"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    NON_PERSISTENT_BUFFER = "non-persistent buffer"
+
+
 class TensorLeaf(NamedTuple):
     """A tensor.
 
     Attributes:
         dtype: Name as in ``dtypes.ITEMSIZE``.
         shape: Complete shape; starts with the batch size of its node.
+        kind: As what it comes back.
+        requires_grad: Whether it comes back requiring grad, as a leaf of a graph of its own.
     """
 
     dtype: str
     shape: tuple[int, ...]
+    kind: TensorKind = TensorKind.PLAIN
+    requires_grad: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -78,11 +91,31 @@ class ValueLeaf(NamedTuple):
         batch_size: Starts with the batch size of its node.
         per_row: False: one value for all rows (NonTensorData). True: one value per row (NonTensorStack).
         ragged: What each value is; None for non-tensor data.
+        requires_grad: Of a nested tensor, as of ``TensorLeaf``.
     """
 
     batch_size: tuple[int, ...]
     per_row: bool
     ragged: Ragged | None = None
+    requires_grad: bool = False
+
+
+class Params(NamedTuple):
+    """How a ``TensorDictParams`` is.
+
+    Attributes:
+        no_convert: Of its constructor: False, True or "skip".
+        locks_content: Whether it was made with ``lock=True``.
+        is_content_locked: Whether the tensordict inside is locked; of the outside its node says it.
+        is_in_eval: Whether it is not training, as a module.
+        is_in_class: Whether the instance of its node's tensorclass is around it, not inside.
+    """
+
+    no_convert: bool | str = False
+    locks_content: bool = False
+    is_content_locked: bool = False
+    is_in_eval: bool = False
+    is_in_class: bool = False
 
 
 class Node(NamedTuple):
@@ -102,6 +135,7 @@ class Node(NamedTuple):
             structure are stacked lazily, along the dimension that numbers them. Not of a packed node.
         inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
         is_locked: Whether no entry may be added, replaced or removed; what is below a locked node is locked too.
+        params: Of the ``TensorDictParams`` around it, if there is one.
     """
 
     batch_size: tuple[int, ...]
@@ -112,6 +146,7 @@ class Node(NamedTuple):
     stack_dim: int | None = None
     inner: tuple[int, ...] | None = None
     is_locked: bool = False
+    params: Params | None = None
 
     @property
     def shown_batch_size(self) -> tuple[int, ...]:
@@ -132,9 +167,17 @@ def packed_leaf(node: Node) -> ValueLeaf:
 
 def has_state(node: Node, *, is_locked: bool = True) -> bool:
     """Whether anything in a tree is noted that does not count for content; ``is_locked``: locks too."""
-    if is_locked and node.is_locked:
+    if node.params is not None or (is_locked and node.is_locked):
         return True
-    return any(isinstance(entry, Node) and has_state(entry, is_locked=is_locked) for _, entry in node.entries)
+    return any(
+        has_state(entry, is_locked=is_locked) if isinstance(entry, Node) else is_marked(entry)
+        for _, entry in node.entries
+    )
+
+
+def is_marked(leaf: TensorLeaf | ValueLeaf) -> bool:
+    """Whether a leaf comes back as more than a plain tensor or value."""
+    return leaf.requires_grad or (isinstance(leaf, TensorLeaf) and leaf.kind is not TensorKind.PLAIN)
 
 
 def has_nothing(known: Entry) -> bool:

@@ -16,11 +16,13 @@ from tensordict.nn import TensorDictParams
 from tdserve.errors import NotSupportedError, RemoteProtocolError, TDServeError
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.instances import class_name, find_tensorclass, instance_of
-from tdserve.spec.nodes import Form, Ragged
+from tdserve.spec.nodes import Form, Params, Ragged, TensorKind
 from tdserve.spec.pieces import Pieces, jagged
+from tdserve.spec.state import PLAIN, mark_of, marked, params_around, params_of
 from tdserve.spec.torch_types import from_torch, to_torch
 
 _DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED, _LOCKED = range(11)
+_MARKED, _PARAMS = 11, 12
 
 _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
 """What content that is no entry leads to."""
@@ -58,8 +60,10 @@ def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
     kind = type(entry)
     if kind is NonTensorData:
         return (_VALUE, tuple(entry.batch_size), entry.data)
-    if isinstance(entry, torch.Tensor):
-        return _pack_tensor(entry)
+    if isinstance(entry, torch.Tensor) and kind is not TensorDictParams:
+        how = PLAIN if state is None else mark_of(entry)
+        tensor = _pack_tensor(entry)
+        return tensor if how == PLAIN else (_MARKED, how[0].value, how[1], tensor)
     if isinstance(entry, NonTensorStack):
         return _pack_values(entry)
     if isinstance(entry, NonTensorData):
@@ -75,7 +79,8 @@ def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
         name = None if names is None else names[entry.stack_dim]
         return (_STACK, entry.stack_dim, name, [_pack(row, state) for row in entry.tensordicts])
     if isinstance(entry, TensorDictParams):
-        return _pack(entry._param_td, state)
+        content = _pack(entry._param_td, state)
+        return content if state is None else (_PARAMS, tuple(params_of(entry)[:4]), content)
     is_wrapper = getattr(kind, "_pass_through", False) or getattr(kind, "_is_non_tensor", False)
     if is_tensorclass(kind) and not is_wrapper:
         beside = {key: (_VALUE, (), value) for key, value in (entry._non_tensordict or {}).items()}
@@ -191,6 +196,14 @@ def _read_locked(entry: Any) -> Any:
     return _READERS[entry[0]](*entry[1:]).lock_()
 
 
+def _read_marked(kind: str, requires_grad: bool, tensor: Any) -> torch.Tensor:
+    return marked(_READERS[tensor[0]](*tensor[1:]), TensorKind(kind), bool(requires_grad))
+
+
+def _read_params(how: tuple[Any, ...], content: Any) -> TensorDictParams:
+    return params_around(_READERS[content[0]](*content[1:]), Params(*how))
+
+
 def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
     kind = to_torch(dtype)
     if not data:
@@ -252,4 +265,6 @@ _READERS: tuple[Callable[..., Any], ...] = (
     _read_jagged,
     _read_nested,
     _read_locked,
+    _read_marked,
+    _read_params,
 )

@@ -7,7 +7,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdserve.spec.nodes import PACKED, DimNames, Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, has_nothing
+from tdserve.spec.nodes import (
+    PACKED,
+    DimNames,
+    Entry,
+    Form,
+    Node,
+    Path,
+    Ragged,
+    TensorLeaf,
+    ValueLeaf,
+    has_nothing,
+    is_marked,
+)
 from tdserve.spec.torch_types import indexable
 
 
@@ -69,7 +81,8 @@ class _Stacking:
                 and node.is_locked == first.is_locked
                 and len(node.entries) == len(first.entries)
             )
-            if not is_same or node.inner is not None or node.stack_dim is not None:
+            is_own = node.inner is not None or node.stack_dim is not None or node.params is not None
+            if not is_same or is_own:
                 raise _Uneven
         rows = [dict(node.entries) for node in nodes]
         entries: list[tuple[str, Entry]] = []
@@ -97,6 +110,8 @@ class _Stacking:
         first = column[0]
         if any(leaf.dtype != first.dtype or len(leaf.shape) != len(first.shape) for leaf in column):
             raise _Uneven
+        if any(map(is_marked, column)):
+            raise _Uneven  # each comes back by itself
         tensors = [part.tensors[path] for part in self._parts]
         depth = len(batch_size)
         is_even = all(leaf.shape == first.shape for leaf in column)

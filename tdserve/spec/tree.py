@@ -9,7 +9,7 @@ from typing import Any
 
 from tdserve.errors import InvalidSpecError, KeyNotFoundError
 from tdserve.spec.canonical import fingerprint
-from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, relocked
+from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, relocked, stripped
 from tdserve.spec.matching import check_node, describe, fits, quote, show
 from tdserve.spec.nodes import (
     DimNames,
@@ -19,6 +19,7 @@ from tdserve.spec.nodes import (
     Path,
     TensorLeaf,
     ValueLeaf,
+    has_state,
     packed_leaf,
 )
 
@@ -92,9 +93,14 @@ class Spec:
         )
 
     @cached_property
-    def locked(self) -> tuple[Path, ...]:
-        """The nodes that are locked with all that is below them, without those below one another."""
-        return tuple(_locked(self.root, ()))
+    def has_state(self) -> bool:
+        """Whether it notes anything that does not count for content: locked nodes, parameters, what requires grad."""
+        return has_state(self.root)
+
+    @cached_property
+    def without_state(self) -> Spec:
+        """This spec as that of the content alone."""
+        return Spec(stripped(self.root)) if self.has_state else self
 
     @cached_property
     def nbytes(self) -> int:
@@ -134,7 +140,7 @@ class Spec:
         return entry
 
     def select(self, paths: Sequence[Path], *, store: str = "") -> Spec:
-        """This spec with only the given entries, whole if they are nodes, and the nodes above them, which are unlocked.
+        """This spec with only the given entries, whole if they are nodes, and the nodes above them, unlocked.
 
         Raises:
             KeyNotFoundError: A path names nothing. ``store`` is only for its message.
@@ -205,7 +211,7 @@ class Spec:
         return spec
 
     def with_locked(self, is_locked: bool) -> Spec:
-        """This spec with every node locked, as ``TensorDict.lock_`` leaves it, or none. Kept for next time."""
+        """This spec with every node locked, as ``TensorDict.lock_`` leaves it, or none. Kept."""
         spec: Spec | None = self.memo.get(("locked", is_locked))
         if spec is None:
             root = relocked(self.root, is_locked)
@@ -251,7 +257,7 @@ class Spec:
             (key, self._select((*at, key), entry, below[key]) if isinstance(entry, Node) else entry)
             for _, entry, key in found
         )
-        return node._replace(entries=entries, is_locked=False)
+        return node._replace(entries=entries, is_locked=False, params=None)
 
     @cached_property
     def _by_rows(self) -> dict[int, Spec]:
@@ -261,10 +267,10 @@ class Spec:
 def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
     """Raises unless ``actual`` holds exactly what ``expected`` asks for.
 
-    What does not count: entry order, device, names of dimensions, whether a node is locked or a lazy stack, and
-    whether a non-tensor leaf holds one value for all rows or one for each, which changes with every stacking and
-    indexing. Where ``expected`` has elements of any size, every size matches; elements of a packed node may lack keys,
-    and an instance may have any of its fields there.
+    What does not count: entry order, device, names of dimensions, what is locked, a parameter or a buffer, or requires
+    grad, whether a node is a lazy stack, and whether a non-tensor leaf holds one value for all rows or one for each,
+    which changes with every stacking and indexing. Where ``expected`` has elements of any size, every size matches;
+    elements of a packed node may lack keys, and an instance may have any of its fields there.
 
     Raises:
         SpecMismatchError: Names the first key that differs, with both sides.
@@ -290,15 +296,6 @@ def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLe
             yield from _leaves(entry, (*path, key))
         else:
             yield (*path, key), entry
-
-
-def _locked(node: Node, path: Path) -> Iterator[Path]:
-    if node.is_locked:
-        yield path
-    elif node.inner is None:
-        for key, entry in node.entries:
-            if isinstance(entry, Node):
-                yield from _locked(entry, (*path, key))
 
 
 def _has_stack(node: Node) -> bool:

@@ -33,6 +33,13 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT8_E5M2FNUZ: _ClassVar[DType]
     DTYPE_FLOAT8_E8M0FNU: _ClassVar[DType]
 
+class TensorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TENSOR_KIND_PLAIN: _ClassVar[TensorKind]
+    TENSOR_KIND_PARAMETER: _ClassVar[TensorKind]
+    TENSOR_KIND_BUFFER: _ClassVar[TensorKind]
+    TENSOR_KIND_NON_PERSISTENT_BUFFER: _ClassVar[TensorKind]
+
 class RaggedForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RAGGED_FORM_UNSPECIFIED: _ClassVar[RaggedForm]
@@ -62,6 +69,10 @@ DTYPE_FLOAT8_E4M3FNUZ: DType
 DTYPE_FLOAT8_E5M2: DType
 DTYPE_FLOAT8_E5M2FNUZ: DType
 DTYPE_FLOAT8_E8M0FNU: DType
+TENSOR_KIND_PLAIN: TensorKind
+TENSOR_KIND_PARAMETER: TensorKind
+TENSOR_KIND_BUFFER: TensorKind
+TENSOR_KIND_NON_PERSISTENT_BUFFER: TensorKind
 RAGGED_FORM_UNSPECIFIED: RaggedForm
 RAGGED_FORM_JAGGED: RaggedForm
 RAGGED_FORM_NESTED: RaggedForm
@@ -75,7 +86,7 @@ class Spec(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked")
+    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked", "params")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +97,7 @@ class Node(_message.Message):
     IS_PACKED_FIELD_NUMBER: _ClassVar[int]
     INNER_FIELD_NUMBER: _ClassVar[int]
     IS_LOCKED_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     has_names: bool
     names: _containers.RepeatedCompositeFieldContainer[DimName]
@@ -96,7 +108,30 @@ class Node(_message.Message):
     is_packed: bool
     inner: _containers.RepeatedScalarFieldContainer[int]
     is_locked: bool
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ...) -> None: ...
+    params: Params
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ..., params: _Optional[_Union[Params, _Mapping]] = ...) -> None: ...
+
+class Params(_message.Message):
+    __slots__ = ("convert", "locks_content", "is_content_locked", "is_in_eval", "is_in_class")
+    class Convert(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONVERT_ALL: _ClassVar[Params.Convert]
+        CONVERT_BUFFERS: _ClassVar[Params.Convert]
+        CONVERT_NONE: _ClassVar[Params.Convert]
+    CONVERT_ALL: Params.Convert
+    CONVERT_BUFFERS: Params.Convert
+    CONVERT_NONE: Params.Convert
+    CONVERT_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    IS_CONTENT_LOCKED_FIELD_NUMBER: _ClassVar[int]
+    IS_IN_EVAL_FIELD_NUMBER: _ClassVar[int]
+    IS_IN_CLASS_FIELD_NUMBER: _ClassVar[int]
+    convert: Params.Convert
+    locks_content: bool
+    is_content_locked: bool
+    is_in_eval: bool
+    is_in_class: bool
+    def __init__(self, convert: _Optional[_Union[Params.Convert, str]] = ..., locks_content: bool = ..., is_content_locked: bool = ..., is_in_eval: bool = ..., is_in_class: bool = ...) -> None: ...
 
 class DimName(_message.Message):
     __slots__ = ("name",)
@@ -117,12 +152,16 @@ class Entry(_message.Message):
     def __init__(self, key: _Optional[str] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., tensor: _Optional[_Union[TensorLeaf, _Mapping]] = ..., value: _Optional[_Union[ValueLeaf, _Mapping]] = ...) -> None: ...
 
 class TensorLeaf(_message.Message):
-    __slots__ = ("dtype", "shape")
+    __slots__ = ("dtype", "shape", "kind", "requires_grad")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    kind: TensorKind
+    requires_grad: bool
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[TensorKind, str]] = ..., requires_grad: bool = ...) -> None: ...
 
 class Ragged(_message.Message):
     __slots__ = ("form", "dtype", "shape", "has_lengths")
@@ -137,11 +176,13 @@ class Ragged(_message.Message):
     def __init__(self, form: _Optional[_Union[RaggedForm, str]] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., has_lengths: bool = ...) -> None: ...
 
 class ValueLeaf(_message.Message):
-    __slots__ = ("batch_size", "per_row", "ragged")
+    __slots__ = ("batch_size", "per_row", "ragged", "requires_grad")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     PER_ROW_FIELD_NUMBER: _ClassVar[int]
     RAGGED_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     per_row: bool
     ragged: Ragged
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., per_row: bool = ..., ragged: _Optional[_Union[Ragged, _Mapping]] = ...) -> None: ...
+    requires_grad: bool
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., per_row: bool = ..., ragged: _Optional[_Union[Ragged, _Mapping]] = ..., requires_grad: bool = ...) -> None: ...

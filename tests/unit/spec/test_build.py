@@ -63,7 +63,7 @@ def test_leaf_when_of_any_dtype_and_zero_sizes_then_survives(name: str, shape: t
     leaf = torch.zeros(shape, dtype=TO_TORCH[name])
     td = TensorDict({"whole": {"a": leaf}, "rows": TensorDict({"a": leaf}, shape)}, [])
     assert difference(td, rebuilt(td)) is None
-    assert capture(td).spec.tensors[0][1] == (name, shape)
+    assert capture(td).spec.tensors[0][1] == TensorLeaf(name, shape)
 
 
 def test_build_when_td_has_memory_then_shares_it() -> None:

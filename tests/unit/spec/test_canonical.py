@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tdserve.spec.canonical import fingerprint, write_node
-from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Node, Params, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
 
 LEAF = TensorLeaf("float32", (3, 2))
@@ -33,6 +33,8 @@ def test_fingerprint_when_order_of_entries_differs_then_is_the_same() -> None:
         {"device": None},
         {"tensorclass": "m.D"},
         {"is_locked": True},
+        {"params": Params()},
+        {"entries": (("n", LEAF._replace(requires_grad=True)), *ROOT.entries[1:])},
         {"entries": ROOT.entries[1:]},
         {"entries": (("n", LEAF), *ROOT.entries[1:])},
         {"entries": (("n", INNER._replace(names=("a", None))), *ROOT.entries[1:])},

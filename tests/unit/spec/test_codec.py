@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tdserve.errors import InvalidSpecError
 from tdserve.spec.capture import capture
 from tdserve.spec.codec import decode, encode
-from tdserve.spec.nodes import MAX_DEPTH, PACKED, Form, Ragged
+from tdserve.spec.nodes import MAX_DEPTH, PACKED, Form, Params, Ragged, TensorKind
 from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
 from tests.unit.spec.ragged import CASES
@@ -21,7 +21,12 @@ SPEC = Spec(
         ("t",),
         "cuda:0",
         "module.Outer.Class",
-        (("z", TensorLeaf("complex32", (2, 3))), ("", INNER), ("n", INNER), ("v", ValueLeaf((2, 1), True))),
+        (
+            ("z", TensorLeaf("complex32", (2, 3), TensorKind.PARAMETER, True)),
+            ("", INNER),
+            ("n", INNER._replace(params=Params("skip", True, True, True, True))),
+            ("v", ValueLeaf((2, 1), True)),
+        ),
     )
 )
 
@@ -62,6 +67,8 @@ Change = Callable[[spec_pb2.Node], object]
         (lambda root: setattr(root, "has_names", False), "no names, and has them"),
         (lambda root: setattr(root, "device", "cuda:0; rm"), "device"),
         (lambda root: setattr(root, "device", ""), "device"),
+        (lambda root: setattr(root.entries[0].tensor, "kind", 9), "unknown kind number 9"),
+        (lambda root: setattr(root.params, "convert", 7), "unknown way number 7"),
         (lambda root: setattr(root, "tensorclass", "nothing"), "not a class name"),
         (lambda root: setattr(root, "tensorclass", "m." + "C" * 2000), "not a class name"),
         (lambda root: root.entries[0].tensor.shape.append(2**62), "bytes"),
@@ -170,4 +177,11 @@ def test_decode_when_what_is_ragged_contradicts_itself_then_raises(change: Chang
     message = encode(RAGGED)
     change(message.root)
     with pytest.raises(InvalidSpecError, match=reason):
+        decode(message)
+
+
+def test_decode_when_integers_are_to_require_grad_then_raises() -> None:
+    message = encode(Spec(Node((), None, None, None, (("a", TensorLeaf("int64", ())),))))
+    message.root.entries[0].tensor.requires_grad = True
+    with pytest.raises(InvalidSpecError, match="cannot require grad"):
         decode(message)

@@ -137,7 +137,9 @@ def test_with_device_when_given_then_moves_every_node() -> None:
 
 def test_with_locked_when_asked_then_every_node_and_back() -> None:
     found = SPEC.with_locked(True)
-    assert found.locked == ((),)
+    assert found.root.is_locked
+    assert found.has_state
+    assert found.without_state == SPEC
     assert found.find(("n",)) == INNER._replace(is_locked=True)
     assert SPEC.with_locked(True) is found
     assert found.with_locked(False) == SPEC
@@ -148,8 +150,10 @@ def test_with_locked_when_asked_then_every_node_and_back() -> None:
 
 def test_select_when_locked_then_whole_nodes_are_and_what_is_above_not() -> None:
     locked = SPEC.with_locked(True)
-    assert locked.select([("n",)]).locked == (("n",),)
-    assert locked.select([("n", "y")]).locked == ()
+    whole = locked.select([("n",)])
+    assert whole.find(("n",)) == INNER._replace(is_locked=True)
+    assert not whole.root.is_locked
+    assert not locked.select([("n", "y")]).has_state
 
 
 def test_with_values_per_row_when_asked_then_changes_values_that_have_rows() -> None:

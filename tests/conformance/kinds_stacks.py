@@ -1,0 +1,157 @@
+"""Kinds whose rows differ: lazy stacks and nested tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    lazy_stack,
+    maybe_dense_stack,
+)
+
+from tests.conformance.kind import ROWS, kind, numbers
+
+
+def row(size: int, **more: Any) -> TensorDict:
+    """A row with a tensor of its own size."""
+    return TensorDict({"x": numbers(size, start=size), "y": torch.tensor(float(size)), **more})
+
+
+@kind("lazy stack of one shape")
+def stack_even() -> Any:
+    """Rows of one structure."""
+    return lazy_stack([TensorDict({"x": numbers(3, start=i), "n": {"y": numbers(1)}}) for i in range(ROWS)])
+
+
+@kind("lazy stack of different shapes")
+def stack_shapes() -> Any:
+    """Rows whose tensors differ in size."""
+    return lazy_stack([row(size) for size in (2, 1, 0, 3)])
+
+
+@kind("lazy stack of different keys", in_table=False)
+def stack_keys() -> Any:
+    """Rows with keys of their own."""
+    more: list[dict[str, Any]] = [{}, {"extra": torch.ones(2)}, {"text": "a"}, {"n": TensorDict({"z": torch.zeros(1)})}]
+    return lazy_stack([row(2, **each) for each in more])
+
+
+@kind("lazy stack of different dtypes and kinds", in_table=False)
+def stack_dtypes() -> Any:
+    """Rows that hold different things at one key."""
+    entries = [torch.ones(2), torch.ones(2, dtype=torch.int64), "text", TensorDict({"a": torch.ones(1)})]
+    return lazy_stack([TensorDict({"x": entry}) for entry in entries])
+
+
+@kind("lazy stack with a named dimension")
+def stack_named() -> Any:
+    """The dimension of its rows has a name, those of the rows too."""
+    rows = [TensorDict({"x": numbers(2, size)}, [2], names=["agent"]) for size in (1, 2, 3, 4)]
+    return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name="time")
+
+
+@kind("lazy stack along dimension 1", in_table=False)
+def stack_dim_1() -> Any:
+    """Its rows are columns."""
+    rows = [TensorDict({"x": numbers(ROWS, size)}, [ROWS], names=["time"]) for size in (1, 2, 3)]
+    return LazyStackedTensorDict(*rows, stack_dim=1, stack_dim_name="agent")
+
+
+@kind("lazy stack along dimension 2 of different keys", has_rows=False)
+def stack_dim_2() -> Any:
+    """Behind two dimensions, and its members differ."""
+    members = [TensorDict({f"x{i}": numbers(ROWS, 2, i + 1)}, [ROWS, 2]) for i in range(2)]
+    return LazyStackedTensorDict(*members, stack_dim=2)
+
+
+@kind("lazy stack of lazy stacks")
+def stack_nested() -> Any:
+    """Members are stacks of different shapes themselves."""
+    return lazy_stack([lazy_stack([row(size), row(size + 1)]) for size in range(ROWS)])
+
+
+@kind("lazy stack in a tensordict", in_table=False)
+def stack_in_dense() -> Any:
+    """A node of a tensordict."""
+    return TensorDict({"plain": numbers(ROWS), "stack": stack_shapes(), "other": stack_keys()}, [ROWS])
+
+
+@kind("lazy stack along dimension 1 in a tensordict")
+def stack_dim_1_in_dense() -> Any:
+    """A node that has a dimension more than what it is in."""
+    return TensorDict({"plain": numbers(ROWS), "stack": stack_dim_1()}, [ROWS])
+
+
+@kind("locked lazy stack")
+def stack_locked() -> Any:
+    """Locked as a whole."""
+    return lazy_stack([row(size) for size in (2, 1, 0, 3)]).lock_()
+
+
+@kind("locked lazy stack of different keys", in_table=False)
+def stack_keys_locked() -> Any:
+    """Locked as a whole."""
+    return stack_keys().lock_()
+
+
+@kind("lazy stack with a locked row")
+def stack_locked_row() -> Any:
+    """Locked in part."""
+    rows = [row(size) for size in (2, 1, 0, 3)]
+    rows[1].lock_()
+    return lazy_stack(rows)
+
+
+@kind("a dense stack")
+def stack_dense() -> Any:
+    """What ``maybe_dense_stack`` makes of rows that fit."""
+    return maybe_dense_stack([row(2) for _ in range(ROWS)])
+
+
+@kind("jagged")
+def jagged() -> Any:
+    """A nested tensor of layout jagged."""
+    parts = [numbers(size, 2) for size in (1, 3, 2, 4)]
+    return TensorDict({"x": torch.nested.nested_tensor(parts, layout=torch.jagged), "y": numbers(ROWS)}, [ROWS])
+
+
+@kind("jagged with lengths")
+def jagged_lengths() -> Any:
+    """With holes."""
+    nested = torch.nested.nested_tensor_from_jagged(
+        numbers(10), offsets=torch.tensor([0, 2, 5, 8, 10]), lengths=torch.tensor([1, 3, 2, 2])
+    )
+    return TensorDict({"x": nested}, [ROWS])
+
+
+def components(td: Any, index: Any) -> Any:
+    """Torch cannot index what is nested and strided; rows of it are stacked anew."""
+    parts = td["x"].unbind()
+    if isinstance(index, int):
+        return TensorDict({"x": parts[index]}, [])
+    chosen = [parts[number] for number in torch.arange(len(parts))[index].tolist()]
+    return TensorDict({"x": torch.nested.nested_tensor(chosen)}, [len(chosen)])
+
+
+@kind("strided nested", local=components)
+def strided_nested() -> Any:
+    """A nested tensor of layout strided."""
+    return TensorDict({"x": torch.nested.nested_tensor([numbers(2, size) for size in (1, 3, 2, 4)])}, [ROWS])
+
+
+@kind("nested tensors in a lazy stack", in_table=False)
+def nested_in_stack() -> Any:
+    """Each row holds one."""
+    parts = [[numbers(1), numbers(size)] for size in (1, 2, 3, 4)]
+    rows = [TensorDict({"x": torch.nested.nested_tensor(part, layout=torch.jagged)}, [2]) for part in parts]
+    return LazyStackedTensorDict(*rows, stack_dim=0)
+
+
+@kind("strided nested tensors in a lazy stack", in_table=False)
+def strided_in_stack() -> Any:
+    """Each row holds one."""
+    parts = [[numbers(1), numbers(size)] for size in (1, 2, 3, 4)]
+    return LazyStackedTensorDict(*(TensorDict({"x": torch.nested.nested_tensor(part)}, [2]) for part in parts))
