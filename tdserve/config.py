@@ -54,8 +54,8 @@ class ServerConfig:
         devices: GPUs such as ``"cuda:0"``, one per data worker, for content that goes by NCCL; none without.
         token_file: File whose content clients must send as bearer token; ``None`` asks for none.
         insecure: Listen on other than loopback without a token, by explicit wish.
-        advertise: ``host`` or ``host:port`` that clients are told when it differs from the one listened on (NAT,
-            containers).
+        advertise: ``host`` or ``host:port`` by which others know the server, where it differs from what it listens on:
+            in its ready line, and in the refusal of a second server. A name only: it opens no way.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one that the client
             reached.
         grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.

@@ -27,7 +27,7 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 )
 @click.option("--token-file", help="File with the token that every call must bring.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen on other than loopback without a token.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="What it says it is called, in the ready line.")
+@click.option("--advertise", metavar="HOST[:PORT]", help="By what others know it: for the ready line only.")
 @click.option("--interface", metavar="ADDRESS", help="Interface for content, by address or name; the one reached.")
 @click.option("--grace", "grace_s", type=float, metavar="SECONDS", help="Time for calls under way at shutdown; 10.")
 @click.option(

@@ -9,6 +9,7 @@ import torch
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.devices import resolved
 from tdserve.client.group_epoch import GroupEpoch
+from tdserve.client.interfaces import address_for
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
@@ -27,7 +28,8 @@ class GroupAsk:
         name: Of the group.
         backend: ``"gloo"`` or ``"nccl"``.
         device: CUDA device of the backend nccl; None is the current one.
-        interface: Address on which the other members reach this one; None takes the one that reaches the server.
+        interface: Address on which the other members reach this one; None takes the one that reaches the server,
+            or, where that is loopback and some are on other machines, the one that leads out of this one.
 
     Raises:
         InvalidRequestError: There is no such backend, or no group can have this name.
@@ -79,8 +81,10 @@ class GroupAsk:
             request.timeout_s = deadline.remaining_s or 0.0
             pending = session.send(number, join_group=request)
             answer = pending.wait(answer_timeout_s(deadline), f"the next epoch of group {self.name!r}")
-            host = self._interface or session.interface()
-            return GroupEpoch(session, self.name, answer.group_formed, host=host, device=self.device)
+            formed = answer.group_formed
+            hosts = {member.host for member in formed.members}
+            host = self._interface or address_for(hosts, session.interface())
+            return GroupEpoch(session, self.name, formed, host=host, device=self.device)
 
         return self._client.call(attempt, deadline)
 
