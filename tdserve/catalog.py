@@ -46,6 +46,7 @@ class StoreRecord:
         share_non_tensor: Whether clients show the non-tensor leaves of a tensordict live.
         adopted: The user's folder that the tensors lie in, absolute; "" when they lie in the store's own.
         read_only: Whether every write is refused.
+        structure: How many times its structure has changed.
     """
 
     name: str
@@ -64,6 +65,7 @@ class StoreRecord:
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     adopted: str = ""
     read_only: bool = False
+    structure: int = 0
 
     def to_bytes(self) -> bytes:
         """The record for the disk: JSON, equal for equal records."""
@@ -249,7 +251,7 @@ def _fits(field: str, value: Any) -> bool:
         return value in get_args(StoreKind)
     if field == "extra":
         return all(isinstance(part, str) for part in value)
-    if field in ("num_rows", "capacity", "nbytes", "version", "max_object_bytes"):
+    if field in ("num_rows", "capacity", "nbytes", "version", "max_object_bytes", "structure"):
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if field == "created_s":
         return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,12 +7,15 @@
     │   ├── InvalidSpecError          INVALID_ARGUMENT     store, reason
     │   ├── InvalidRequestError       INVALID_ARGUMENT     argument, reason
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual
+    │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
     │   ├── StoreNotFoundError        NOT_FOUND            name
     │   ├── KeyNotFoundError          NOT_FOUND            store, key           also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
+    │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
+    │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
@@ -110,6 +113,12 @@ class SpecMismatchError(RequestError, ValueError):
     defaults = {"store": "", "key": "", "expected": "", "actual": ""}
 
 
+class StructureChangedError(SpecMismatchError):
+    """A store has other keys by now than the caller knew. Nothing was changed; handles look, and ask once more."""
+
+    code = "FAILED_PRECONDITION"
+
+
 class StoreNotFoundError(RequestError, LookupError):
     """No store has this name (any more)."""
 
@@ -123,6 +132,17 @@ class KeyNotFoundError(RequestError, KeyError):
 
     code = "NOT_FOUND"
     template = "store {store!r} has no key {key!r}; client.keys({store!r}) lists its keys"
+    defaults = {"store": "", "key": ""}
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return self.template.format(**self.fields)
+
+
+class KeyExistsError(RequestError, KeyError):
+    """The store has this key already, and the call asked not to replace it. Nothing was changed."""
+
+    code = "ALREADY_EXISTS"
+    template = "store {store!r} has key {key!r} already; without safe=True it is replaced"
     defaults = {"store": "", "key": ""}
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
@@ -159,6 +179,17 @@ class ReadOnlyError(RequestError):
     code = "PERMISSION_DENIED"
     template = "store {store!r} is read-only: {reason}"
     defaults = {"store": "", "reason": ""}
+
+
+class LockedError(RequestError, RuntimeError):
+    """A store, or a part of it, is locked: its keys stay as they are. Nothing was changed."""
+
+    code = "FAILED_PRECONDITION"
+    template = (
+        "store {store!r} is locked at {key!r}: no entry may be added, replaced or removed; call unlock_() first, or "
+        "write over existing content with set_(), set_at_() or update_()"
+    )
+    defaults = {"store": "", "key": ""}
 
 
 class UnauthenticatedError(RequestError):

@@ -92,24 +92,27 @@ class LocalEnd:
         if self._socket is not None:
             self._socket.look()
 
-    def store(self, name: str, uid: str, spec: Spec) -> OpenStore:
+    def store(self, name: str, uid: str, spec: Spec, *, structure: int = 0, path: str = "") -> OpenStore:
         """The store of this incarnation, mapped.
 
         Args:
             spec: Its whole structure.
+            structure: Number of that structure, as the server says.
+            path: Where it lies below the root, if not where its name says.
 
         Raises:
-            TransferAbortedError: It was deleted meanwhile.
+            TransferAbortedError: It was deleted or altered meanwhile.
             CorruptDataError: Its files are missing or damaged.
         """
         found = self._stores.find(uid)
-        if found is not None:
+        if found is not None and found.structure == structure:
             return found
         self._stores.know(spec)
         self._stores.forget_deleted()
-        folder = self.root / "stores" / name
+        folder = self.root / (path or f"stores/{name}")
+        ref = worker_pb2.StoreRef(uid=uid, folder=str(folder), fingerprint=spec.fingerprint, structure=structure)
         try:
-            return self._stores.get(worker_pb2.StoreRef(uid=uid, folder=str(folder), fingerprint=spec.fingerprint))
+            return self._stores.get(ref)
         except (CorruptDataError, StoreNotFoundError) as error:
             if isinstance(error, CorruptDataError) and is_of(folder / GENERATION_FILE, uid=uid):
                 raise
@@ -117,7 +120,7 @@ class LocalEnd:
             raise TransferAbortedError(transfer=0, reason=reason) from error
 
     def known(self, name: str, spec: Spec) -> OpenStore | None:
-        """The store of this name and structure, if this client has read it before and it was not deleted since."""
+        """The store of this name and structure, if this client has read it before and it is still the same."""
         store = self._stores.granted(name)
         if store is None:
             self._stores.forget_deleted()

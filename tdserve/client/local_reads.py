@@ -56,7 +56,7 @@ def copy_rows(
         TransferAbortedError: The store was deleted meanwhile.
         CorruptDataError: Its files are damaged.
     """
-    store = local.store(name, accepted.uid, stored)
+    store = local.store(name, accepted.uid, stored, structure=accepted.structure)
     rows = decode_rows(accepted.rows)
     layout = rows_layout(stored, len(rows), added)
     expected = np.frombuffer(accepted.generations, "<i8")
@@ -125,7 +125,7 @@ def copy_selection(
     except StoreNotFoundError:  # deleted in this moment: there may be another of this name
         return None
     leaves = _copy_leaves(store, plan, pool, into)
-    if generations.is_deleted or not np.array_equal(generations.values[plan.watched], before):
+    if not store.is_current or not np.array_equal(generations.values[plan.watched], before):
         return None
     return Selected(plan.spec, leaves, values, version)
 

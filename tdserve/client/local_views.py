@@ -10,7 +10,8 @@ from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError
+from tdserve.errors import NotSupportedError, TransferAbortedError
+from tdserve.spec import codec
 from tdserve.spec.build import build
 from tdserve.spec.tree import Spec
 from tdserve.store.mapping import open_leaves
@@ -31,14 +32,17 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         asked = control_pb2.ReadRequest(store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s)
         pending = session.send(request, read=asked)
         accepted = pending.wait(answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
-        store = local.store(name, accepted.uid, spec)
+        stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
+        store = local.store(name, accepted.uid, stored, structure=accepted.structure)
         if writable:
             store.check_writable()
         values: bytes | ReadBlock = accepted.values
-        if spec.values and not values:
-            values = read_block(store, [path for path, _ in spec.values], None)
-        found, decoded = decode_values(on_cpu(spec), values)
-        leaves = open_leaves(store.folder, spec, writable=writable, is_private=not writable)
+        if stored.values and not values:
+            values = read_block(store, [path for path, _ in stored.values], None)
+        found, decoded = decode_values(on_cpu(stored), values)
+        leaves = open_leaves(store.folder, stored, writable=writable, is_private=not writable)
+        if not store.is_current:
+            raise TransferAbortedError(transfer=0, reason=f"store {name!r} was altered or deleted meanwhile")
         return build(found, leaves, decoded).lock_()
 
     return client.call(attempt, deadline)

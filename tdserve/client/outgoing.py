@@ -128,7 +128,7 @@ class Outgoing:
         if target.stored is None:
             put_version(local, accepted, self._captured[0], self._values)
             return control_pb2.Written()
-        store = local.store(target.store, accepted.uid, target.stored)
+        store = local.store(target.store, accepted.uid, target.stored, structure=accepted.structure, path=accepted.path)
         if accepted.rows:
             return put_rows(store, accepted, self._captured, look=local.look)
         put_selection(store, target.selection, self._captured[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Content:
         accepted: What the server said of it.
         received: The columns that came, where it was received or copied by rows.
         fault: Why its values could not be decoded, for a caller who needs the rest nevertheless.
+        stored: The store's whole structure, where it is another than the caller knew.
     """
 
     spec: Spec
@@ -67,6 +68,7 @@ class Content:
     accepted: control_pb2.Accepted = field(default_factory=control_pb2.Accepted)
     received: Received | None = None
     fault: TDServeError | None = None
+    stored: Spec | None = None
 
     @property
     def columns(self) -> Received:
@@ -289,11 +291,12 @@ def read_selection(
         if stored is None:
             raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
         if session.local is not None:
-            return _read_granted(
+            content = _read_granted(
                 client, session.local, name, stored, selection, keys, accepted, destination, allow_pickle=allow_pickle
             )
+            return content if stored is spec else replace(content, stored=stored)
         chosen = selected_spec(stored, selection, keys, store=name)
-        return finish_read(
+        content = finish_read(
             client,
             session,
             request,
@@ -306,6 +309,7 @@ def read_selection(
             device=device,
             allow_pickle=allow_pickle,
         )
+        return content if stored is spec else replace(content, stored=stored)
 
     return client.call(attempt, deadline)
 
@@ -323,7 +327,7 @@ def _read_granted(
     allow_pickle: bool | None,
 ) -> Content:
     """Reads a store that the server has let a local client read."""
-    store = local.store(name, accepted.uid, stored)
+    store = local.store(name, accepted.uid, stored, structure=accepted.structure)
     if not local.lacks_values or not stored.values:
         local.grant(store)
     for _ in range(MAX_LOCAL_TRIES):

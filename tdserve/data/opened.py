@@ -13,7 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, why_read_only
-from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError, ReadOnlyError, StoreNotFoundError
+from tdserve.errors import (
+    ClosedError,
+    CorruptDataError,
+    LocalProtocolError,
+    ReadOnlyError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
 from tdserve.layout import Layout
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
@@ -40,6 +47,7 @@ class OpenStore:
         max_object_bytes: Size that they may grow to, for that process.
         read_only: Why the store may not be written; "" when it may.
         plans: Reads that were worked out, by their expression.
+        structure: Number of the structure whose files are mapped.
     """
 
     uid: str
@@ -51,6 +59,7 @@ class OpenStore:
     plans: dict[bytes, Any] = field(default_factory=dict)
     max_object_bytes: int = DEFAULT_MAX_OBJECT_BYTES
     read_only: str = ""
+    structure: int = 0
     _objects: tuple[int, Objects] | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -59,6 +68,11 @@ class OpenStore:
     def name(self) -> str:
         """Name of the store; its folder has the same."""
         return self.folder.name
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the store was not deleted, and has not got another structure, since it was mapped."""
+        return not self.generations.is_deleted and self.generations.structure == self.structure
 
     @cached_property
     def row_nbytes(self) -> int:
@@ -180,26 +194,28 @@ class OpenStores:
         Raises:
             CorruptDataError: Its files are missing or damaged.
             StoreNotFoundError: It was deleted while it was mapped.
+            TransferAbortedError: It has another structure by now.
         """
         store = self._stores.get(ref.uid)
-        if store is not None:
+        if store is not None and store.structure == ref.structure:
             return store
         spec = self.spec(ref.fingerprint)
         with self._lock:
             store = self._stores.get(ref.uid)
-            if store is None:
+            if store is None or store.structure != ref.structure:
                 store = self._stores[ref.uid] = self._open(ref, spec)
             return store
 
     def grant(self, store: OpenStore) -> None:
-        """Control has let somebody read this store: its name means this one, until its files say it is deleted."""
+        """Control has let somebody read this store: its name means this one, until its files say otherwise."""
         self._granted[store.name] = store
 
     def granted(self, name: str) -> OpenStore | None:
-        """The tensordict store of a name, if control has let somebody read it and it was not deleted since."""
+        """The tensordict store of a name, if control has let somebody read it and it was not deleted or altered
+        since."""
         store = self._granted.get(name)
         try:
-            return None if store is None or store.generations.is_deleted else store
+            return None if store is None or not store.is_current else store
         except ClosedError:  # dropped just now
             return None
 
@@ -232,7 +248,12 @@ class OpenStores:
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
         adopted = Adopted.load(folder)
         read_only = why_read_only(adopted.path) if adopted is not None and adopted.read_only else ""
-        leaves = open_leaves(folder, spec, writable=not (self._is_read_only or read_only))
+        try:
+            leaves = open_leaves(folder, spec, writable=not (self._is_read_only or read_only))
+        except CorruptDataError:
+            _check_structure(generations, ref, folder.name)
+            raise
+        _check_structure(generations, ref, folder.name)
         if generations.is_deleted:  # what lies in the folder by now may be of the next store of this name
             raise StoreNotFoundError(name=folder.name)
         max_object_bytes = ref.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES
@@ -245,4 +266,11 @@ class OpenStores:
             self._writes_values,
             max_object_bytes=max_object_bytes,
             read_only=read_only,
+            structure=ref.structure,
         )
+
+
+def _check_structure(generations: Generations, ref: worker_pb2.StoreRef, name: str) -> None:
+    """Raises unless the files that lie there now are of the structure that is meant: their number changes first."""
+    if generations.structure != ref.structure:
+        raise TransferAbortedError(transfer=0, reason=f"the structure of store {name!r} changed meanwhile")

@@ -77,7 +77,7 @@ class ReadPlan:
         version = store.generations.content_version
 
         def trail() -> list[NDArray[np.int64]]:
-            is_whole = np.array_equal(store.generations.values[self.watched], before)
+            is_whole = np.array_equal(store.generations.values[self.watched], before) and store.is_current
             return [status_column(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
 
         return trail

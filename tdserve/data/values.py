@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tdserve.data.opened import OpenStore
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.row_numbers import decode_rows, spread
+from tdserve.spec import codec
 from tdserve.spec.tree import Path
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
@@ -107,26 +108,43 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes =
     if len(block) != len(paths):
         raise RemoteProtocolError(expected=f"{len(paths)} columns of values", received=f"{len(block)}")
     elements = decode_rows(order.elements) if not order.everything else None
+    batch_sizes = store.value_batch_sizes
+    if order.HasField("spec"):
+        batch_sizes = {path: leaf.batch_size for path, leaf in codec.decode(order.spec).values}
+    below: Path = (order.below,) if order.below else ()
     columns = []
     for path, (per_row, given) in zip(paths, block, strict=True):
-        rows = _numbers(store, path, elements)
+        rows = _spread(batch_sizes[path], len(store.spec.batch_size), elements)
         values = given.views() if isinstance(given, JoinedValues) else given
         if len(values) != (len(rows) if per_row else 1):
             received = f"{len(values)} values of {path}"
             raise RemoteProtocolError(expected=f"{len(rows)} values, or one for all", received=received)
         if per_row:
-            columns.append(ObjectColumn(path, rows, values))
+            columns.append(ObjectColumn(below + path, rows, values))
         else:
-            columns.append(ObjectColumn(path, None if elements is None else rows, values))
-    objects.put_many(columns, clear=paths if elements is None else ())
+            columns.append(ObjectColumn(below + path, None if elements is None else rows, values))
+    objects.put_many(columns, clear=[below + path for path in paths] if elements is None else ())
+
+
+def move_values(store: OpenStore, order: worker_pb2.MoveValues) -> None:
+    """Moves the values of leaves to other keys; only the one writing worker is asked to.
+
+    Raises:
+        CapacityError: The environment is full; nothing was changed.
+    """
+    moves = [(_path(source), _path(target)) for source, target in zip(order.sources, order.targets, strict=True)]
+    store.writable_objects().move(moves, cleared=map(_path, order.cleared))
 
 
 def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Elements:
     """Positions in a leaf's own flattened batch that belong to elements of the store's."""
-    batch_size = store.value_batch_sizes[path]
+    return _spread(store.value_batch_sizes[path], len(store.spec.batch_size), elements)
+
+
+def _spread(batch_size: tuple[int, ...], num_dims: int, elements: Elements | None) -> Elements:
     if elements is None:
         return np.arange(math.prod(batch_size))
-    return spread(elements, math.prod(batch_size[len(store.spec.batch_size) :]))
+    return spread(elements, math.prod(batch_size[num_dims:]))
 
 
 def _path(key: content_pb2.Path) -> Path:

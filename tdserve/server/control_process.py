@@ -20,6 +20,7 @@ from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.ids import check_store_name
 from tdserve.server import descriptions
 from tdserve.server.adoption import Adoption
+from tdserve.server.alterations import Alterations
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.compaction import compact_all
@@ -82,6 +83,7 @@ class ControlProcess:
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._workers, self._sessions)
         self._tensordicts = TensorDicts(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
+        self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         rule_keys = RuleKeys()
         self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
         replays = Replays(
@@ -104,6 +106,7 @@ class ControlProcess:
             samples=self._samples,
             changes=Changes(self._stores, answers),
             tensordicts=self._tensordicts,
+            alterations=self._alterations,
             publishing=publishing,
             groups=self._groups,
             adoption=self._adoption,
@@ -146,6 +149,7 @@ class ControlProcess:
         await asyncio.to_thread(compact_all, self._root, list(self._stores.catalog))
         for worker in self._workers:
             worker.start()
+        await self._alterations.repair()  # first: writes on record are of the newest structure
         repaired = await self._tensordicts.repair()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)

@@ -140,6 +140,7 @@ class Entry:
             folder=str(self.folder),
             fingerprint=fingerprint,
             max_object_bytes=self.record.max_object_bytes,
+            structure=self.record.structure,
         )
         if fingerprint not in known_specs:
             known_specs.add(fingerprint)

@@ -61,7 +61,9 @@ class InPlace:
                 await store_values()
                 has_values = True
             if not keys or entry.spec.select(keys).tensors:
-                await local.written(request, control_pb2.Accepted(uid=entry.record.uid))
+                await local.written(
+                    request, control_pb2.Accepted(uid=entry.record.uid, structure=entry.record.structure)
+                )
         except BaseException:
             if has_values or local.is_writing(request):
                 held.end()

@@ -18,6 +18,7 @@ from tdserve.errors import (
 )
 from tdserve.server import eager
 from tdserve.server.adoption import Adoption
+from tdserve.server.alterations import Alterations
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.groups import Groups
@@ -32,7 +33,7 @@ from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
 
-_WITH_CONTENT = ("write", "extend", "publish")
+_WITH_CONTENT = ("write", "extend", "publish", "alter")
 """Their content is on its way before they are granted."""
 
 _ONCE = (*_WITH_CONTENT, "change", "adopt")
@@ -45,7 +46,7 @@ class Requests:
     Args:
         stores: The book.
         answers: Of committed requests.
-        replays, samples, changes, tensordicts, publishing, groups, adoption: What answers.
+        replays, samples, changes, tensordicts, alterations, publishing, groups, adoption: What answers.
         held: Counts what requests hold.
     """
 
@@ -58,6 +59,7 @@ class Requests:
         samples: Samples,
         changes: Changes,
         tensordicts: TensorDicts,
+        alterations: Alterations,
         publishing: Publishing,
         groups: Groups,
         adoption: Adoption,
@@ -72,6 +74,7 @@ class Requests:
             "extend": replays.extend,
             "sample": samples.sample,
             "change": changes.change,
+            "alter": alterations.alter,
             "publish": publishing.publish,
             "latest": publishing.latest,
             "taken": publishing.relays.taken,

@@ -27,6 +27,7 @@ from tdserve.errors import (
     RemoteProtocolError,
     SpecMismatchError,
     StoreExistsError,
+    StructureChangedError,
     TDServeError,
 )
 from tdserve.row_numbers import encode_rows
@@ -126,7 +127,9 @@ class TensorDicts:
     ) -> control_pb2.Done:
         """Tells a local client which store to read."""
         fingerprint, uid = entry.spec.fingerprint, entry.record.uid
-        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version, uid=uid)
+        accepted = control_pb2.Accepted(
+            fingerprint=fingerprint, version=entry.content_version, uid=uid, structure=entry.record.structure
+        )
         if asked.fingerprint != fingerprint:
             accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
         if local.lacks_values and entry.spec.values:
@@ -199,6 +202,7 @@ class TensorDicts:
                 await session.worker.order(receiving)
             self._traffic.received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
+                _check_fingerprint(entry, asked.content)  # its keys may have changed since the content began to come
                 done = control_pb2.Done(version=entry.content_version + 1)
                 if entry.table is not None:
                     _check_rows(entry, asked)  # some may be gone since their content began to come
@@ -218,6 +222,7 @@ class TensorDicts:
 
         rows = np.unique(from_message(asked.selection).rows(entry.spec.batch_size))
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
+        _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
         if entry.table is not None:
             _check_rows(entry, asked)
         self._traffic.received(session.transport, asked.content)
@@ -358,12 +363,9 @@ class TensorDicts:
 
 def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
     if content.fingerprint != entry.spec.fingerprint:
-        raise SpecMismatchError(
-            store=entry.name,
-            key="",
-            expected="the structure of this store",
-            actual="that of an older store of this name",
-        )
+        error = SpecMismatchError if entry.record.kind == "replay" else StructureChangedError
+        older = "that it had before" if entry.record.structure else "that of an older store of this name"
+        raise error(store=entry.name, key="", expected="the structure of this store", actual=older)
 
 
 def _check_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:

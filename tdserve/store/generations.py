@@ -1,8 +1,8 @@
 """The generation file of a store: a header, and one int64 per row. Control writes the numbers, everybody maps them.
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
-zeros, int64 objects epoch, zeros up to 4096, then the generations. What the numbers mean is the business of
-:mod:`tdserve.replay.ring`.
+zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations. What the numbers mean
+is the business of :mod:`tdserve.replay.ring`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _MAGIC = b"TDSGEN\x00\x01"
 _HEADER = struct.Struct("<8s32sq")
 _DELETED_OFFSET = _HEADER.size
 _EPOCH_OFFSET = _HEADER.size + 8
+_STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
 _ITEM_BYTES = 8
 
 
@@ -46,6 +47,7 @@ class Generations:
             (num_rows,), dtype="<i8", buffer=mapping, offset=HEADER_BYTES
         )
         self._header.flags.writeable = self._values.flags.writeable = writable
+        self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8")
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int) -> Generations:
@@ -135,6 +137,18 @@ class Generations:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+    @property
+    def structure(self) -> int:
+        """How many times the store's structure has changed, -1 while its files are moved: who has them mapped as of
+        another number has those of another structure."""
+        if self._header is None:
+            raise ClosedError(what=f"generation file {self.path}")
+        return int(self._structure[0])
+
+    def move_structure(self, number: int) -> None:
+        """Tells everybody who maps this file that the files of the leaves are about to change."""
+        self._structure[0] = number
 
     def close(self) -> None:
         """Drops the mapping; calling it twice is harmless. Views taken from :attr:`values` stay usable."""

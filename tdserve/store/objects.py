@@ -137,6 +137,28 @@ class Objects:
                 except lmdb.MapFullError as fault:
                     raise self._full(columns) from fault
 
+    def move(self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = ()) -> None:
+        """Copies all values of paths to other paths, in place of what these had, then clears paths; in one commit.
+
+        A path without values is not copied, so that to do it again, when the sources were cleared, changes nothing.
+
+        Raises:
+            CapacityError: The map or the disk is full. Nothing was changed.
+        """
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(write=True) as txn:
+            cursor = txn.cursor(db=self._values)
+            for source, target in moves:
+                found = _all_of(cursor, self._digest(source))
+                if found:
+                    digest = self._digest(target)
+                    _clear(cursor, digest, with_common=True)
+                    cursor.putmulti([(digest + tail, value) for tail, value in found])
+                    txn.put(digest, json.dumps(target).encode(), db=self._paths)
+            for path in cleared:
+                _clear(cursor, self._digest(path), with_common=True)
+                txn.delete(self._digest(path), db=self._paths)
+                self._named.discard(path)
+
     def get_many(
         self, wanted: Sequence[tuple[KeyPath, Rows]], *, joined: Mapping[KeyPath, int] = _NONE
     ) -> list[FoundColumn]:
@@ -281,10 +303,20 @@ def _has_rows(cursor: lmdb.Cursor, digest: bytes) -> bool:
     return bool(cursor.set_range(digest + _FIRST_ROW)) and cursor.key()[:_DIGEST_BYTES] == digest
 
 
-def _clear(cursor: lmdb.Cursor, digest: bytes) -> None:
-    more = cursor.set_range(digest + _FIRST_ROW)
+def _clear(cursor: lmdb.Cursor, digest: bytes, *, with_common: bool = False) -> None:
+    more = cursor.set_range(digest + (_COMMON if with_common else _FIRST_ROW))
     while more and cursor.key()[:_DIGEST_BYTES] == digest:
         more = cursor.delete()  # moves on to the next record; False after the last one
+
+
+def _all_of(cursor: lmdb.Cursor, digest: bytes) -> list[tuple[bytes, bytes]]:
+    """All values of a path, each with the end of its key."""
+    found = []
+    more = cursor.set_range(digest + _COMMON)
+    while more and cursor.key()[:_DIGEST_BYTES] == digest:
+        found.append((bytes(cursor.key())[_DIGEST_BYTES:], bytes(cursor.value())))
+        more = cursor.next()
+    return found
 
 
 def _keys(digest: bytes, rows: Rows) -> list[bytes]:

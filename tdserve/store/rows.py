@@ -56,6 +56,11 @@ def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:
     return list(planned.extra_paths)
 
 
+def extra_paths(spec: Spec) -> tuple[Path, ...]:
+    """The leaves of a structure that ``TensorDict.load_memmap`` does not show."""
+    return plan(spec).extra_paths
+
+
 def _make(folder: Folder, parent_fd: int, made: list[str] | None = None) -> None:
     os.mkdir(folder.name, dir_fd=parent_fd)
     if made is not None:

@@ -22,7 +22,7 @@ STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "join_group", "group_notice", "adopt")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class ClientMessage(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     RELAY_REPORT_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    ALTER_FIELD_NUMBER: _ClassVar[int]
     JOIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     GROUP_NOTICE_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
@@ -56,10 +57,11 @@ class ClientMessage(_message.Message):
     written: Written
     relay_report: RelayReport
     taken: TakenRequest
+    alter: AlterRequest
     join_group: JoinGroup
     group_notice: GroupNotice
     adopt: AdoptRequest
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure", "group_formed", "group_event", "relay_order")
@@ -250,6 +252,36 @@ class WriteRequest(_message.Message):
     creates: bool
     generations: bytes
     def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., creates: bool = ..., generations: _Optional[bytes] = ...) -> None: ...
+
+class AlterRequest(_message.Message):
+    __slots__ = ("store", "timeout_s", "added", "content", "replaces", "removed", "renamed", "is_locked")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    RENAMED_FIELD_NUMBER: _ClassVar[int]
+    IS_LOCKED_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    timeout_s: float
+    added: _spec_pb2.Spec
+    content: Content
+    replaces: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    removed: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
+    is_locked: bool
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., added: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., replaces: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., is_locked: bool = ...) -> None: ...
+
+class Renamed(_message.Message):
+    __slots__ = ("old_key", "new_key", "is_safe")
+    OLD_KEY_FIELD_NUMBER: _ClassVar[int]
+    NEW_KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_SAFE_FIELD_NUMBER: _ClassVar[int]
+    old_key: _content_pb2.Path
+    new_key: _content_pb2.Path
+    is_safe: bool
+    def __init__(self, old_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., new_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., is_safe: bool = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
     __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions")
@@ -448,7 +480,7 @@ class CancelRequest(_message.Message):
     def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps")
+    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps", "structure")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -470,6 +502,7 @@ class Accepted(_message.Message):
     LINK_FIELD_NUMBER: _ClassVar[int]
     IS_RELAYED_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     spec: _spec_pb2.Spec
     values: bytes
@@ -491,7 +524,8 @@ class Accepted(_message.Message):
     link: int
     is_relayed: bool
     keeps: bool
-    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ...) -> None: ...
+    structure: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., structure: _Optional[int] = ...) -> None: ...
 
 class AddedColumn(_message.Message):
     __slots__ = ("name", "content")

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "checksum_version", "mail")
+    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "checksum_version", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Order(_message.Message):
     COUNT_READS_FIELD_NUMBER: _ClassVar[int]
     READ_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     READ_VALUES_FIELD_NUMBER: _ClassVar[int]
+    MOVE_VALUES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
@@ -56,9 +57,10 @@ class Order(_message.Message):
     count_reads: CountReads
     read_columns: ReadColumns
     read_values: ReadValues
+    move_values: MoveValues
     checksum_version: ChecksumVersion
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "mail", "session")
@@ -155,18 +157,20 @@ class CloseSession(_message.Message):
     def __init__(self) -> None: ...
 
 class StoreRef(_message.Message):
-    __slots__ = ("uid", "folder", "fingerprint", "spec", "max_object_bytes")
+    __slots__ = ("uid", "folder", "fingerprint", "spec", "max_object_bytes", "structure")
     UID_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     uid: str
     folder: str
     fingerprint: bytes
     spec: _spec_pb2.Spec
     max_object_bytes: int
-    def __init__(self, uid: _Optional[str] = ..., folder: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., max_object_bytes: _Optional[int] = ...) -> None: ...
+    structure: int
+    def __init__(self, uid: _Optional[str] = ..., folder: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., max_object_bytes: _Optional[int] = ..., structure: _Optional[int] = ...) -> None: ...
 
 class DropStore(_message.Message):
     __slots__ = ("uid",)
@@ -301,7 +305,7 @@ class ReceiveVersion(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ...) -> None: ...
 
 class PutValues(_message.Message):
-    __slots__ = ("store", "values", "keys", "elements", "everything", "spool", "spool_offset", "spool_nbytes")
+    __slots__ = ("store", "values", "keys", "elements", "everything", "spool", "spool_offset", "spool_nbytes", "spec", "below")
     STORE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +314,8 @@ class PutValues(_message.Message):
     SPOOL_FIELD_NUMBER: _ClassVar[int]
     SPOOL_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SPOOL_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    BELOW_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     values: bytes
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
@@ -318,7 +324,21 @@ class PutValues(_message.Message):
     spool: str
     spool_offset: int
     spool_nbytes: int
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ...) -> None: ...
+    spec: _spec_pb2.Spec
+    below: str
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., below: _Optional[str] = ...) -> None: ...
+
+class MoveValues(_message.Message):
+    __slots__ = ("store", "sources", "targets", "cleared")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    sources: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    targets: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    cleared: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., cleared: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
 
 class SendVoid(_message.Message):
     __slots__ = ("message_nbytes",)

@@ -24,7 +24,7 @@ from tdserve.content import (
 )
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import plan_read
-from tdserve.data.values import put_values, read_values
+from tdserve.data.values import move_values, put_values, read_values
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.row_numbers import decode_rows, spread
@@ -196,6 +196,14 @@ def store_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     return worker_pb2.Worked()
 
 
+def store_moved_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Moves non-tensor values from key to key."""
+    shared = session.surroundings
+    with shared.values_lock:
+        move_values(shared.stores.get(order.move_values.store), order.move_values)
+    return worker_pb2.Worked()
+
+
 def report_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
@@ -214,6 +222,7 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
     "receive_version": receive_version,
     "discard": discard,
     "put_values": store_values,
+    "move_values": store_moved_values,
     "send_void": send_void,
     "read_columns": read_columns,
     "read_values": report_values,

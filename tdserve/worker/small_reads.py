@@ -58,7 +58,7 @@ class SmallReads:
             return None
         version = store.generations.content_version
         inline = pack(plan.layout.messages, plan.source(store, plan.trailer(store, before)))
-        if store.generations.is_deleted:
+        if not store.is_current:
             return None
         with self._lock:
             self._num_answered += 1

@@ -55,6 +55,7 @@ def requests(world: World) -> Requests:
         samples=world.samples,
         changes=world.changes,
         tensordicts=world.tensordicts,
+        alterations=world.alterations,
         publishing=world.publishing,
         groups=Groups(),
         adoption=world.adoption,

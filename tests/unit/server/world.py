@@ -21,6 +21,7 @@ from tdserve.layout import Layout
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.settings import Settings
 from tdserve.server.adoption import Adoption
+from tdserve.server.alterations import Alterations
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
 from tdserve.server.creation import Creation
@@ -117,6 +118,7 @@ class World:
         self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
         self.tensordicts = TensorDicts(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
+        self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         rule_keys = RuleKeys()
         self.samples = Samples(self.stores, traffic=self.traffic, rule_keys=rule_keys)
         self.changes = Changes(self.stores, self.answers)

@@ -1,0 +1,163 @@
+"""The files of a store whose structure changes: what has to be moved, made and removed, and doing it.
+
+What comes is made in a folder of its own inside the store's, where nobody looks. When the catalog says what the store
+is from now on, its files are renamed into their places and those that are left over are removed; a crash in the middle
+of that is repaired by doing it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path as FilePath
+
+from tdserve.spec.tree import Path, Spec
+from tdserve.store.faults import os_faults
+from tdserve.store.format import Folder, plan
+
+PREFIX = "altering-"
+"""Of the folders in which what comes is made."""
+
+_KEPT = "kept"
+"""In there: leaves that are to lie elsewhere, as second names of their files."""
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What to do, in this order. All names are relative, ``/`` between folders.
+
+    Attributes:
+        kept: Files of the store that get a second name before anything changes: (in the store, in the folder).
+        folders: To be made in the store.
+        files: To be renamed: (in the folder, in the store), over what is there.
+        texts: Small files of the store that have another content now.
+        left_files, left_folders: Of the store that go.
+    """
+
+    kept: tuple[tuple[str, str], ...]
+    folders: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+    texts: tuple[str, ...]
+    left_files: tuple[str, ...]
+    left_folders: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """For the record of the change."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FileChange:
+        """What ``to_json`` wrote."""
+        values = json.loads(text)
+        pairs = ("kept", "files")
+        return cls(**{name: tuple(map(tuple, value) if name in pairs else value) for name, value in values.items()})
+
+
+def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added: Spec | None) -> FileChange:
+    """What has to be done to the files of a store of structure ``old``.
+
+    Args:
+        origins: Where each leaf of ``new`` was in ``old``; None: it comes from ``added``.
+        added: Structure of what is made in the folder.
+    """
+    before, after = _Names(old), _Names(new)
+    made = {} if added is None else _Names(added).files
+    kept: list[tuple[str, str]] = []
+    files: list[tuple[str, str]] = []
+    for path, name in after.files.items():
+        origin = origins[path]
+        if origin is None:
+            files.append((made[path], name))
+        elif before.files[origin] != name:
+            second = f"{_KEPT}/{len(kept):06d}"
+            kept.append((before.files[origin], second))
+            files.append((second, name))
+    here = set(after.files.values())
+    return FileChange(
+        kept=tuple(kept),
+        folders=tuple(name for name in after.folders if name not in before.folders),
+        files=tuple(files),
+        texts=tuple(name for name, text in after.texts.items() if before.texts.get(name) != text),
+        left_files=tuple(
+            name for name in (*before.files.values(), *before.texts) if name not in here and name not in after.texts
+        ),
+        left_folders=tuple(name for name in reversed(before.folders) if name not in after.folders),
+    )
+
+
+def keep(store: FilePath, folder: FilePath, change: FileChange) -> None:
+    """Gives the files that move their second names. Nothing that anybody sees changes.
+
+    Raises:
+        CapacityError, CorruptDataError: They cannot have them.
+    """
+    if change.kept:
+        with os_faults(folder):
+            (folder / _KEPT).mkdir(parents=True)
+            for name, second in change.kept:
+                os.link(store / name, folder / second, follow_symlinks=False)
+
+
+def carry_out(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> None:
+    """Gives a store the files of its new structure. To do it again does no harm.
+
+    Raises:
+        CapacityError, CorruptDataError: It could not be finished, and has to be done again.
+    """
+    texts = _Names(new).texts
+    with os_faults(store):
+        for name in change.folders:
+            (store / name).mkdir(exist_ok=True)
+        for made, name in change.files:
+            if (folder / made).exists():  # else it was renamed before a crash
+                os.replace(folder / made, store / name)
+        folder.mkdir(exist_ok=True)
+        for name in change.texts:
+            fresh = folder / "text"
+            fresh.write_bytes(texts[name])
+            os.replace(fresh, store / name)
+        for name in change.left_files:
+            (store / name).unlink(missing_ok=True)
+        for name in change.left_folders:
+            if (store / name).is_dir() and not any((store / name).iterdir()):  # somebody else's files stay
+                (store / name).rmdir()
+
+
+def leftovers(store: FilePath) -> list[FilePath]:
+    """Folders in which something was made that never came, or has come."""
+    return sorted(store.glob(f"{PREFIX}*"))
+
+
+def remove(folder: FilePath) -> None:
+    """Removes such a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Names:
+    """Every file of a structure, by relative names.
+
+    Attributes:
+        folders: Parents first.
+        files: By leaf.
+        texts: Contents of small files.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        planned = plan(spec)
+        self.folders: list[str] = []
+        self.files: dict[Path, str] = {}
+        self.texts: dict[str, bytes] = {}
+        for top in filter(None, (planned.rows, planned.extra)):
+            for name, folder in _walk(top, top.name):
+                self.folders.append(name)
+                self.files.update({path: f"{name}/{file}" for file, path, _ in folder.files})
+                self.texts.update({f"{name}/{file}": text for file, text in folder.texts})
+
+
+def _walk(folder: Folder, name: str) -> Iterator[tuple[str, Folder]]:
+    yield name, folder
+    for child in folder.folders:
+        yield from _walk(child, f"{name}/{child.name}")
