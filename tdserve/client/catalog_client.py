@@ -101,6 +101,11 @@ class CatalogClient:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
         return from_message(self._call("DescribeStore", request, timeout_s=wait_s or self.timeout_s))
 
+    def fingerprint(self, name: str) -> bytes:
+        """What a store's structure has as fingerprint now. Raises StoreNotFoundError."""
+        request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
+        return bytes(self._call("DescribeStore", request).fingerprint)
+
     def delete(self, name: str) -> None:
         """Deletes a store and its files.
 

@@ -8,26 +8,27 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
+from tdserve.client.alterable import AlterableHandle
 from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
 from tdserve.client.dataset import StoreRows
 from tdserve.client.description import StoreDescription
+from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.live import with_live_leaves
 from tdserve.client.local_views import map_store
 from tdserve.client.overwriting import overwrite
 from tdserve.client.padding import Pad
 from tdserve.client.reading import read_selection
-from tdserve.errors import InvalidRequestError, LocalProtocolError
+from tdserve.errors import KeyNotFoundError, LocalProtocolError
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at
 from tdserve.spec.tree import Path, Spec, ValueLeaf
 
 _EVERYTHING = Selection()
-_NO_DEFAULT: Any = object()
 
 
-class StoreHandle(StoreRows, ByAddress):
+class StoreHandle(AlterableHandle, StoreRows, ByAddress):
     """A tensordict store by name. Every access is a call to the server; what is read is a copy.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.
@@ -42,6 +43,7 @@ class StoreHandle(StoreRows, ByAddress):
         self._client = client
         self._description = description
         self.name = description.name
+        self.uid = description.uid
         self.spec: Spec = description.spec
         self.shares_non_tensor = description.share_non_tensor
 
@@ -77,18 +79,20 @@ class StoreHandle(StoreRows, ByAddress):
         return list(self.spec.root.names or [None] * self.ndim)
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
-        """The keys, as ``TensorDict.keys`` lists them; from the structure, which never changes."""
+        """The keys, as ``TensorDict.keys`` lists them; asks the server, since others may have changed them."""
+        self.refresh()
         return self.spec.keys(include_nested, leaves_only, sort=sort)
 
     def __contains__(self, key: object) -> bool:
+        self.refresh()
         return key in self.spec.keys(include_nested=True)
 
     def __getitem__(self, index: Any) -> Any:
         """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
         path = as_path(index)
         if path is not None:
-            is_value = isinstance(self.spec.find(path, store=self.name), ValueLeaf)
-            return _bare(self.snapshot_at(path, ...)) if is_value else self.get(path)
+            entry = self._asked(lambda: self.spec.find(path, store=self.name))
+            return _bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path)
         return self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -100,7 +104,7 @@ class StoreHandle(StoreRows, ByAddress):
             self.update_at_(value, index)
 
     def get(
-        self, key: str | Path, default: Any = _NO_DEFAULT, *, pad: Pad = None, timeout_s: float | None = None
+        self, key: str | Path, default: Any = NO_DEFAULT, *, pad: Pad = None, timeout_s: float | None = None
     ) -> Any:
         """One leaf or nested part, whole.
 
@@ -112,9 +116,12 @@ class StoreHandle(StoreRows, ByAddress):
             pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
         """
         path = checked_path(key)
-        if default is not _NO_DEFAULT and path not in _paths(self.spec):
+        try:
+            return self.get_at(path, ..., pad=pad, timeout_s=timeout_s)
+        except KeyNotFoundError:
+            if default is NO_DEFAULT:
+                raise
             return default
-        return self.get_at(path, ..., pad=pad, timeout_s=timeout_s)
 
     def get_at(self, key: str | Path, index: Any, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
         """Rows of one leaf or nested part."""
@@ -126,19 +133,13 @@ class StoreHandle(StoreRows, ByAddress):
         path = checked_path(key)
         return entry_at(self._read_at(path, index, timeout_s), path)
 
-    def set(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Replaces one leaf or nested part."""
-        return self.set_at_(key, value, ..., timeout_s=timeout_s)
-
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Same as ``set``: a store's leaves are always written in place."""
+        """Replaces one leaf or nested part that is there; a lock of the store does not matter."""
         return self.set_at_(key, value, ..., timeout_s=timeout_s)
 
     def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would."""
-        path = checked_path(key)
-        self.spec.find(path, store=self.name)
-        self._write(index, value, at=path, timeout_s=timeout_s)
+        self._write(index, value, at=checked_path(key), timeout_s=timeout_s)
         return self
 
     def update_(self, values: Any, *, timeout_s: float | None = None) -> StoreHandle:
@@ -165,9 +166,12 @@ class StoreHandle(StoreRows, ByAddress):
         return with_live_leaves(td, self, index) if self.shares_non_tensor else td
 
     def _read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
-        self.spec.find(path, store=self.name)
-        selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-        return self._read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
+        def read() -> Any:
+            self.spec.find(path, store=self.name)
+            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+            return self._read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
+
+        return self._asked(read)
 
     def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
         """The store's memory itself, as a locked tensordict: nothing is copied, and later writes of anybody show.
@@ -198,6 +202,8 @@ class StoreHandle(StoreRows, ByAddress):
         content = read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
         if content is None:
             raise LocalProtocolError(reason="a read without newer_than brought nothing")
+        if content.stored is not None:
+            self.spec = content.stored
         td = content.build(device, pad)
         names = result_names(self.spec.root.names, self.spec.batch_size, selection)
         if names is not None and isinstance(td, TensorDictBase):
@@ -206,28 +212,12 @@ class StoreHandle(StoreRows, ByAddress):
 
     def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:
         deadline = self._client.deadline(timeout_s)
-        overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
 
+        def write() -> None:
+            self.spec.find(at, store=self.name)
+            overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
 
-def as_path(index: Any) -> Path | None:
-    """A key as a path; None for what is no key."""
-    if isinstance(index, str):
-        return (index,)
-    if isinstance(index, tuple) and index and all(isinstance(part, str) for part in index):
-        return index
-    return None
-
-
-def checked_path(key: Any, *, argument: str = "key") -> Path:
-    """A key as a path. Raises InvalidRequestError for what is no key."""
-    path = as_path(key)
-    if path is None:
-        raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
-    return path
-
-
-def _paths(spec: Spec) -> set[Path]:
-    return {key if isinstance(key, tuple) else (key,) for key in spec.keys(include_nested=True)}
+        self._asked(write)
 
 
 def _bare(entry: Any) -> Any:

@@ -14,8 +14,8 @@ from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.changes import change, generations_of, row_numbers
 from tdserve.client.dataset import TableRows
 from tdserve.client.description import StoreDescription
-from tdserve.client.handle import checked_path
 from tdserve.client.joining import Joining, Part
+from tdserve.client.keys import checked_path
 from tdserve.client.outgoing import Target
 from tdserve.client.overwriting import overwrite
 from tdserve.client.padding import Pad

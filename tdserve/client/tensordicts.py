@@ -17,7 +17,7 @@ from tdserve.client.replay import ReplayHandle
 from tdserve.client.session import Session
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
-from tdserve.errors import LocalProtocolError, StoreExistsError, WrongStateError
+from tdserve.errors import LocalProtocolError, StoreExistsError, StructureChangedError, WrongStateError
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
@@ -248,6 +248,13 @@ class TensorDictClient(SessionClient):
         )
 
     def _replace(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:
+        while True:
+            try:
+                return self._replace_known(name, captured, td, deadline=deadline)
+            except StructureChangedError:  # since it was asked for
+                deadline.raise_if_expired(f"a write to {name!r}, whose keys others keep changing")
+
+    def _replace_known(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:
         handle = self._handle(self.describe(name))
         if not isinstance(handle, StoreHandle):
             raise WrongStateError(state=f"store {name!r} is a replay", event="send()")

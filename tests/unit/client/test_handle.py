@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.handle import as_path
 from tdserve.errors import KeyNotFoundError, SelectionError, SpecMismatchError
 
 
@@ -21,13 +18,6 @@ def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
     """A store of its own for each test."""
     made: tdserve.StoreHandle = client.memmap(local(), name)
     return made
-
-
-@pytest.mark.parametrize(
-    ("index", "path"), [("a", ("a",)), (("a", "b"), ("a", "b")), (("a", 1), None), ((), None), (0, None), (b"a", None)]
-)
-def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ...] | None) -> None:
-    assert as_path(index) == path
 
 
 def test_handle_when_looked_at_then_as_the_tensordict(handle: tdserve.StoreHandle) -> None:

@@ -1,0 +1,28 @@
+"""Keys as users write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.errors import InvalidRequestError
+from tdserve.spec.tree import Path
+
+NO_DEFAULT: Any = object()
+"""A default that was not given."""
+
+
+def as_path(index: Any) -> Path | None:
+    """A key as a path; None for what is no key."""
+    if isinstance(index, str):
+        return (index,)
+    if isinstance(index, tuple) and index and all(isinstance(part, str) for part in index):
+        return index
+    return None
+
+
+def checked_path(key: Any, *, argument: str = "key") -> Path:
+    """A key as a path. Raises InvalidRequestError for what is no key."""
+    path = as_path(key)
+    if path is None:
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
+    return path

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tdserve.client.keys import as_path, checked_path
+from tdserve.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize(
+    ("index", "path"), [("a", ("a",)), (("a", "b"), ("a", "b")), (("a", 1), None), ((), None), (0, None), (b"a", None)]
+)
+def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ...] | None) -> None:
+    assert as_path(index) == path
+
+
+def test_checked_path_when_it_is_no_key_then_refused() -> None:
+    assert checked_path("a") == ("a",)
+    with pytest.raises(InvalidRequestError, match="new_key"):
+        checked_path(3, argument="new_key")
