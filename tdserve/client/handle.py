@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,17 @@ from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
 from tdserve.client.dataset import StoreRows
 from tdserve.client.description import StoreDescription
+from tdserve.client.key_list import KeyList
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.live import with_live_leaves
 from tdserve.client.local_views import map_store
 from tdserve.client.overwriting import overwrite
 from tdserve.client.padding import Pad
 from tdserve.client.reading import read_selection
+from tdserve.client.shown import show_tree
+from tdserve.client.skeletons import Skeleton, skeleton_of
+from tdserve.client.tensordict_calls import TensorDictCalls, kept_keys
+from tdserve.client.view import StoreView
 from tdserve.errors import KeyNotFoundError, LocalProtocolError
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names
@@ -28,7 +33,7 @@ from tdserve.spec.tree import Path, Spec, ValueLeaf
 _EVERYTHING = Selection()
 
 
-class StoreHandle(AlterableHandle, StoreRows, ByAddress):
+class StoreHandle(AlterableHandle, StoreRows, ByAddress, TensorDictCalls):
     """A tensordict store by name. Every access is a call to the server; what is read is a copy.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.
@@ -48,44 +53,24 @@ class StoreHandle(AlterableHandle, StoreRows, ByAddress):
         self.shares_non_tensor = description.share_non_tensor
 
     def __repr__(self) -> str:
-        return f"<StoreHandle {self.name!r} batch_size={list(self.batch_size)} at {self._client.address}>"
+        header = f"{self.name!r} at {self._client.address}"
+        return show_tree(header, self.spec.root, kind="StoreHandle", device=self.device)
 
-    def __len__(self) -> int:
-        return self.batch_size[0] if self.batch_size else 0
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """Batch size of the store, -1 where rows differ."""
-        return torch.Size(self.spec.root.shown_batch_size)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Same as ``batch_size``."""
-        return self.batch_size
-
-    @property
-    def ndim(self) -> int:
-        """Number of batch dimensions."""
-        return len(self.spec.root.shown_batch_size)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of what is read: the CPU if the stored tensordict had a device, else None."""
-        return None if self.spec.root.device is None else torch.device("cpu")
-
-    @property
-    def names(self) -> list[str | None]:
-        """Names of the batch dimensions."""
-        return list(self.spec.root.names or [None] * self.ndim)
-
-    def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeyList:
         """The keys, as ``TensorDict.keys`` lists them; asks the server, since others may have changed them."""
         self.refresh()
-        return self.spec.keys(include_nested, leaves_only, sort=sort)
+        return TensorDictCalls.keys(self, include_nested, leaves_only, is_leaf, sort=sort)
 
     def __contains__(self, key: object) -> bool:
         self.refresh()
-        return key in self.spec.keys(include_nested=True)
+        return TensorDictCalls.__contains__(self, key)
 
     def __getitem__(self, index: Any) -> Any:
         """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
@@ -115,18 +100,25 @@ class StoreHandle(AlterableHandle, StoreRows, ByAddress):
             default: Returned when the store has no such key; without one KeyNotFoundError is raised, a KeyError.
             pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
         """
+        return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
+
+    def get_at(
+        self,
+        key: str | Path,
+        index: Any,
+        default: Any = NO_DEFAULT,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Rows of one leaf or nested part, or the default, as of ``get``."""
         path = checked_path(key)
         try:
-            return self.get_at(path, ..., pad=pad, timeout_s=timeout_s)
+            return entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
         except KeyNotFoundError:
             if default is NO_DEFAULT:
                 raise
             return default
-
-    def get_at(self, key: str | Path, index: Any, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
-        """Rows of one leaf or nested part."""
-        path = checked_path(key)
-        return entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
 
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """As ``get_at``; what it returns is never live."""
@@ -142,14 +134,37 @@ class StoreHandle(AlterableHandle, StoreRows, ByAddress):
         self._write(index, value, at=checked_path(key), timeout_s=timeout_s)
         return self
 
-    def update_(self, values: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Replaces the leaves that ``values`` has, all of them together."""
-        return self.update_at_(values, ..., timeout_s=timeout_s)
+    def update_(
+        self,
+        values: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[str | Path] | None = None,
+        timeout_s: float | None = None,
+    ) -> StoreHandle:
+        """Replaces the leaves that ``values`` has, all of them together.
 
-    def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
+        Args:
+            values: Tensordict, tensorclass instance, dict, or another store.
+            clone, non_blocking: As tensordict takes them; what is written is a copy in any case.
+            keys_to_update: Only these, if ``values`` has them.
+        """
+        return self.update_at_(values, ..., keys_to_update=keys_to_update, timeout_s=timeout_s)
+
+    def update_at_(
+        self,
+        values: Any,
+        index: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[str | Path] | None = None,
+        timeout_s: float | None = None,
+    ) -> StoreHandle:
         """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values``
-        does."""
-        self._write(index, values, at=(), timeout_s=timeout_s)
+        does. Arguments as of ``update_``."""
+        self._write(index, kept_keys(values, keys_to_update), at=(), timeout_s=timeout_s)
         return self
 
     def to_tensordict(
@@ -162,6 +177,39 @@ class StoreHandle(AlterableHandle, StoreRows, ByAddress):
         """
         return self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
 
+    def read_entries(
+        self,
+        index: Any,
+        keys: Sequence[Path],
+        *,
+        device: torch.device | str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Rows of some entries, of all of them for no keys; never live. Nodes above the entries come with them."""
+
+        def read() -> Any:
+            for path in keys:
+                self.spec.find(path, store=self.name)
+            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+            return self._read(selection, keys=keys, device=device, timeout_s=timeout_s)
+
+        return self._asked(read)
+
+    def _skeleton(self) -> Skeleton:
+        return skeleton_of(self.spec)
+
+    def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if kwargs.get("inplace") and name == "select":
+            self._keep_only(args, strict=kwargs.get("strict", True))
+        elif kwargs.get("inplace") and name == "exclude":
+            self._drop(args)
+        else:
+            return self._asked(lambda: StoreView(self)._then(name, args, kwargs))
+        return self
+
+    def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
+        return StoreView(self)._cut(dim, pieces, cut)
+
     def _live(self, td: Any, index: Any) -> Any:
         return with_live_leaves(td, self, index) if self.shares_non_tensor else td
 
@@ -173,19 +221,32 @@ class StoreHandle(AlterableHandle, StoreRows, ByAddress):
 
         return self._asked(read)
 
-    def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
+    def map(
+        self,
+        fn: Callable[[Any], Any] | None = None,
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        writable: bool = False,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """The store's memory itself, as a locked tensordict: nothing is copied, and later writes of anybody show.
 
         So its rows may change, and be half written, while they are looked at: who needs rows of one moment reads them.
         It needs transport ``shm``. After the store's deletion the tensordict keeps the last content.
 
         Args:
+            fn: With a function it is ``TensorDict.map`` instead, of a local copy, with its further arguments.
+            dim, num_workers: Of ``TensorDict.map``.
             writable: False: what is written into the tensors stays in this process. True: it reaches the store at
                 once, without the server, its versions or other readers knowing.
 
         Raises:
             NotSupportedError: This client does not share memory with the server, or may not write it.
         """
+        if fn is not None:
+            return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
         deadline = self._client.deadline(timeout_s)
         return self._live(map_store(self._client, self.name, self.spec, writable=writable, deadline=deadline), ...)
 

@@ -12,12 +12,15 @@ NO_DEFAULT: Any = object()
 
 
 def as_path(index: Any) -> Path | None:
-    """A key as a path; None for what is no key."""
+    """A key as a path; None for what is no key. Tuples within a tuple are one path, as in tensordict."""
     if isinstance(index, str):
         return (index,)
-    if isinstance(index, tuple) and index and all(isinstance(part, str) for part in index):
+    if not isinstance(index, tuple) or not index:
+        return None
+    if all(isinstance(part, str) for part in index):
         return index
-    return None
+    parts = [as_path(part) for part in index]
+    return None if None in parts else tuple(key for part in parts if part is not None for key in part)
 
 
 def checked_path(key: Any, *, argument: str = "key") -> Path:

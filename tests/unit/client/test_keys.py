@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tdserve.client.keys import as_path, checked_path
@@ -9,7 +10,19 @@ from tdserve.errors import InvalidRequestError
 
 
 @pytest.mark.parametrize(
-    ("index", "path"), [("a", ("a",)), (("a", "b"), ("a", "b")), (("a", 1), None), ((), None), (0, None), (b"a", None)]
+    ("index", "path"),
+    [
+        ("a", ("a",)),
+        (("a", "b"), ("a", "b")),
+        (("a", ("b", "c")), ("a", "b", "c")),
+        (np.str_("a"), ("a",)),
+        (("a", 1), None),
+        (("a", ("b", 1)), None),
+        (("a", ()), None),
+        ((), None),
+        (0, None),
+        (b"a", None),
+    ],
 )
 def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ...] | None) -> None:
     assert as_path(index) == path

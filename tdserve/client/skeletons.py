@@ -1,0 +1,156 @@
+"""What a store looks like, as a local tensordict of meta tensors: what tensordict makes of that, it makes of the rows.
+
+So views have tensordict's own rules for batch sizes, names and keys, without a second copy of them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, is_non_tensor, is_tensor_collection
+
+from tdserve.spec.build import build
+from tdserve.spec.entries import entry_at
+from tdserve.spec.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.torch_types import from_torch, to_torch
+from tdserve.spec.tree import Spec
+
+_EMPTY = ""
+"""Key below which an empty node is found among the sources."""
+
+
+class Skeleton(NamedTuple):
+    """A structure, and where in a store its leaves come from. Nobody changes it.
+
+    Attributes:
+        stored: Structure of the store.
+        td: Tensordict or tensorclass instance of meta tensors; ragged leaves have size 0 where they differ.
+        sources: Number of the stored path of each leaf, by its key; without batch dimensions.
+        paths: Stored paths, by their numbers. What is stored as one (rows that describe themselves) comes as one.
+    """
+
+    stored: Spec
+    td: Any
+    sources: TensorDict
+    paths: tuple[Path, ...]
+
+    def paths_at(self, key: Path) -> list[Path]:
+        """What to read for an entry: stored paths, ``()`` for all there is. None of them: it has no leaves.
+
+        Args:
+            key: Of an entry of the skeleton; ``()`` for all of it.
+        """
+        found = self.source_of(key) if key else self.sources
+        numbers = _numbers(found) if isinstance(found, TensorDict) else [int(found)]
+        return list(_cover(self.stored.root, (), {self.paths[number] for number in numbers}))
+
+    def leaves(self) -> Iterator[tuple[Path, Path]]:
+        """Each leaf's key, and its stored path."""
+        for key in self.sources.keys(True, True):
+            path = key if isinstance(key, tuple) else (key,)
+            yield path, self.paths[int(self.source_of(path))]
+
+    def spec(self) -> Spec:
+        """The structure as a value."""
+        return Spec(self._node(self.td, self.sources))
+
+    def source_of(self, key: Path) -> Any:
+        """The number of a leaf's stored path, or those of all leaves of a node."""
+        return self.sources.get(key)
+
+    def _node(self, td: Any, sources: Any) -> Node:
+        kind = None if isinstance(td, TensorDict) else f"{type(td).__module__}.{type(td).__qualname__}"
+        names = tuple(td.names) if any(name is not None for name in td.names) else None
+        found = []
+        for key in td.keys():  # noqa: SIM118
+            source = None if sources is None else sources.get(key, None)
+            found.append((key, self._entry(entry_at(td, (key,)), source)))
+        return Node(tuple(td.batch_size), names, self.stored.root.device, kind, tuple(found))
+
+    def _entry(self, item: Any, source: Any) -> Entry:
+        stored = self.stored.find(self.paths[int(source)]) if isinstance(source, torch.Tensor) else None
+        if isinstance(stored, ValueLeaf) and stored.ragged is not None:
+            batch_size = tuple(item.shape)[: item.ndim - len(stored.ragged.shape)]
+            return ValueLeaf(batch_size, stored.per_row, stored.ragged)
+        if isinstance(item, torch.Tensor):
+            return TensorLeaf(from_torch(item.dtype), tuple(item.shape))
+        if isinstance(stored, ValueLeaf):
+            return ValueLeaf(tuple(item.batch_size), stored.per_row)
+        if is_tensor_collection(item) and not is_non_tensor(item):
+            return self._node(item, source if isinstance(source, TensorDict) else None)
+        return ValueLeaf(tuple(getattr(item, "batch_size", ())), False)
+
+
+def skeleton_of(spec: Spec) -> Skeleton:
+    """The skeleton of a store, kept with its structure.
+
+    Raises:
+        NotSupportedError: A tensorclass is not known in this process.
+    """
+    kept: Skeleton | None = spec.memo.get("skeleton")
+    if kept is None:
+        plain = Spec(_plain(spec.root))
+        tensors = {
+            path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="meta") for path, leaf in plain.tensors
+        }
+        paths: list[Path] = []
+        sources = _sources(spec.root, (), paths)
+        td = build(plain, tensors, {path: None for path, _ in plain.values})
+        kept = spec.memo["skeleton"] = Skeleton(spec, td, sources, tuple(paths))
+    return kept
+
+
+def _plain(node: Node) -> Node:
+    """Without stacks, packed nodes, ragged leaves, one value per row, devices."""
+    names = node.names if node.names is not None and len(node.names) == len(node.batch_size) else None
+    entries = tuple((key, _plain_entry(entry)) for key, entry in node.entries)
+    return Node(node.batch_size, names, None, node.tensorclass, entries)
+
+
+def _plain_entry(entry: Entry) -> Entry:
+    if isinstance(entry, Node):
+        return _plain(entry)
+    if not isinstance(entry, ValueLeaf):
+        return entry
+    ragged = entry.ragged
+    if ragged is None or not ragged.dtype:
+        return ValueLeaf(entry.batch_size, False)
+    return TensorLeaf(ragged.dtype, entry.batch_size + tuple(max(0, size) for size in ragged.shape))
+
+
+def _sources(node: Node, path: Path, paths: list[Path], packed: int | None = None) -> TensorDict:
+    """Numbers of the stored paths; those of a packed node are all its own."""
+    if node.inner is not None and packed is None:
+        packed = _number(path, paths)
+    found: dict[str, Any] = {}
+    for key, entry in node.entries:
+        below = (*path, key)
+        if isinstance(entry, Node):
+            found[key] = _sources(entry, below, paths, packed)
+        else:
+            found[key] = torch.tensor(_number(below, paths) if packed is None else packed)
+    if not found:
+        found[_EMPTY] = torch.tensor(_number(path, paths) if packed is None else packed)
+    return TensorDict(found, [])
+
+
+def _number(path: Path, paths: list[Path]) -> int:
+    paths.append(path)
+    return len(paths) - 1
+
+
+def _numbers(sources: TensorDict) -> list[int]:
+    numbers: Any = sources.values(True, True)
+    return [int(number) for number in numbers]
+
+
+def _cover(entry: Entry, path: Path, wanted: set[Path]) -> Iterator[Path]:
+    """The fewest paths that have all wanted ones below them and no others."""
+    if path in wanted:
+        yield path
+    elif isinstance(entry, Node) and entry.inner is None:
+        below = [list(_cover(child, (*path, key), wanted)) for key, child in entry.entries]
+        is_whole = all(len(part) == 1 and len(part[0]) == len(path) + 1 for part in below)
+        yield from [path] if below and is_whole else [found for part in below for found in part]

@@ -1,0 +1,138 @@
+"""Which of tensordict's methods a store answers how: the one table of what works, and of what is refused and why.
+
+Every public name of ``TensorDictBase`` is answered: those that a handle has methods for by these; of the others each is
+in one of the sets here, or reads the content and runs on that (:func:`kind_of`). Other names raise AttributeError.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from enum import Enum
+
+from tensordict import TensorDictBase
+
+_STRUCTURE = "set, update, pop, del and rename_key_ of the store's own handle change its keys"
+_NAMES = "names are given when the store is made; rename the dimensions of what is read"
+_MEMORY = "its memory is the server's; read it, or map() it on the same machine"
+_RECEIVE = "receive into a local tensordict, and write that with update_"
+
+REFUSED: Mapping[str, str] = {
+    "all_reduce": "reduce what to_tensordict() returns, and write that with update_",
+    "arecv": _RECEIVE,
+    "auto_batch_size_": "the batch size of a store is fixed; use view, reshape or to_tensordict()",
+    "auto_device_": "what is read has the device that to_tensordict(device=) names",
+    "broadcast": "broadcast what to_tensordict() returns, and write that with update_",
+    "cat_tensors": f"call it on what to_tensordict() returns; {_STRUCTURE}",
+    "clear": f"client.delete(name) deletes the store; {_STRUCTURE}",
+    "clear_device_": "call it on what to_tensordict() returns",
+    "create_nested": _STRUCTURE,
+    "data_ptr": _MEMORY,
+    "del_": _STRUCTURE,
+    "filter_empty_": _STRUCTURE,
+    "irecv": _RECEIVE,
+    "lock_": "lock the store by its own handle",
+    "make_memmap": _STRUCTURE,
+    "make_memmap_from_storage": _STRUCTURE,
+    "make_memmap_from_tensor": _STRUCTURE,
+    "memmap_": "it is memory-mapped where it lies; memmap(prefix) makes a local folder of it",
+    "pin_memory_": "call pin_memory() for a local copy in pinned memory",
+    "pop": _STRUCTURE,
+    "popitem": _STRUCTURE,
+    "recv": _RECEIVE,
+    "reduce": "reduce what to_tensordict() returns, and write that with update_",
+    "rename_": _NAMES,
+    "rename_key_": _STRUCTURE,
+    "requires_grad_": "call it on what to_tensordict() returns: no gradient flows into a store",
+    "separates": "it takes keys away where it finds them; use select and exclude, or split_keys",
+    "setdefault": _STRUCTURE,
+    "share_memory_": _MEMORY,
+    "stack_tensors": f"call it on what to_tensordict() returns; {_STRUCTURE}",
+    "unlock_": "unlock the store by its own handle",
+    "update": f"update_ replaces values; {_STRUCTURE}",
+}
+"""Name -> what to do instead. A handle may have a method of this name; then it is refused of views only."""
+
+OF_STRUCTURE = frozenset(
+    {
+        "batch_dims",
+        "depth",
+        "dim",
+        "dtype",
+        "entry_class",
+        "get_item_shape",
+        "is_consolidated",
+        "is_empty",
+        "is_floating_point",
+        "is_locked",
+        "is_memmap",
+        "is_non_tensor",
+        "is_shared",
+        "ndimension",
+        "numel",
+        "requires_grad",
+        "size",
+        "sorted_keys",
+    }
+)
+"""Answered by the structure alone: nothing is fetched."""
+
+CONSTANTS: Mapping[str, bool] = {"is_cuda": False, "is_meta": False}
+"""Properties that are the same of every store."""
+
+UNCHANGED = frozenset({"clear_refs_for_compile_", "detach_", "memmap_refresh_"})
+"""In place, with nothing to do for a store: no gradient flows into it, and every read is of what it holds now."""
+
+REWRITING = frozenset({"load_state_dict"})
+"""Besides all names with an underscore at the end: read, performed on the copy, written back by one ``update_``."""
+
+_FOR_ANOTHER = frozenset({"to_module"})
+"""Calls whose ``inplace=`` speaks of something else than the tensordict."""
+
+
+class Kind(Enum):
+    """How a name is answered that has no method of its own."""
+
+    CONSTRUCTOR = "of TensorDict itself: makes a local tensordict"
+    STRUCTURE = "by the structure, nothing is fetched"
+    READ = "on a local copy"
+    UNCHANGED = "nothing to do"
+    REWRITE = "on a local copy, written back with one update_: not atomic"
+    REFUSED = "refused, with what to do instead"
+
+
+_PUBLIC = frozenset(name for name in dir(TensorDictBase) if not name.startswith("_"))
+_STATIC = {name: inspect.getattr_static(TensorDictBase, name) for name in _PUBLIC}
+
+
+def kind_of(name: str) -> Kind | None:
+    """How a name is answered; None when no tensordict has it."""
+    if name not in _PUBLIC:
+        return None
+    if name in REFUSED:
+        return Kind.REFUSED
+    if name in UNCHANGED:
+        return Kind.UNCHANGED
+    if name in OF_STRUCTURE or name in CONSTANTS:
+        return Kind.STRUCTURE
+    if isinstance(_STATIC[name], (classmethod, staticmethod)):
+        return Kind.CONSTRUCTOR
+    return Kind.REWRITE if name.endswith("_") or name in REWRITING else Kind.READ
+
+
+def is_property(name: str) -> bool:
+    """Whether a public name is a property of tensordicts."""
+    return isinstance(_STATIC[name], property)
+
+
+def wants_inplace(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call says ``inplace=True``, by position or by name."""
+    method = _STATIC.get(name)
+    if name in _FOR_ANOTHER or method is None or not callable(method):
+        return False
+    try:
+        bound = inspect.signature(method).bind(None, *args, **kwargs)
+    except TypeError:
+        return False  # the call itself will say what is wrong
+    given = bound.arguments.get("inplace", False)
+    return given is not None and given is not False
