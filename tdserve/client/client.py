@@ -23,6 +23,7 @@ from tdserve.replay.settings import Settings
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.spec.declaring import Declared, declared, widens
+from tdserve.spec.structures import structure_of
 from tdserve.v1 import control_pb2
 
 
@@ -204,7 +205,7 @@ class Client(WeightsClient):
         ragged: Declared,
     ) -> StoreDescription:
         settings.check(capacity)
-        captured = capture(like, store=name, allow_pickle=self.allow_pickle)
+        captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
         spec = declared(captured.spec, captured.values, ragged, store=name)
         for key in settings.rule_keys:
             spec.find(key, store=name)

@@ -18,6 +18,7 @@ from tdserve.selection import Selection
 from tdserve.spec import codec
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.declaring import Declared, declared, first_values
+from tdserve.spec.structures import structure_of
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -59,7 +60,9 @@ class MemmapClient(LoadingClient):
         check_no_archive(archive, compression)
         if copy_existing is False:
             check_no_files(td)
-        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True)
+        captured = capture(
+            td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True, takes_structure=True
+        )
         deadline = self.deadline(timeout_s)
 
         def make() -> StoreHandle:
@@ -144,8 +147,8 @@ class MemmapClient(LoadingClient):
         """Creates a store of zeros with the structure of ``like``; returns its handle, or a future of it.
 
         Args:
-            like: TensorDict or tensorclass instance; its content does not matter, but for non-tensor values, which are
-                kept.
+            like: TensorDict or tensorclass instance, of meta or fake tensors too; its content does not matter, but for
+                non-tensor values, which are kept.
             copy_existing: Without effect, as in tensordict: no tensor is copied.
             batch_size: Dimensions put in front of ``like``'s own.
             ragged: What differs from row to row, as in ``create_replay``; empty at first.
@@ -156,7 +159,7 @@ class MemmapClient(LoadingClient):
             StoreExistsError, NotSupportedError, CapacityError: Nothing was created.
         """
         check_no_archive(archive, None)
-        captured = capture(like, store=name, allow_pickle=self.allow_pickle)
+        captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
         sizes = tuple(batch_size)
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
             raise InvalidRequestError(

@@ -39,6 +39,7 @@ from tdserve.spec import codec
 from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
 from tdserve.spec.state import restored
+from tdserve.spec.structures import META, is_blank
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -59,6 +60,7 @@ class Content:
         received: The columns that came, where it was received or copied by rows.
         fault: Why its values could not be decoded, for a caller who needs the rest nevertheless.
         stored: The store's whole structure, where it is another than the caller knew.
+        is_blank: Whether the store was made of meta tensors, and nobody has written it yet.
     """
 
     spec: Spec
@@ -69,6 +71,7 @@ class Content:
     received: Received | None = None
     fault: TDServeError | None = None
     stored: Spec | None = None
+    is_blank: bool = False
 
     @property
     def columns(self) -> Received:
@@ -78,21 +81,28 @@ class Content:
         return self.received
 
     def build(self, device: torch.device | str | int | None = None, pad: Pad = None) -> Any:
-        """The tensordict (or tensorclass instance); its leaves are views of one buffer, moved if a device is named.
+        """The tensordict (or tensorclass instance); its leaves are views of one buffer, moved if a device is named;
+        meta tensors of a store that holds nothing yet, if none is.
 
         ``pad`` as of ``padded``.
         """
+        if device is None and self.is_blank:
+            device = META
         spec, leaves, values = padded(on_cpu(self.spec), self.leaves, self.values, pad)
         if device is None or not spec.has_state:
             return to_device(build(spec, leaves, values), device)
         # a parameter that is moved is no parameter, but the result of a computation
         return restored(to_device(build(spec.without_state, leaves, values), device), spec.root)
 
+    def of(self, stored: Spec) -> Content:
+        """The same content, of a store of this structure."""
+        return self if stored.root.device != META else replace(self, is_blank=is_blank(stored, self.version))
+
 
 def on_cpu(spec: Spec) -> Spec:
     """The structure of content that lies on the CPU, wherever its tensors were when they were stored."""
     device = spec.root.device
-    return spec if device is None or device == "cpu" else spec.with_device("cpu")
+    return spec.on_cpu if device is None or device == "cpu" else spec.with_device("cpu")
 
 
 class Destination:
@@ -309,6 +319,7 @@ def read_selection(
             device=device,
             allow_pickle=allow_pickle,
         )
+        content = content.of(stored)
         return content if stored is spec else replace(content, stored=stored)
 
     return client.call(attempt, deadline)
@@ -369,7 +380,7 @@ def read_here(
         return None
     trusts = client.allow_pickle if allow_pickle is None else allow_pickle
     spec, decoded = decode_values(found.spec, found.values, allow_pickle=trusts)
-    content = Content(spec, found.leaves, decoded, found.version)
+    content = Content(spec, found.leaves, decoded, found.version).of(store.spec)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content

@@ -23,6 +23,7 @@ from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
 from tdserve.spec import codec
 from tdserve.spec.capture import Captured, capture
+from tdserve.spec.structures import without_content
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import control_pb2
 
@@ -56,7 +57,9 @@ class TensorDictClient(SessionClient):
         """Creates a store from a tensordict: metadata, then content. It becomes visible whole.
 
         Args:
-            td: TensorDict or tensorclass instance.
+            td: TensorDict or tensorclass instance. Of a PersistentTensorDict the file is read as it is sent; it comes
+                back as a TensorDict. Of meta and fake tensors the structure is stored: until somebody writes the store
+                it reads as meta tensors, from then on as what it holds, zeros where nothing was written.
             name: Of the store.
             exists_ok: True writes the content into an existing store of the same structure.
             share_non_tensor: True makes the non-tensor leaves live wherever somebody loads the store or reads its
@@ -73,7 +76,9 @@ class TensorDictClient(SessionClient):
             NotSupportedError: A leaf cannot be stored; names its key. Nothing was created.
             CapacityError: No room on the server's disk. Nothing was created.
         """
-        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True)
+        captured = capture(
+            td, store=check_store_name(name), allow_pickle=self.allow_pickle, is_exact=True, takes_structure=True
+        )
         deadline = self.deadline(timeout_s)
         return self.perform(
             lambda: self._fill_new(
@@ -163,14 +168,20 @@ class TensorDictClient(SessionClient):
         share_non_tensor: bool,
         max_object_bytes: int | None,
     ) -> int:
+        blank = without_content(captured, store=name)
+        captured = blank or captured
         request = control_pb2.CreateStoreRequest(
             name=name,
             kind=control_pb2.STORE_KIND_TENSORDICT,
             spec=codec.encode(captured.spec),
-            loading=True,
+            loading=blank is None,
             share_non_tensor=share_non_tensor,
             max_object_bytes=checked_max_object_bytes(max_object_bytes),
         )
+
+        if blank is not None:
+            request.exists_ok = exists_ok
+            return self._make_blank(request, blank, deadline)
 
         def create(session: Session) -> None:
             is_first = not request.session
@@ -196,6 +207,23 @@ class TensorDictClient(SessionClient):
             if not exists_ok:
                 raise
             return self._replace(name, captured, td, deadline=deadline)
+
+    def _make_blank(self, request: control_pb2.CreateStoreRequest, captured: Captured, deadline: Deadline) -> int:
+        """Makes a store of meta tensors: nothing of it is written, but its non-tensor values."""
+        stored = captured.spec
+        try:
+            description, _ = self._create(request, stored, deadline.remaining_s)
+        except StoreExistsError:
+            if not request.exists_ok:
+                raise
+            description = self.describe(request.name)  # of the same structure, maybe, but with content
+            stored = description.spec
+            check_matches(stored, captured.spec, store=request.name)
+        keys = [path for path, _ in captured.spec.values]
+        if not keys:
+            return description.version
+        content = captured._replace(spec=captured.spec.select(keys))
+        return write_selection(self, request.name, _EVERYTHING, content, keys=keys, stored=stored, deadline=deadline)
 
     def _shown(self, name: str, content: Content, device: Any, pad: Pad) -> Any:
         """What was read of a store, live where the store shares its non-tensor leaves."""

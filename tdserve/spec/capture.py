@@ -56,6 +56,7 @@ def capture(
     like: Spec | None = None,
     allow_pickle: bool = False,
     is_exact: bool = False,
+    takes_structure: bool = False,
 ) -> Captured:
     """Takes a tensordict or tensorclass instance apart.
 
@@ -71,6 +72,7 @@ def capture(
         allow_pickle: Whether non-tensor values of any type are let through; those of a destination are in any case.
         is_exact: True also notes what does not count for content, but is part of what a tensordict is: what is locked,
             what requires grad, parameters and buffers. False leaves all of that away.
+        takes_structure: Whether meta and fake tensors are let through, as meta tensors.
 
     Raises:
         NotSupportedError: Names the key of a sparse, quantized or meta tensor, of a tensor subclass without memory of
@@ -79,14 +81,16 @@ def capture(
     """
     if like is not None and like.packed:
         checks = not (allow_pickle or is_destination)
-        reader = _Reader(store, is_destination, like.packed, checks=checks, is_exact=is_exact)
+        reader = _Reader(
+            store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
+        )
         is_one = like.root.inner is not None and not like.root.batch_size
         root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
         return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
-    captured, looks = _RECALL.find(td, is_destination) if not is_exact else (None, None)
+    captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
     if captured is None:
         checks = not (allow_pickle or is_destination)
-        reader = _Reader(store, is_destination, checks=checks, is_exact=is_exact)
+        reader = _Reader(store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure)
         root = reader.node(td, ())
         tensors = reader.tensors
         if looks is not None:
@@ -224,6 +228,8 @@ class _Reader(LeafReader):
             reader = self._apart()
             parts.append(Part(reader.node(row, path, ()), reader.tensors, reader.values))
         found = None if extra else stacked(parts, td.stack_dim, path=path, names=names)
+        if self.takes_structure:
+            self._check_stacked(parts, found.tensors if found is not None else {})
         if found is None:
             return self._packed(td, extra, tensorclass, path, above, [part.root for part in parts])
         self.tensors.update(found.tensors)
@@ -267,7 +273,14 @@ class _Reader(LeafReader):
 
     def _apart(self) -> _Reader:
         """Another walk, of a part that is looked at for itself."""
-        return _Reader(self.store, self.is_destination, checks=self.checks, encodes=False, is_exact=self.is_exact)
+        return _Reader(
+            self.store,
+            self.is_destination,
+            checks=self.checks,
+            encodes=False,
+            is_exact=self.is_exact,
+            takes_structure=self.takes_structure,
+        )
 
     def _check_key(self, key: str, path: Path) -> None:
         try:

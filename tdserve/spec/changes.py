@@ -86,6 +86,12 @@ def stripped(node: Node) -> Node:
     return node._replace(entries=tuple(entries), is_locked=False, params=None)
 
 
+def moved_to_cpu(node: Node) -> Node:
+    """The tree with the CPU as device of every node that has one."""
+    entries = tuple((key, moved_to_cpu(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
+    return node._replace(device=node.device and "cpu", entries=entries)
+
+
 def per_row(node: Node) -> Node:
     """The tree with one value per row in every leaf of values that has rows."""
     entries: list[tuple[str, Entry]] = []

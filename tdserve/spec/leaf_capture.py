@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import NonTensorStack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from tdserve.errors import InvalidSpecError, NotSupportedError
@@ -18,7 +19,9 @@ from tdserve.spec.matching import quote, show
 from tdserve.spec.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.spec.packing import exact
 from tdserve.spec.pieces import Jagged
+from tdserve.spec.stacks import Part
 from tdserve.spec.state import PLAIN, mark_of
+from tdserve.spec.structures import as_meta, has_no_content
 from tdserve.spec.torch_types import FROM_TORCH
 from tdserve.values import check_values, encode_many
 
@@ -32,7 +35,7 @@ class LeafReader:
         packed: Where elements describe themselves.
         checks: Whether values are looked at for what cannot travel.
         encodes: Whether values that are looked at may be encoded for good.
-        is_exact: As of ``capture``.
+        is_exact, takes_structure: As of ``capture``.
 
     Attributes:
         tensors: Found so far, by path.
@@ -48,18 +51,22 @@ class LeafReader:
         checks: bool = True,
         encodes: bool = True,
         is_exact: bool = False,
+        takes_structure: bool = False,
     ) -> None:
         self.store = store
         self.checks = checks
         self.encodes = encodes
         self.is_destination = is_destination
         self.is_exact = is_exact
+        self.takes_structure = takes_structure
         self.packed = packed
         self.tensors: dict[Path, torch.Tensor] = {}
         self.values: dict[Path, Any] = {}
 
     def _nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         jagged = Jagged.of(item)
+        if (item if jagged is None else jagged.values).is_meta:
+            raise self._refusal("a nested meta tensor", path, "what its rows have in common is not in it")
         size = item.size(0) if jagged is None else len(jagged.offsets) - 1
         if batch_size and size != batch_size[0]:
             raise self._contradiction(path, (size,), batch_size)
@@ -79,11 +86,13 @@ class LeafReader:
         if dtype is not None and (jagged is not None or item.is_nested):
             return self._nested(item, path, batch_size)
         is_dense = not item.is_nested and item.layout is torch.strided
-        if dtype is None or not is_dense or (item.is_meta and kind is not FileTensor):
+        if dtype is None or not is_dense:
             raise self._refusal(_what(item), path, "only dense tensors with memory travel")
         given = item
         if kind is not torch.Tensor:
             item = item if kind is FileTensor else self._plain(item, kind, path)
+        elif item.is_meta:
+            item = self._blank(item, path)
         elif item.requires_grad:
             item = item.detach()
         shape = tuple(item.shape)
@@ -101,6 +110,8 @@ class LeafReader:
         return TensorLeaf(dtype, shape, *self._mark(given, path))
 
     def _mark(self, item: torch.Tensor, path: Path) -> tuple[TensorKind, bool]:
+        if type(item) is FakeTensor:
+            return TensorKind.PARAMETER if getattr(item, "_is_param", False) else TensorKind.PLAIN, item.requires_grad
         try:
             return mark_of(item)
         except NotSupportedError as error:
@@ -113,13 +124,30 @@ class LeafReader:
             )
         if is_lazy(item):
             raise self._refusal("an uninitialized parameter", path, "run the module once, so that it gets a shape")
-        if (
-            getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
-        ):  # DTensor, fake tensors, quantized ones
+        if has_no_content(item):
+            return self._blank(item, path)
+        if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:  # DTensor, quantized ones
             raise self._refusal(
                 f"a tensor of class {kind.__name__}", path, "it wraps others and has no bytes of its own"
             )
         return item.detach().as_subclass(torch.Tensor)
+
+    def _blank(self, item: torch.Tensor, path: Path) -> torch.Tensor:
+        what = "a meta tensor" if item.is_meta else "a fake tensor"
+        if not self.takes_structure:
+            reason = "it has no content; init_remote(), memmap_like() and create_replay() take its structure"
+            raise self._refusal(what, path, reason)
+        found = as_meta(item)
+        if found is None:
+            raise self._refusal(what, path, "its sizes are symbols")
+        return found
+
+    def _check_stacked(self, parts: Iterable[Part], stacked: Mapping[Path, torch.Tensor]) -> None:
+        """Raises NotSupportedError where rows without content differ: they would be stored row by row."""
+        for part in parts:
+            for path, tensor in part.tensors.items():
+                if has_no_content(tensor) and path not in stacked:
+                    raise self._refusal("a meta tensor", path, "rows that differ in structure are their content")
 
     def _check_destination(self, item: torch.Tensor, path: Path) -> None:
         if item.is_neg() or (item.is_complex() and item.is_conj()):
@@ -172,8 +200,6 @@ def _what(item: torch.Tensor) -> str:
         return "a jagged tensor"
     if item.layout is not torch.strided:
         return f"a {str(item.layout).removeprefix('torch.')} tensor"
-    if item.is_meta:
-        return "a meta tensor"
     return f"a tensor of dtype {str(item.dtype).removeprefix('torch.')}"
 
 

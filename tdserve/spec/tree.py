@@ -9,7 +9,7 @@ from typing import Any
 
 from tdserve.errors import InvalidSpecError, KeyNotFoundError
 from tdserve.spec.canonical import fingerprint
-from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, relocked, stripped
+from tdserve.spec.changes import flip_per_row, moved_to_cpu, per_row, rebatch, redevice, relocked, stripped
 from tdserve.spec.matching import check_node, describe, fits, quote, show
 from tdserve.spec.nodes import (
     DimNames,
@@ -217,6 +217,12 @@ class Spec:
             root = relocked(self.root, is_locked)
             spec = self.memo[("locked", is_locked)] = self if root == self.root else Spec(root)
         return spec
+
+    @cached_property
+    def on_cpu(self) -> Spec:
+        """This spec with every node that is on a device on the CPU; itself where that is so."""
+        root = moved_to_cpu(self.root)
+        return self if root == self.root else Spec(root)
 
     def with_values_per_row(self) -> Spec:
         """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""

@@ -270,7 +270,6 @@ def test_replay_when_numbers_cannot_be_then_typed_errors(replay: Any) -> None:
 
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "sparse": lambda: TensorDict({"bad": torch.zeros(2).to_sparse()}, []),
-    "meta": lambda: TensorDict({"bad": torch.zeros(2, device="meta")}, []),
     "object": lambda: TensorDict({}, []).set_non_tensor("bad", object()),
     "set": lambda: TensorDict({}, []).set_non_tensor("bad", {1, 2}),
     "deep object": lambda: TensorDict({}, []).set_non_tensor("bad", {"k": [lambda: None]}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.spec.changes import flip_per_row, per_row, rebatch, redevice, relocked, replaced, unstacked
+from tdserve.spec.changes import flip_per_row, moved_to_cpu, per_row, rebatch, redevice, relocked, replaced, unstacked
 from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 
 RAGGED = Ragged(Form.STACK, "float32", (-1,))
@@ -68,3 +68,11 @@ def test_relocked_when_asked_then_every_node() -> None:
 
 def test_rebatch_when_locked_then_rows_are_not() -> None:
     assert rebatch(relocked(STACK, True), 1, (2,), None) == rebatch(STACK, 1, (2,), None)
+
+
+def test_moved_to_cpu_when_nodes_have_devices_then_all_of_them_are_the_cpu() -> None:
+    inner = Node((2,), None, "cuda:1", None, (("x", TensorLeaf("float32", (2,))),))
+    root = Node((2,), None, None, None, (("n", inner), ("y", TensorLeaf("int8", (2,)))))
+    assert moved_to_cpu(root) == root._replace(
+        entries=(("n", inner._replace(device="cpu")), ("y", TensorLeaf("int8", (2,))))
+    )
