@@ -13,12 +13,12 @@ from tdserve.client.calls import SessionClient
 from tdserve.client.devices import resolved
 from tdserve.client.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.padding import Pad
+from tdserve.client.worker_pool import worker_pool
 from tdserve.errors import InvalidRequestError, WrongStateError
 from tdserve.replay.arguments import check_integer
 from tdserve.replay.epochs import epoch_order, share_of
 from tdserve.selection import encode
 from tdserve.spec.tree import Spec
-from tdserve.transport.shared_pool import SharedPool
 
 INDEX_KEY = "index"
 """What ``with_index`` adds; the key that samples have for it too."""
@@ -47,7 +47,7 @@ class _Rows:
         In a worker of a ``DataLoader`` it lies in shared memory, from where the main process takes it without a copy.
         """
         if get_worker_info() is not None and not self._client.pool.is_shared:
-            self._client.pool = SharedPool()
+            self._client.pool = worker_pool()
         return self[list(indices)]
 
 

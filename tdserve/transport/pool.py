@@ -43,7 +43,7 @@ class BufferPool:
 
         It and all its views may be used freely; the memory returns to the pool when the last of them is gone.
         """
-        size = _size_class(nbytes)
+        size = size_class(nbytes)
         shelf = self._idle.setdefault(size, deque())
         try:
             memory = shelf.pop()
@@ -60,7 +60,7 @@ class BufferPool:
             self._idle[len(memory)].append(memory)
 
 
-def _size_class(nbytes: int) -> int:
+def size_class(nbytes: int) -> int:
     """Rounds up to one eighth of the next power of two, so that similar sizes share buffers and little is wasted."""
     if nbytes <= 4096:
         return 4096

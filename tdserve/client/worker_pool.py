@@ -1,0 +1,83 @@
+"""Memory for the batches of a DataLoader's worker: the main process takes them as they lie there, and gives it back.
+
+torch's own way makes a fresh piece of shared memory for each tensor, and the receiver gets its descriptor over a
+connection made for it, which takes longer than a batch of small rows. Here all tensors over one buffer are one segment
+(see ``store.segments``), which the message only names.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import cache
+from multiprocessing.reduction import ForkingPickler
+from threading import Lock
+from typing import Any, ClassVar
+
+import torch
+from torch.multiprocessing.reductions import reduce_storage
+
+from tdserve.store.segments import Segment, Sent, receive
+from tdserve.transport.pool import BufferPool, size_class
+
+MAX_IDLE_NBYTES = 512 * 1024 * 1024
+"""Of segments that nobody uses; beyond it they are freed."""
+
+
+class WorkerPool(BufferPool):
+    """Hands out memory of segments; one whose receiver is done with it is handed out again. Threads: safe."""
+
+    is_shared: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+        self._segments: list[Segment] = []
+        self._in_use: dict[int, Segment] = {}  # by the address of what was handed out
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """As of :class:`BufferPool`."""
+        size = size_class(nbytes)
+        with self._lock:
+            lent = {id(segment) for segment in list(self._in_use.values())}
+            idle = [each for each in self._segments if id(each) not in lent and not each.is_with_others]
+            segment = next((each for each in idle if each.nbytes == size), None)
+            if segment is None:
+                if sum(each.nbytes for each in idle) > MAX_IDLE_NBYTES:
+                    self._segments = [each for each in self._segments if each not in idle]
+                segment = Segment(size)
+                self._segments.append(segment)
+            loan = segment.content(nbytes)
+            address = loan.ctypes.data
+            self._in_use[address] = segment
+        weakref.finalize(loan, self._in_use.pop, address, None).atexit = False
+        return torch.from_numpy(loan)
+
+    def send(self, storage: torch.UntypedStorage) -> Sent | None:
+        """Says where a receiver finds memory of this pool; None for any other."""
+        segment = self._in_use.get(storage.data_ptr())
+        if segment is None:
+            return None
+        with self._lock:
+            return segment.send(storage.nbytes())
+
+
+def worker_pool() -> WorkerPool:
+    """The pool of this process, a DataLoader's worker, which from now on sends tensors over its memory as segments."""
+    return _pool_of(os.getpid())
+
+
+@cache
+def _pool_of(pid: int) -> WorkerPool:
+    pool = WorkerPool()
+
+    def reduce(storage: torch.UntypedStorage) -> Any:
+        sent = pool.send(storage) if os.getpid() == pid else None
+        return (_received, (sent,)) if sent is not None else reduce_storage(storage)  # type: ignore[no-untyped-call]
+
+    ForkingPickler.register(torch.UntypedStorage, reduce)
+    return pool
+
+
+def _received(sent: Sent) -> torch.UntypedStorage:
+    return torch.from_numpy(receive(sent)).untyped_storage()
