@@ -8,7 +8,7 @@ from typing import Literal
 
 from tdserve.config import TransportName
 
-WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat")
+WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat", "dataset")
 
 Wire = Literal["gloo", "shm"]
 WIRES: tuple[Wire, ...] = ("gloo", "shm")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from tdserve.bench.figures import Figure
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.chat import measure_chat
+from tdserve.bench.workloads.dataset import measure_dataset
 from tdserve.bench.workloads.mixed import measure_mixed
 from tdserve.bench.workloads.pixels import measure_pixels
 from tdserve.bench.workloads.prioritized import measure_prioritized
@@ -22,6 +23,7 @@ WORKLOADS: dict[str, Callable[[Stage], Iterator[Figure]]] = {
     "prioritized": measure_prioritized,
     "mixed": measure_mixed,
     "chat": measure_chat,
+    "dataset": measure_dataset,
 }
 """By the names of ``tdserve.bench.options.WORKLOAD_NAMES``."""
 

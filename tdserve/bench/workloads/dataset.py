@@ -1,0 +1,151 @@
+"""A store under torch's DataLoader: whether four worker processes keep up with samples that one process asks for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
+
+from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
+from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
+from tdserve.bench.measure import SUBJECT, Round, Task, alternate, timed_round
+from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.sampling import single_samples
+from tdserve.client.handle import StoreHandle
+from tdserve.replay.without_replacement import WithoutReplacement
+
+NUM_WORKERS = 4
+PREFETCH = 4
+"""Batches that each worker has ready, or a reader without workers."""
+
+BATCH_ROWS = 256
+POOL_ROWS = 512
+
+SAMPLE = "sample"
+OF_SAMPLE = Target("of floor", 0.7, SAMPLE)
+
+
+def measure_dataset(stage: Stage) -> Iterator[Figure]:
+    """Shuffled batches of 256 rows, of small rows and of large ones, through a DataLoader and without one."""
+    small = transitions(POOL_ROWS)
+    yield from _measure(stage, "transitions", small, "reward", stage.sizes.replay_rows, Scale("rows/s", BATCH_ROWS))
+    large = pixels(POOL_ROWS)
+    of_bytes = Scale("GB/s", gigabytes(row_nbytes(large) * BATCH_ROWS))
+    yield from _measure(stage, "pixels", large, "action", stage.sizes.pixel_rows, of_bytes)
+
+
+def _measure(
+    stage: Stage, what: str, pool: TensorDict, source_key: str, num_rows: int, scale: Scale
+) -> Iterator[Figure]:
+    """Beside each other: samples of a replay with the same rows, random rows of the store by one process, the loader
+    and ``store.batches``."""
+    name, replay_name = f"dataset-{what}", f"dataset-{what}-replay"
+    content = torch.cat([pool] * (num_rows // len(pool)))
+    store = stage.client.memmap(content, name)
+    replay = stage.client.create_replay(replay_name, pool[0], len(content))
+    for start in range(0, len(content), BATCH_ROWS):
+        replay.extend(content[start : start + BATCH_ROWS])
+    del content
+
+    def check(batch: TensorDict) -> None:
+        check_rows(batch, pool, source_key=source_key, what=f"a batch of {what}")
+
+    with closing(_Loading(store)) as loading:
+        tasks = {
+            SAMPLE: single_samples(replay, BATCH_ROWS, stage.pacing, check),
+            "store[rows]": _reads(stage, lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check),
+            SUBJECT: _reads(stage, loading.next_batch, check, num_waiting=NUM_WORKERS * PREFETCH),
+        }
+        series = alternate(tasks, stage.num_rounds)
+    loaded = series.pop(SUBJECT)
+    figure_name = f"{what}: DataLoader, {NUM_WORKERS} workers"
+    yield make_figure("dataset", figure_name, scale, subject=loaded, floors=series, targets=(OF_SAMPLE,))
+    own = _reads(stage, _Epochs(store).next_batch, check, num_waiting=PREFETCH)
+    series = alternate({SAMPLE: tasks[SAMPLE], SUBJECT: own}, stage.num_rounds)
+    batched = series.pop(SUBJECT)
+    yield make_figure("dataset", f"{what}: store.batches", scale, subject=batched, floors=series)
+    stage.client.delete(name)
+    stage.client.delete(replay_name)
+
+
+def _reads(
+    stage: Stage, next_batch: Callable[[], TensorDict], check: Callable[[TensorDict], None], *, num_waiting: int = 0
+) -> Task:
+    """Batch after batch; those that were ready before the clock starts do not count."""
+    last: list[TensorDict] = []
+
+    def read() -> None:
+        last[:] = [next_batch()]
+
+    def run_round() -> Round:
+        for _ in range(num_waiting):
+            next_batch()
+        return timed_round(read, stage.pacing)
+
+    return Task(run_round, lambda: check(last[0]))
+
+
+class _Shuffled:
+    """Epoch after epoch, as lists of row numbers: a run of the loader does not end in the middle of a round."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            order = torch.randperm(self._num_rows).tolist()
+            yield from (order[start : start + BATCH_ROWS] for start in range(0, self._num_rows, BATCH_ROWS))
+
+
+class _Loading:
+    """A DataLoader with workers, iterated for ever."""
+
+    def __init__(self, store: StoreHandle) -> None:
+        with warnings.catch_warnings():
+            # torch warns of more workers than cores, and Python of threads in a process that forks.
+            warnings.simplefilter("ignore")
+            loader: DataLoader[Any] = DataLoader(
+                store,  # type: ignore[arg-type] # what it needs is __getitems__, and no base class
+                batch_sampler=_Shuffled(len(store)),
+                num_workers=NUM_WORKERS,
+                prefetch_factor=PREFETCH,
+                collate_fn=_as_it_is,
+                multiprocessing_context="fork",
+            )
+            self._batches = iter(loader)
+
+    def next_batch(self) -> Any:
+        """The next one."""
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Ends the workers: they do when their iterator is gone."""
+        del self._batches
+
+
+class _Epochs:
+    """``store.batches``, epoch after epoch."""
+
+    def __init__(self, store: StoreHandle) -> None:
+        self._batches = self._forever(store)
+
+    def next_batch(self) -> TensorDict:
+        """The next one."""
+        return next(self._batches)
+
+    @staticmethod
+    def _forever(store: StoreHandle) -> Iterator[TensorDict]:
+        epoch = 0
+        while True:
+            with store.batches(BATCH_ROWS, sampler=WithoutReplacement(1), epoch=epoch, prefetch=PREFETCH) as batches:
+                yield from batches
+            epoch += 1
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
