@@ -115,11 +115,15 @@ class Adopted:
         Raises:
             CorruptDataError: Under this name there is another folder here.
         """
-        with os_faults(FilePath(self.path)):
+        try:
             status = os.stat(self.path, follow_symlinks=False)
-        if (status.st_dev, status.st_ino) != (self.device, self.inode):
-            actual = "another folder; where only this process sees another one, connect with transport='gloo'"
-            raise CorruptDataError(path=self.path, expected="the folder that the server has adopted", actual=actual)
+            actual = "" if (status.st_dev, status.st_ino) == (self.device, self.inode) else "another folder"
+        except OSError as fault:
+            actual = str(fault.strerror)
+        if actual:
+            remedy = "if only this process sees that, connect with transport='gloo'"
+            expected = "the folder that the server has adopted"
+            raise CorruptDataError(path=self.path, expected=expected, actual=f"{actual}; {remedy}")
         leaves = dict(spec.tensors)
         top = Folder(self.path)
         folders: dict[FileName, Folder] = {(): top}

@@ -109,6 +109,10 @@ WRITES: dict[str, Callable[[tdserve.Client, str], object]] = {
     "update_": lambda client, name: client[name].update_({"x": torch.zeros(NUM_ROWS, 3)}),
     "init_remote": lambda client, name: client.init_remote(client.load_memmap(name), name, exists_ok=True),
     "memmap": lambda client, name: client.memmap(client.load_memmap(name), name, exists_ok=True),
+    "new key": lambda client, name: client[name].set("new", torch.zeros(NUM_ROWS)),
+    "pop": lambda client, name: client[name].pop("x"),
+    "rename_key_": lambda client, name: client[name].rename_key_("x", "w"),
+    "lock_": lambda client, name: client[name].lock_(),
 }
 
 
@@ -123,6 +127,30 @@ def test_write_when_read_only_then_refused_with_the_store_and_nothing_changed(
     assert bytes_of(folder) == before
     assert client.describe(name).version == version
     assert difference(loaded(folder), client.load_memmap(name)) is None
+
+
+@pytest.mark.parametrize("change", ["new key", "pop", "rename_key_"])
+def test_structure_when_adopted_then_stays_that_of_the_folder(
+    client: tdserve.Client, name: str, folder: Path, change: str
+) -> None:
+    client.adopt(folder, name)
+    before = bytes_of(folder)
+    with pytest.raises(tdserve.NotSupportedError, match=str(folder)):
+        WRITES[change](client, name)
+    assert bytes_of(folder) == before
+    assert difference(loaded(folder), client.load_memmap(name)) is None
+
+
+def test_lock_when_adopted_then_the_folder_does_not_change(client: tdserve.Client, name: str, folder: Path) -> None:
+    store = client.adopt(folder, name)
+    before = bytes_of(folder)
+    store.lock_()
+    assert bytes_of(folder) == before
+    with pytest.raises(RuntimeError):
+        store.set("new", torch.zeros(NUM_ROWS))
+    store.unlock_()
+    store.set_at_("x", torch.full((3,), 9.0), 1)
+    assert (loaded(folder)["x"][1] == 9).all()
 
 
 def test_map_when_read_only_then_only_privately(server: tdserve.Server, name: str, folder: Path) -> None:

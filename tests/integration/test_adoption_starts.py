@@ -89,6 +89,20 @@ def test_restart_when_the_folder_changed_then_data_loss_and_the_server_goes_on(
         assert difference(loaded(folder.with_name("copy")), local.adopt(folder.with_name("copy"), "adopted")[:]) is None
 
 
+def test_folder_when_cut_short_while_it_is_served_then_data_loss_and_the_server_goes_on(
+    fresh_server: FreshServer, tmp_path: Path
+) -> None:
+    TensorDict({"x": torch.ones(64, 4096), "y": torch.arange(64)}, [64]).memmap(tmp_path / "data")
+    with fresh_server().client(transport="gloo", timeout_s=30.0) as client:
+        store = client.adopt(tmp_path / "data", "adopted")
+        assert (store[63]["x"] == 1).all()
+        os.truncate(tmp_path / "data" / "x.memmap", 4096)
+        with pytest.raises(tdserve.CorruptDataError, match="1048576 bytes at key 'x', found 4096 bytes"):
+            store[63]  # which ended the data worker
+        client.delete("adopted")
+        client.memmap(content().select("x"), "own")
+
+
 def test_restart_when_the_folder_came_back_then_served_again(fresh_server: FreshServer, folder: Path) -> None:
     server = fresh_server()
     with server.client() as client:

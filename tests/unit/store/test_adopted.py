@@ -81,6 +81,13 @@ def test_leaves_when_a_symlink_took_a_files_place_then_data_loss(tmp_path: Path)
         open_leaves(store, spec)
 
 
+def test_leaves_when_the_folder_is_not_seen_here_then_data_loss_with_the_remedy(tmp_path: Path) -> None:
+    store, spec = adopt(tmp_path)
+    (tmp_path / "f").rename(tmp_path / "g")
+    with pytest.raises(CorruptDataError, match=r"No such file.*transport='gloo'"):
+        open_leaves(store, spec)
+
+
 def test_leaves_when_another_folder_took_the_name_then_data_loss(tmp_path: Path) -> None:
     store, spec = adopt(tmp_path)
     shutil.copytree(tmp_path / "f", tmp_path / "g")
