@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -12,7 +12,7 @@ from tdserve.cli.options import catalog_client, client_options
 from tdserve.cli.render import nbytes_text, print_json, print_lines, print_table, printable
 from tdserve.client.catalog_client import CatalogClient
 from tdserve.client.description import StoreDescription
-from tdserve.errors import StoreNotFoundError
+from tdserve.errors import CorruptDataError, StoreNotFoundError
 
 COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 
@@ -24,20 +24,30 @@ def ls(is_long: bool, address: str | None, token_file: Path | None, as_json: boo
     """List the stores, one name per line; with --long, a table."""
     with catalog_client(address, token_file) as client:
         names = client.stores()
-        found = [described for name in names if (described := _describe(client, name))] if is_long else []
+        found = [shown for name in names if (shown := _describe(client, name))] if is_long else []
     if as_json:
-        print_json([_facts(described) for described in found] if is_long else names)
+        print_json([each.facts for each in found] if is_long else names)
     elif is_long:
-        print_table(COLUMNS, [_cells(described) for described in found], right=("rows", "capacity", "version", "age"))
+        print_table(COLUMNS, [each.cells for each in found], right=("rows", "capacity", "version", "age"))
     else:
         print_lines(map(printable, names))
 
 
-def _describe(client: CatalogClient, name: str) -> StoreDescription | None:
+class Shown(NamedTuple):
+    """A store as JSON and as a row of the table."""
+
+    facts: dict[str, Any]
+    cells: list[str]
+
+
+def _describe(client: CatalogClient, name: str) -> Shown | None:
     try:
-        return client.describe(name)
+        described = client.describe(name)
     except StoreNotFoundError:
         return None  # deleted since it was listed
+    except CorruptDataError:  # such as one whose adopted folder has vanished: tdserve info says more
+        return Shown({"name": name, "kind": "damaged"}, [printable(name), "damaged", *[""] * (len(COLUMNS) - 2)])
+    return Shown(_facts(described), _cells(described))
 
 
 def _facts(described: StoreDescription) -> dict[str, Any]:

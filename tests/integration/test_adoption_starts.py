@@ -67,7 +67,11 @@ def _reshape(folder: Path) -> None:
     [(_vanish, "No such file"), (_truncate, r"48 bytes .*y/z.* 8 bytes"), (_reshape, r"\[6\].*\[3\]")],
 )
 def test_restart_when_the_folder_changed_then_data_loss_and_the_server_goes_on(
-    fresh_server: FreshServer, folder: Path, damage: Callable[[Path], None], said: str
+    fresh_server: FreshServer,
+    folder: Path,
+    damage: Callable[[Path], None],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = fresh_server()
     with server.client() as client:
@@ -84,6 +88,11 @@ def test_restart_when_the_folder_changed_then_data_loss_and_the_server_goes_on(
                     call("adopted")
             assert difference(content().select("x"), client.load_memmap("own")) is None
         assert remote.stores() == ["adopted", "own"]
+        assert main(["ls", "--long", "--address", again.address]) == 0
+        assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+            ["adopted", "damaged"],
+            ["own", "tensordict"],
+        ]
         remote.delete("adopted")
         assert remote.stores() == ["own"]
         assert difference(loaded(folder.with_name("copy")), local.adopt(folder.with_name("copy"), "adopted")[:]) is None
