@@ -69,7 +69,7 @@ class AlterableHandle(StructuredHandle):
 
         if not self._has(path):
             self.refresh()
-        self._insist(write)
+        self._insist(write, timeout_s)
         return self
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
@@ -82,7 +82,7 @@ class AlterableHandle(StructuredHandle):
 
         if not self._has(path):
             self.refresh()
-        self._insist(write)
+        self._insist(write, timeout_s)
         return self
 
     def setdefault(
@@ -110,7 +110,7 @@ class AlterableHandle(StructuredHandle):
             is_there = entry_of(self.spec, path) is not None
             self._alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
 
-        self._insist(write)
+        self._insist(write, timeout_s)
         return self
 
     def update(
@@ -146,7 +146,7 @@ class AlterableHandle(StructuredHandle):
 
         if split(self.spec, given)[1]:
             self.refresh()
-        self._insist(write)
+        self._insist(write, timeout_s)
         return self
 
     def pop(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:

@@ -278,7 +278,7 @@ class StoreHandle(AlterableHandle, StoreRows, ByAddress, TensorDictCalls):
             self.spec.find(at, store=self.name)
             overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
 
-        self._asked(write)
+        self._insist(write, timeout_s)
 
 
 def _bare(entry: Any) -> Any:

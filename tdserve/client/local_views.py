@@ -10,7 +10,7 @@ from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError, TransferAbortedError
+from tdserve.errors import NotSupportedError
 from tdserve.spec import codec
 from tdserve.spec.build import build
 from tdserve.spec.tree import Spec
@@ -41,8 +41,7 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
             values = read_block(store, [path for path, _ in stored.values], None)
         found, decoded = decode_values(on_cpu(stored), values)
         leaves = open_leaves(store.folder, stored, writable=writable, is_private=not writable)
-        if not store.is_current:
-            raise TransferAbortedError(transfer=0, reason=f"store {name!r} was altered or deleted meanwhile")
+        store.check_current()
         return build(found, leaves, decoded).lock_()
 
     return client.call(attempt, deadline)

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-MAX_TRIES = 8
-"""Of a change that others, again and again, are quicker with."""
-
 
 class StructuredHandle:
     """Knows a structure, and asks for the newest where it matters.
@@ -108,17 +105,16 @@ class StructuredHandle:
                 raise
         return access()
 
-    def _insist(self, access: Callable[[], _Result]) -> _Result:
-        """As ``_asked``, again as long as others are quicker to change the structure."""
-        uid = self.uid
-        for _ in range(MAX_TRIES):
+    def _insist(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
+        """As ``_asked``, again as long as there is time and others are quicker to change the structure."""
+        uid, deadline = self.uid, self._client.deadline(timeout_s)
+        while True:
             try:
                 return self._asked(access)
             except StructureChangedError:
-                if self.uid != uid:
+                if self.uid != uid or deadline.expired:
                     raise
                 self.refresh()
-        return self._asked(access)
 
 
 def entry_of(spec: Spec, path: Path) -> Entry | None:

@@ -74,6 +74,11 @@ class OpenStore:
         """Whether the store was not deleted, and has not got another structure, since it was mapped."""
         return not self.generations.is_deleted and self.generations.structure == self.structure
 
+    def check_current(self) -> None:
+        """Raises TransferAbortedError, which asks to try again, once the store is not what was mapped."""
+        if not self.is_current:
+            raise TransferAbortedError(transfer=0, reason=f"store {self.name!r} was altered or deleted meanwhile")
+
     @cached_property
     def row_nbytes(self) -> int:
         """Bytes of the tensors of one row."""

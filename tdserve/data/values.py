@@ -44,11 +44,13 @@ def read_columns(
 
     Raises:
         CorruptDataError: A value that the catalog promises is not there.
+        TransferAbortedError: It went meanwhile, with its key.
     """
     if not paths:
         return []
     objects = store.objects(writable=False)
     if objects is None:
+        store.check_current()
         raise CorruptDataError(path=str(store.folder), expected=f"values of {paths[0]}", actual="none")
     wanted = [(path, _numbers(store, path, elements)) for path in paths]
     found = objects.get_many(wanted, joined=_ragged(store, splits))
@@ -65,6 +67,7 @@ def _checked(
         return ValueColumn(per_row, present)
     if not len(rows):  # of no elements there is nothing, not even a value that all of them share
         return ValueColumn(True, [])
+    store.check_current()
     where = f"row {rows[values.index(None)]}" if per_row else "every row"
     raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
 

@@ -73,6 +73,9 @@ def put(client: tdserve.Client, kind: str, name: str, content: TensorDict) -> ob
             assert isinstance(handle, tdserve.ReplayHandle)
             handle.set_at_("content", content["content"], torch.arange(len(content)))
         return "stored"
+    if kind == "add_key":
+        client[name]["added"] = content["body"]
+        return "stored"
     return getattr(client, kind)(*((name, content) if kind == "publish" else (content, name)))
 
 

@@ -8,9 +8,10 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.data.opened import OpenStores
-from tdserve.errors import CapacityError, CorruptDataError, LocalProtocolError, StoreNotFoundError
+from tdserve.errors import CapacityError, CorruptDataError, LocalProtocolError, StoreNotFoundError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.store.objects import ObjectColumn, Objects
+from tdserve.v1 import worker_pb2
 from tests.unit.worker.peer import UID, StoredTensorDict
 
 
@@ -180,3 +181,42 @@ def test_objects_when_the_store_is_closed_then_who_still_reads_them_ends_in_peac
     stores.close()
     assert get(objects) == b"x"
     assert stores.find(UID) is None
+
+
+def test_get_when_the_store_has_another_structure_then_mapped_anew_and_the_old_one_stays_whole(
+    store: StoredTensorDict,
+) -> None:
+    stores = opened(store)
+    old = stores.get(store.ref)
+    stores.grant(old)
+    assert stores.granted(old.name) is old
+    store.generations.move_structure(-1)
+    assert not old.is_current
+    assert stores.granted(old.name) is None
+    newer = worker_pb2.StoreRef()
+    newer.CopyFrom(store.ref)
+    newer.structure = 1
+    with pytest.raises(TransferAbortedError, match="structure"):  # its files are being moved
+        stores.get(newer)
+    store.generations.move_structure(1)
+    with pytest.raises(TransferAbortedError, match="altered"):
+        old.check_current()
+    found = stores.get(newer)
+    assert found is not old
+    assert found.is_current
+    assert stores.get(newer) is found
+    with pytest.raises(TransferAbortedError):  # an order that was given before
+        stores.get(store.ref)
+    assert stores.get(newer) is found
+    assert old.leaves["small",].data_ptr() != found.leaves["small",].data_ptr()
+
+
+def test_get_when_a_file_has_gone_with_its_key_then_to_be_asked_for_again(
+    store: StoredTensorDict,
+) -> None:
+    (FilePath(store.ref.folder) / "rows" / "small.memmap").unlink()
+    with pytest.raises(CorruptDataError):
+        opened(store).get(store.ref)
+    store.generations.move_structure(1)
+    with pytest.raises(TransferAbortedError):
+        opened(store).get(store.ref)

@@ -9,9 +9,11 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.data.values import put_values, read_block, read_values
-from tdserve.errors import CorruptDataError, RemoteProtocolError
+from tdserve.data.values import move_values, put_values, read_block, read_values
+from tdserve.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
 from tdserve.row_numbers import encode_rows
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tests.unit.worker.peer import StoredTensorDict
@@ -121,3 +123,42 @@ def test_values_when_they_were_lost_then_damage_is_reported(opened: OpenStore) -
 
 def test_values_when_there_are_no_leaves_then_none(opened: OpenStore) -> None:
     assert read_values(opened, [], None) == b""
+
+
+def test_values_when_their_leaf_is_not_the_stores_yet_then_they_wait_until_they_are_moved(opened: OpenStore) -> None:
+    put(opened, [b"old"])
+    added = capture(TensorDict({"n": TensorDict({"w": "w", "x": "x"}, [4, 2])}, [4])).spec
+    keys = [("n", "w"), ("n", "x")]
+    order = worker_pb2.PutValues(
+        values=encode_block([ValueColumn(False, [b"new"]), ValueColumn(True, [b"%d" % row for row in range(8)])]),
+        keys=[content_pb2.Path(parts=key) for key in keys],
+        everything=True,
+        spec=codec.encode(added),
+        below="waiting",
+    )
+    put_values(opened, order)
+    assert read(opened) == ([b"old"], False)
+    waiting = [("waiting", *key) for key in keys]
+    moving = worker_pb2.MoveValues(
+        sources=[content_pb2.Path(parts=key) for key in waiting],
+        targets=[content_pb2.Path(parts=PATH), content_pb2.Path(parts=("x",))],
+        cleared=[content_pb2.Path(parts=key) for key in waiting],
+    )
+    move_values(opened, moving)
+    assert read(opened) == ([b"new"], False)
+    (found,) = opened.writable_objects().get_many([(("x",), range(8))])
+    assert list(found.values) == [b"%d" % row for row in range(8)]
+
+
+def test_values_when_their_key_has_gone_meanwhile_then_to_be_asked_for_again(tmp_path: Path) -> None:
+    stored = StoredTensorDict(tmp_path / "store", TensorDict({"v": "text"}, [4]))
+    stores = OpenStores(writes_values=True)
+    stores.learn(stored.ref.fingerprint, stored.ref.spec)
+    store = stores.get(stored.ref)
+    put(store, [b"x"])
+    move_values(store, worker_pb2.MoveValues(cleared=[content_pb2.Path(parts=PATH)]))
+    with pytest.raises(CorruptDataError):
+        read(store)
+    stored.generations.move_structure(1)
+    with pytest.raises(TransferAbortedError, match="altered"):
+        read(store)

@@ -112,3 +112,16 @@ def test_is_of_when_asked_then_by_incarnation_also_where_the_file_is_damaged(tmp
     assert is_of(tmp_path / "g", uid=UID)
     os.truncate(tmp_path / "g", 8)
     assert not is_of(tmp_path / "g", uid=UID)
+
+
+def test_generations_when_the_structure_moved_then_every_mapping_shows_its_number(tmp_path: Path) -> None:
+    writer = Generations.create(tmp_path / "g", uid=UID, num_rows=2)
+    reader = Generations.open(tmp_path / "g", uid=UID)
+    assert reader.structure == 0
+    for number in (-1, 7):
+        writer.move_structure(number)
+        assert reader.structure == Generations.open(tmp_path / "g", uid=UID).structure == number
+    assert (reader.objects_epoch, reader.is_deleted, reader.values.tolist()) == (0, False, [0, 0])
+    reader.close()
+    with pytest.raises(ClosedError):
+        _ = reader.structure

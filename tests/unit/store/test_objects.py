@@ -233,3 +233,26 @@ def test_objects_when_misused_then_are_refused(tmp_path: Path) -> None:
     objects.close()
     with pytest.raises(ClosedError):
         objects.get_many([(("a",), [0])])
+
+
+def test_move_when_paths_change_then_values_of_rows_and_of_all_are_under_the_new_ones(tmp_path: Path) -> None:
+    a, b, c = ("a",), ("b",), ("n", "c")
+    with Objects(tmp_path / "o", writable=True) as objects:
+        put(objects, (None, a, b"all"), (1, a, b"one"), (None, b, b"old"), (0, b, b"old row"), (2, c, b"kept"))
+        for _ in range(2):  # to do it again changes nothing
+            objects.move([(a, b)], cleared=[a])
+            assert get(objects, [0, 1], b) == [[b"all", b"one"]]
+            assert get(objects, [0, 1], a) == [[None, None]]
+            assert get(objects, [2], c) == [[b"kept"]]
+        put(objects, (None, a, b"new"))
+        assert get(objects, [0, 1], a) == [[b"new", b"new"]]
+    with Objects(tmp_path / "o") as objects:
+        assert get(objects, [0, 1], a, b) == [[b"new", b"new"], [b"all", b"one"]]
+
+
+def test_move_when_there_is_no_room_then_nothing_is_changed(tmp_path: Path) -> None:
+    with Objects(tmp_path / "o", writable=True, max_bytes=1 << 20) as objects:
+        put(objects, *((row, ("a",), bytes(50_000)) for row in range(10)))
+        with pytest.raises(CapacityError):
+            objects.move([(("a",), ("b",)), (("a",), ("c",))], cleared=[("a",)])
+        assert get(objects, [9], ("a",), ("b",)) == [[bytes(50_000)], [None]]
