@@ -15,6 +15,8 @@ from tdserve.client.padding import Pad, padded
 from tdserve.client.reading import on_cpu
 from tdserve.errors import NotSupportedError
 from tdserve.spec.build import build
+from tdserve.spec.entries import change_tensors
+from tdserve.spec.state import mark_of, marked, restored
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path, Spec
 
@@ -61,18 +63,22 @@ def imitate(
         }
 
     def without_content(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.is_meta or isinstance(leaf, FakeTensor):
+            return leaf
         if leaf.is_nested and leaf.layout is torch.strided:
             reason = "torch has none: store it in the layout torch.jagged, or load it with its content"
             raise NotSupportedError(feature="a strided nested tensor without content", reason=reason)
         if mode is None:
-            return leaf if leaf.is_meta else leaf.to("meta")
+            return marked(leaf.to("meta"), *mark_of(leaf))
         if leaf.is_nested and mode.shape_env is None:
             reason = "its sizes are symbols: use FakeTensorMode(shape_env=ShapeEnv()), or device='meta'"
             raise NotSupportedError(feature="a jagged tensor under this FakeTensorMode", reason=reason)
-        return leaf if isinstance(leaf, FakeTensor) else mode.from_tensor(leaf)
+        return marked(mode.from_tensor(leaf.detach()), *mark_of(leaf))
 
     with unset_fake_temporarily():  # else what arrives would be made of fake memory
         values = fetch_values([path for path, _ in spec.values]) if spec.values else {}
         shown = on_cpu(spec) if wanted is None else spec.with_device(str(wanted))
-        td = build(*padded(shown, tensors, values, pad))
-        return td.apply(without_content) if spec.has_ragged else td
+        columns = padded(shown, tensors, values, pad)
+        td = build(columns.spec.without_state, columns.tensors, columns.values)
+        td = change_tensors(td, without_content) if spec.has_ragged else td
+        return restored(td, columns.spec.root) if columns.spec.has_state else td

@@ -94,7 +94,7 @@ class LoadingClient(TensorDictClient):
             if handle is not None and is_imitation(wanted, fake):
                 td = self._imitated(handle, path, deadline, device=wanted, mode=fake, pad=pad, trusts=allow_pickle)
             elif handle is not None and mode == "r+":
-                td = handle.map(writable=True, timeout_s=deadline.remaining_s).unlock_()
+                td = _unlocked(handle.map(writable=True, timeout_s=deadline.remaining_s))
             else:
                 content = self._content(name, deadline, path, device=wanted, allow_pickle=allow_pickle)
                 if out is not None:
@@ -130,7 +130,7 @@ class LoadingClient(TensorDictClient):
         is_mapped = source is not None
         if not is_mapped:
             source = self._content(name, deadline, allow_pickle=allow_pickle).build()
-        td.unlock_()
+        _unlocked(td)
         try:
             _show(td, source, handle, is_mapped=is_mapped)
             self._shows.add(td, name)
@@ -216,13 +216,21 @@ class LoadingClient(TensorDictClient):
 
 
 def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
-    """The store's memory; None where the client does not share it, and nobody asks to write it."""
+    """The store's memory, unlocked; None where there is no way to have that, and nobody asks to write it."""
     try:
-        return handle.map(writable=writable, timeout_s=deadline.remaining_s).unlock_()
+        td = _unlocked(handle.map(writable=writable, timeout_s=deadline.remaining_s))
     except NotSupportedError:
         if writable:
             raise
         return None
+    return td if writable or not td.is_locked else None
+
+
+def _unlocked(td: Any) -> Any:
+    try:
+        return td.unlock_()
+    except RuntimeError:  # parameters below that are locked by themselves
+        return td
 
 
 def _show(td: Any, source: Any, store: StoreHandle, *, is_mapped: bool) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
 from tensordict.nn import TensorDictParams
 
 from tdserve.spec.live_values import ValueSource, live_entry
 from tdserve.spec.nodes import Path
+from tdserve.spec.state import params_around, params_of
 
 
 def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
@@ -55,6 +64,31 @@ def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
         owner = _owner(td, path)
         if owner is not None and _is_plain(owner[1]._tensordict.get(path[-1])):
             owner[1]._tensordict[path[-1]] = tensor
+    return td
+
+
+def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Puts what ``change`` makes of each tensor in its place, whatever holds it, locked or not.
+
+    Args:
+        td: Changed in place; nobody else's.
+        change: Gives the tensor itself, or one of the same shape and dtype.
+
+    Returns:
+        ``td``; for a TensorDictParams another of its kind.
+    """
+    if isinstance(td, TensorDictParams):
+        return params_around(change_tensors(td._param_td, change), params_of(td))
+    if is_tensorclass(td):
+        object.__setattr__(td, "_tensordict", change_tensors(td._tensordict, change))  # past frozen classes
+    elif isinstance(td, LazyStackedTensorDict):
+        td.tensordicts = [change_tensors(row, change) for row in td.tensordicts]
+    else:
+        for key, entry in list(td._tensordict.items()):
+            if is_tensor_collection(entry):
+                td._tensordict[key] = entry if is_non_tensor(entry) else change_tensors(entry, change)
+            else:
+                td._tensordict[key] = change(entry)
     return td
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, is_tensor_collection
+from tensordict.nn import TensorDictParams
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -21,8 +22,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*nest
 
 def outline(td: Any) -> Any:
     """Everything but what tensors hold: types, keys, batch sizes, names, shapes, dtypes and non-tensor values."""
+    if isinstance(td, TensorDictParams):
+        return type(td), td.no_convert, outline(td._param_td)
     if isinstance(td, torch.Tensor):
-        return td.is_nested, td.dtype, td.dim() if td.is_nested else tuple(td.shape)
+        return (
+            isinstance(td, torch.nn.Parameter),
+            td.requires_grad,
+            td.is_nested,
+            td.dtype,
+            td.dim() if td.is_nested else tuple(td.shape),
+        )
     if not is_tensor_collection(td):
         return td
     if hasattr(td, "tensordicts"):

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
+from tensordict.nn import TensorDictParams
 
-from tdserve.spec.entries import enliven, entry_at, exchange_tensors
+from tdserve.spec.entries import change_tensors, enliven, entry_at, exchange_tensors
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
 from tests.unit.spec.memory_source import Cell, MemorySource
 
@@ -72,3 +73,17 @@ def test_entry_at_when_in_a_tensorclass_then_the_entry_itself() -> None:
 def test_entry_at_when_in_a_lazy_stack_then_as_get() -> None:
     td = TensorDict.lazy_stack([TensorDict({"s": value}, []) for value in "pq"])
     assert entry_at(td, ("s",)).tolist() == ["p", "q"]
+
+
+def test_change_when_tensors_are_held_in_every_way_then_all_of_them_and_nothing_else() -> None:
+    rows = TensorDict.lazy_stack([TensorDict({"x": torch.zeros(size), "s": "text"}, []) for size in (1, 2)])
+    params = TensorDictParams(TensorDict({"w": torch.zeros(2)}, []), no_convert=True)
+    named = Named(x=torch.zeros(2), name="n", batch_size=[2])
+    td = TensorDict({"a": {"b": torch.zeros(2)}, "rows": rows, "named": named, "st": NonTensorStack("p", "q")}, [2])
+    assert change_tensors(td.lock_(), lambda tensor: tensor + 1) is td
+    assert [row["x"].sum().item() for row in td["rows"].unbind(0)] == [1, 2]
+    assert (td["a", "b"].tolist(), td["named"].x.tolist(), td["named"].name) == ([1, 1], [1, 1], "n")
+    assert (td["st"], td["rows"][0]["s"], td.is_locked) == (["p", "q"], "text", True)
+    changed = change_tensors(params, lambda tensor: torch.nn.Parameter(tensor + 1))
+    assert type(changed) is TensorDictParams
+    assert changed["w"].tolist() == [1, 1]
