@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
-from tdserve.client.alterable import AlterableHandle
 from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
 from tdserve.client.dataset import StoreRows
@@ -17,6 +16,7 @@ from tdserve.client.key_list import KeyList
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.live import with_live_leaves
 from tdserve.client.local_views import map_store
+from tdserve.client.memmapped import MemmappedHandle
 from tdserve.client.overwriting import overwrite
 from tdserve.client.padding import Pad
 from tdserve.client.reading import read_selection
@@ -33,7 +33,7 @@ from tdserve.spec.tree import Path, Spec, ValueLeaf
 _EVERYTHING = Selection()
 
 
-class StoreHandle(AlterableHandle, StoreRows, ByAddress, TensorDictCalls):
+class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
     """A tensordict store by name. Every access is a call to the server; what is read is a copy.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tdserve.client.handle import StoreHandle
 from tdserve.client.imitation import fake_mode, imitate, is_imitation
 from tdserve.client.live import with_live_leaves
-from tdserve.client.memmap_arguments import check_mode, check_part, checked_subpath, device_of
+from tdserve.client.memmap_arguments import check_mode, check_part, checked_subpath, device_of, has_parameters
 from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, Destination
 from tdserve.client.shown_stores import ShownStores
@@ -126,7 +126,8 @@ class LoadingClient(TensorDictClient):
         check_mode(mode, None)
         deadline = self.deadline(timeout_s)
         handle = self._store(name, deadline)
-        source = _mapped_or_none(handle, deadline, writable=mode == "r+")
+        is_kept = mode != "r+" and has_parameters(td)
+        source = None if is_kept else _mapped_or_none(handle, deadline, writable=mode == "r+")
         is_mapped = source is not None
         if not is_mapped:
             source = self._content(name, deadline, allow_pickle=allow_pickle).build()
@@ -236,11 +237,11 @@ def _unlocked(td: Any) -> Any:
 def _show(td: Any, source: Any, store: StoreHandle, *, is_mapped: bool) -> None:
     """Makes an unlocked tensordict show what a store holds."""
     try:
-        if is_mapped:
+        if is_mapped or store.spec.has_ragged:
             take_over(td, source, store=store.name)
         else:
             _put(td, source, store=store.name)
-    except NotSupportedError:  # parameters, say, which stay themselves
+    except NotSupportedError:  # a TensorDictParams, say, which stays locked
         _put(td, source, store=store.name)
     if store.shares_non_tensor:
         with_live_leaves(td, store)

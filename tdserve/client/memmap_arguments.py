@@ -34,6 +34,13 @@ def check_no_files(td: Any) -> None:
     td.named_apply(check, nested_keys=True, filter_empty=True)
 
 
+def has_parameters(td: Any) -> bool:
+    """Whether leaves are parameters: somebody else has them too, so they are written to, never replaced."""
+    found: list[bool] = []
+    td.apply(lambda leaf: found.append(isinstance(leaf, torch.nn.Parameter)), filter_empty=True)
+    return any(found)
+
+
 def _file_of(leaf: Any) -> str | None:
     try:
         return str(leaf.filename) if isinstance(leaf, MemoryMappedTensor) else None

@@ -208,6 +208,16 @@ def test_refresh_when_the_store_was_made_anew_then_the_new_structure(client: tds
     assert td.is_locked
 
 
+def test_refresh_when_others_changed_its_keys_then_it_has_those(client: tdserve.Client, name: str) -> None:
+    td = client.memmap_(content(), name)
+    inner = td["n"]
+    client[name].set(("n", "added"), torch.ones(3)).del_("big")
+    client.memmap_refresh_(td)
+    assert (td["n"] is inner, td["n", "added"].tolist(), "big" in td.keys()) == (True, [1.0] * 3, False)  # noqa: SIM118
+    client[name].set_at_(("n", "added"), 2.0, 0)
+    assert client.memmap_refresh_(td)["n", "added"].tolist() == [2.0, 1.0, 1.0]
+
+
 def test_refresh_when_another_store_was_loaded_then_that_is_shown(client: tdserve.Client, stored: str) -> None:
     td = client.memmap_(TensorDict({"x": torch.zeros(2)}, [2]), f"{stored}-first")
     client.load_memmap_(td, stored)
@@ -223,6 +233,16 @@ def test_refresh_when_parameters_then_filled_and_still_the_same(client: tdserve.
     client.memmap_refresh_(td)
     assert params["w"] is weight
     assert weight.tolist() == [1.0, 1.0]
+
+
+def test_refresh_when_parameters_of_a_module_then_the_module_computes_with_what_came(
+    client: tdserve.Client, name: str
+) -> None:
+    module = torch.nn.Linear(2, 1)
+    td = client.memmap_(TensorDict.from_module(module), name)
+    client[name].set_("weight", torch.ones(1, 2)).set_("bias", torch.zeros(1))
+    client.memmap_refresh_(td)
+    assert module(torch.tensor([[1.0, 2.0]])).item() == 3.0
 
 
 def test_refresh_when_it_shows_no_store_then_says_what_to_do(client: tdserve.Client) -> None:

@@ -14,6 +14,7 @@ from tdserve.client.memmap_arguments import (
     check_part,
     checked_subpath,
     device_of,
+    has_parameters,
 )
 from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
 from tdserve.spec.capture import capture
@@ -105,3 +106,10 @@ def test_files_when_a_leaf_has_one_then_refused_by_name(tmp_path: Path, kind: st
 
 def test_files_when_memory_is_anonymous_then_let_through() -> None:
     check_no_files(TD.clone().memmap())
+
+
+def test_parameters_when_anywhere_then_found() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    assert has_parameters(TensorDict({"n": {"w": weight}}, []))
+    assert has_parameters(lazy_stack([TensorDict({"w": weight}, []), TensorDict({"w": torch.zeros(3)}, [])]))
+    assert not has_parameters(TD)
