@@ -1,20 +1,27 @@
 """A channel on its way: formed in a thread of its own, so that whoever waits for it can be let go.
 
 gloo's constructor is not told when the other end dies in the middle of its handshake, and then outlasts even its own
-timeout (measured).
+timeout (measured). When it gives up while the interpreter ends, the process crashes (seen: SIGABRT in place of its exit
+code): so that end waits for it a little.
 """
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 
 from tdserve.errors import ConnectError, TDServeError
 from tdserve.transport.channel import Channel
 
 JOIN_TIMEOUT_S = 1.0
 """For a thread whose handshake goes on; one that hangs is left alone."""
+
+EXIT_TIMEOUT_S = 3.0
+"""For all of them when the interpreter ends: who waits for a channel gives up two seconds before gloo does."""
+
+_threads: set[Thread] = set()
 
 
 class Forming:
@@ -37,6 +44,9 @@ class Forming:
         self._channel: Channel | None = None
         self._error: TDServeError | None = None
         self._thread = Thread(target=self._run, name=name, daemon=True)
+        atexit.unregister(_join_all)
+        atexit.register(_join_all)
+        _threads.add(self._thread)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> Channel:
@@ -66,6 +76,12 @@ class Forming:
 
     def _run(self) -> None:
         try:
+            self._form()
+        finally:
+            _threads.discard(current_thread())
+
+    def _form(self) -> None:
+        try:
             channel = self._make()
         except TDServeError as error:
             with self._changed:
@@ -81,3 +97,9 @@ class Forming:
             channel.close()
         elif self._on_formed is not None:
             self._on_formed(channel)
+
+
+def _join_all() -> None:
+    end_s = time.monotonic() + EXIT_TIMEOUT_S
+    for thread in list(_threads):
+        thread.join(max(end_s - time.monotonic(), 0.0))

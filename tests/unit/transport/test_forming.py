@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -139,3 +141,24 @@ def test_cancel_when_repeated_then_the_first_reason_stays(handshake: Handshake) 
         made.cancel(ClosedError(what=what))
     with pytest.raises(ClosedError, match="first"):
         made.wait(0.0)
+
+
+AT_EXIT = """
+import time
+from tdserve.transport import forming
+def make():
+    time.sleep(DURATION)
+    print("given up", flush=True)
+    raise forming.ConnectError(address="here", reason="nobody is there")
+forming.EXIT_TIMEOUT_S = LIMIT
+forming.Forming(make, peer="the other end", name="test-forming")
+"""
+
+
+@pytest.mark.parametrize(("duration_s", "limit_s", "said"), [(0.5, 60.0, "given up\n"), (3600.0, 0.2, "")])
+def test_interpreter_when_it_ends_then_waits_a_little_for_handshakes(
+    duration_s: float, limit_s: float, said: str
+) -> None:
+    program = AT_EXIT.replace("DURATION", str(duration_s)).replace("LIMIT", str(limit_s))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60.0, check=False)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
