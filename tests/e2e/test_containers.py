@@ -73,9 +73,10 @@ def test_client_when_it_has_one_published_port_then_requests_pass_and_content_sa
 
 
 @pytest.mark.parametrize("command", [("serve",), ("demo", "--role", "actor", "--address", "server:7707")])
-def test_container_when_stopped_as_soon_as_it_starts_then_ends_with_0(
+def test_container_when_stopped_while_python_starts_then_ends_with_0(
     image: str, name: str, command: tuple[str, ...]
 ) -> None:
     docker("run", "-d", "--name", name, *INSECURE, image, *command)
+    wait_for(lambda: "python" in docker("top", name).stdout, "what comes behind `env`")
     docker("stop", name)
     assert inspect(name)["State"]["ExitCode"] == 0, "killed after the grace period"
