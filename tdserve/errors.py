@@ -196,7 +196,7 @@ class UnauthenticatedError(RequestError):
     """The server asked for a token and got none, or a wrong one."""
 
     code = "UNAUTHENTICATED"
-    template = "the server at {address} refused the token; pass token= (its --token-file holds it)"
+    template = "the server at {address} refused the token; pass that of its --token-file (token=, TDSERVE_TOKEN_FILE)"
     defaults = {"address": ""}
 
 
