@@ -6,6 +6,7 @@ the rules; ``tdserve.value_encoding`` and ``tdserve.value_decoding`` make and re
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from collections.abc import Iterable
@@ -25,6 +26,14 @@ ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
 _ARRAY_KINDS = frozenset("biufcSUMm")
 """NumPy's dtype.kind of arrays and scalars that are their bytes: no objects, no pointers, no fields."""
+
+CONTAINER_TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (dict, list, tuple, collections.OrderedDict, collections.defaultdict)
+}
+"""Types that travel themselves, by name: what ``TensorDict.from_pytree`` notes of containers. No others ever do: what
+the wire names is never imported."""
+
+_TYPE_NAMES = {kind: name for name, kind in CONTAINER_TYPES.items()}
 
 _UNPORTABLE = frozenset("gG")
 """NumPy's dtype.char of long double and its complex: their bytes mean something else on another machine."""
@@ -49,7 +58,8 @@ def encode_value(value: Any, *, key: str = "") -> content_pb2.Value:
 
     Args:
         value: None, bool, int, float, str, bytes, list, tuple, dict, a NumPy array or a NumPy scalar, of exactly that
-            type; containers may be nested (see ``MAX_DEPTH``) and dicts may have any such keys.
+            type; containers may be nested (see ``MAX_DEPTH``) and dicts may have any such keys. Or one of
+            ``CONTAINER_TYPES``.
         key: Where the value lies, for the message of an error.
 
     Raises:
@@ -84,6 +94,8 @@ def decode_value(message: content_pb2.Value) -> Any:
         return int.from_bytes(message.big_int, "little", signed=True)
     if kind == "surrogate_text":
         return _read_text(message.surrogate_text, "utf-8")
+    if kind == "container_type":
+        return _read_container_type(message.container_type)
     if kind == "pickled":
         raise RemoteProtocolError(expected="a value", received="a pickled one inside of another")
     return decode_array(message.ndarray) if kind == "ndarray" else decode_scalar(message.scalar)
@@ -91,7 +103,7 @@ def decode_value(message: content_pb2.Value) -> Any:
 
 def _check(value: Any, key: str, depth: int) -> None:
     kind = type(value)
-    if kind in ATOMS:
+    if kind in ATOMS or (kind is type and value in _TYPE_NAMES):
         return
     if depth <= 0:
         raise NotSupportedError(feature=f"the value at key {key!r}", reason="its containers are nested too deep")
@@ -139,8 +151,15 @@ def _write(value: Any, message: content_pb2.Value) -> None:
             pair = message.dict.items.add()
             _write(name, pair.key)
             _write(item, pair.value)
-    elif kind is np.ndarray:
+    else:
+        _write_other(value, kind, message)
+
+
+def _write_other(value: Any, kind: type, message: content_pb2.Value) -> None:
+    if kind is np.ndarray:
         _write_array(value, message.ndarray)
+    elif kind is type:
+        message.container_type = _TYPE_NAMES[value]
     else:
         _write_scalar(value, message.scalar)
 
@@ -183,6 +202,12 @@ def _write_scalar(value: np.generic, message: content_pb2.NDArray) -> None:
     else:
         message.dtype = value.dtype.str
         message.data = value.tobytes()
+
+
+def _read_container_type(name: str) -> type:
+    if name not in CONTAINER_TYPES:
+        raise RemoteProtocolError(expected="the type of a container", received=repr(name)[:200])
+    return CONTAINER_TYPES[name]
 
 
 def _read_dict(message: content_pb2.Pairs) -> dict[Any, Any]:

@@ -193,6 +193,8 @@ class _Reader(LeafReader):
             return inner, td._non_tensordict or {}, class_name(kind), params
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
             return td, {}, None, None
+        if isinstance(td, NonTensorStack):
+            raise self._refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
         if isinstance(td, TensorDictBase):
             raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
         raise self._refusal(f"an object of {class_name(kind)}", path, "tensordicts and tensorclasses travel")

@@ -62,7 +62,7 @@ class BoolArray(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "small_int", "big_int", "real", "text", "raw", "list", "tuple", "dict", "ndarray", "scalar", "surrogate_text", "pickled")
+    __slots__ = ("none", "boolean", "small_int", "big_int", "real", "text", "raw", "list", "tuple", "dict", "ndarray", "scalar", "surrogate_text", "pickled", "container_type")
     NONE_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     SMALL_INT_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Value(_message.Message):
     SCALAR_FIELD_NUMBER: _ClassVar[int]
     SURROGATE_TEXT_FIELD_NUMBER: _ClassVar[int]
     PICKLED_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_TYPE_FIELD_NUMBER: _ClassVar[int]
     none: bool
     boolean: bool
     small_int: int
@@ -91,7 +92,8 @@ class Value(_message.Message):
     scalar: NDArray
     surrogate_text: bytes
     pickled: bytes
-    def __init__(self, none: bool = ..., boolean: bool = ..., small_int: _Optional[int] = ..., big_int: _Optional[bytes] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Pairs, _Mapping]] = ..., ndarray: _Optional[_Union[NDArray, _Mapping]] = ..., scalar: _Optional[_Union[NDArray, _Mapping]] = ..., surrogate_text: _Optional[bytes] = ..., pickled: _Optional[bytes] = ...) -> None: ...
+    container_type: str
+    def __init__(self, none: bool = ..., boolean: bool = ..., small_int: _Optional[int] = ..., big_int: _Optional[bytes] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., list: _Optional[_Union[Values, _Mapping]] = ..., tuple: _Optional[_Union[Values, _Mapping]] = ..., dict: _Optional[_Union[Pairs, _Mapping]] = ..., ndarray: _Optional[_Union[NDArray, _Mapping]] = ..., scalar: _Optional[_Union[NDArray, _Mapping]] = ..., surrogate_text: _Optional[bytes] = ..., pickled: _Optional[bytes] = ..., container_type: _Optional[str] = ...) -> None: ...
 
 class Values(_message.Message):
     __slots__ = ("items",)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError
 from tdserve.v1 import content_pb2
-from tdserve.value_messages import check_value, decode_value, encode_value
+from tdserve.value_decoding import decode
+from tdserve.value_encoding import encode
+from tdserve.value_messages import CONTAINER_TYPES, check_value, decode_value, encode_value
 from tests.unit.spec.strategies import same_value, values
 
 
@@ -20,7 +22,13 @@ def test_message_when_decoded_then_value_is_equal_in_type_and_content(value: Any
     assert same_value(decode_value(encode_value(value)), value)
 
 
-@pytest.mark.parametrize("value", [{1}, [1j], {"k": (np.array([object()]),)}])
+@pytest.mark.parametrize("value", [*CONTAINER_TYPES.values(), [dict, (list,)], {"k": tuple}])
+def test_message_when_value_is_the_type_of_a_container_then_comes_back_as_it(value: Any) -> None:
+    assert decode_value(encode_value(value)) == value
+    assert decode(encode(value)) == value
+
+
+@pytest.mark.parametrize("value", [{1}, [1j], int, set, type, {"k": (np.array([object()]),)}])
 def test_message_when_a_type_does_not_travel_then_is_refused(value: Any) -> None:
     for ask in (check_value, encode_value):
         with pytest.raises(NotSupportedError, match="'my key'"):
@@ -71,6 +79,9 @@ def hostile_dict(*keys: content_pb2.Value) -> content_pb2.Value:
         hostile_scalar("<U1", b"\xff\xff\xff\xff"),
         hostile_scalar("|b1", b"\x07"),
         content_pb2.Value(pickled=b"x"),
+        content_pb2.Value(container_type="set"),
+        content_pb2.Value(container_type=""),
+        content_pb2.Value(container_type="os.system"),
     ],
 )
 def test_decode_when_message_is_hostile_then_raises_the_peers_error(message: content_pb2.Value) -> None:
