@@ -61,6 +61,20 @@ def test_adopt_when_read_in_every_way_then_equal_to_what_tensordict_reads(
     assert bytes_of(folder) == before
 
 
+def test_batches_when_read_only_then_each_row_is_seen_once_by_all_readers(
+    client: tdserve.Client, name: str, folder: Path
+) -> None:
+    store = client.adopt(folder, name, read_only=True)
+    sampler = tdserve.WithoutReplacement(seed=1)
+    seen = [
+        number
+        for rank in range(2)
+        for batch in store.batches(2, sampler=sampler, rank=rank, world_size=2, epoch=0)
+        for number in batch["n", "y/z"].tolist()
+    ]
+    assert sorted(seen) == list(range(NUM_ROWS))
+
+
 def test_store_folder_when_adopted_then_opens_with_plain_tensordict(
     client: tdserve.Client, name: str, folder: Path, server: tdserve.Server
 ) -> None:
