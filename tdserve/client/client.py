@@ -28,7 +28,8 @@ from tdserve.v1 import control_pb2
 
 
 class Client(WeightsClient):
-    """A connection to one server. Threads: safe. Picklable (by address); made anew after ``fork``.
+    """A connection to one server. Threads: safe. Picklable (by address). In a forked child its own calls raise
+    ForkedClientError, since its threads and sockets do not live there; its handles go on over a client of the child's.
 
     It reconnects by itself: a call that meets a server in the middle of a restart goes on when the server is back, or
     ends at its deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.

@@ -46,9 +46,13 @@ class _Rows:
 
         In a worker of a ``DataLoader`` it lies in shared memory, from where the main process takes it without a copy.
         """
+        self.read_into_shared_memory()
+        return self[list(indices)]
+
+    def read_into_shared_memory(self) -> None:
+        """In a worker of a ``DataLoader``; anywhere else this does nothing."""
         if get_worker_info() is not None and not self._client.pool.is_shared:
             self._client.pool = worker_pool()
-        return self[list(indices)]
 
 
 class StoreRows(_Rows):

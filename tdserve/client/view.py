@@ -55,6 +55,9 @@ class RowStore(Protocol):
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None) -> Any:
         """Writes rows of leaves."""
 
+    def read_into_shared_memory(self) -> None:
+        """Prepares for a batch that goes to another process, if it does."""
+
 
 class StoreView(TensorDictCalls):
     """What ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store give.
@@ -95,6 +98,11 @@ class StoreView(TensorDictCalls):
         if isinstance(entry, NonTensorData):
             return entry.data
         return entry.tolist() if isinstance(entry, NonTensorStack) else entry
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """A whole batch in one call, as a ``DataLoader`` asks for it; as of a store's."""
+        self._store.read_into_shared_memory()
+        return self[list(indices)]
 
     def __iter__(self) -> Iterator[Any]:
         """The rows, read in blocks; each block is as of one moment. Raises TypeError without a batch dimension."""

@@ -55,8 +55,8 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _loader(store: tdserve.StoreHandle, **options: Any) -> DataLoader[Any]:
-    return DataLoader(store, batch_size=64, shuffle=True, **{"num_workers": 2, **options})  # type: ignore[arg-type]
+def _loader(store: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(store, batch_size=64, shuffle=True, **{"num_workers": 2, **options})
 
 
 def _check_epoch(batches: list[Any]) -> None:
@@ -92,6 +92,20 @@ def test_loader_when_the_store_came_by_pickle_then_workers_read_it(store: tdserv
     handle = pickle.loads(pickle.dumps(store))
     _check_epoch(list(_loader(handle, multiprocessing_context="fork", collate_fn=_as_it_is)))
     assert "_client" not in handle.__dict__  # this process has opened nothing for it
+
+
+def test_loader_when_given_a_view_then_workers_read_its_keys(store: tdserve.StoreHandle) -> None:
+    loader = _loader(store.select("a", ("n", "y")), multiprocessing_context="fork")
+    batches = list(loader)
+    assert sorted(int(number) for batch in batches for number in batch["a"]) == list(range(NUM_ROWS))
+    for batch in batches:
+        assert difference(_rows().select("a", ("n", "y"))[batch["a"]], batch) is None
+
+
+def test_loader_when_given_a_replay_then_workers_read_its_rows(client: tdserve.Client, name: str) -> None:
+    replay = client.create_replay(name, _rows()[0], NUM_ROWS)
+    replay.extend(_rows())
+    _check_epoch(list(_loader(replay, multiprocessing_context="fork", collate_fn=_as_it_is)))
 
 
 def _with_sums(batch: TensorDict) -> TensorDict:

@@ -47,6 +47,11 @@ def test_getitems_when_given_indices_then_one_batch_as_a_tensordict_gives_it(sto
         store.__getitems__([NUM_ROWS])
 
 
+def test_getitems_when_of_a_view_then_its_keys_of_these_rows(store: tdserve.StoreHandle) -> None:
+    found = store.select("a").__getitems__([3, 1])
+    assert difference(_rows().select("a")[[3, 1]], found) is None
+
+
 @pytest.mark.parametrize("collate", [{}, {"collate_fn": lambda x: x}])
 def test_loader_when_there_are_no_workers_then_batches_are_tensordicts(
     store: tdserve.StoreHandle, collate: dict[str, Any]
