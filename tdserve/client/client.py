@@ -15,7 +15,7 @@ from tdserve.client.replay import ReplayHandle
 from tdserve.client.table import check_count
 from tdserve.client.weights_client import WeightsClient
 from tdserve.config import TransportName
-from tdserve.errors import InvalidRequestError, StoreExistsError, WrongStateError
+from tdserve.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name
 from tdserve.replay.limiter import MinSize, Queue
 from tdserve.replay.order import Fifo, Lifo
@@ -23,6 +23,7 @@ from tdserve.replay.settings import Settings
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.spec.declaring import Declared, declared, widens
+from tdserve.spec.matching import quote
 from tdserve.spec.structures import structure_of
 from tdserve.v1 import control_pb2
 
@@ -207,6 +208,12 @@ class Client(WeightsClient):
     ) -> StoreDescription:
         settings.check(capacity)
         captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
+        for path, leaf in captured.spec.values:
+            if leaf.is_unbatched:
+                reason = "it belongs to no row; give it a store of its own"
+                raise NotSupportedError(
+                    feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason
+                )
         spec = declared(captured.spec, captured.values, ragged, store=name)
         for key in settings.rule_keys:
             spec.find(key, store=name)

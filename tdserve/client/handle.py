@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack
 
 from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
@@ -27,7 +27,7 @@ from tdserve.client.view import StoreView
 from tdserve.errors import KeyNotFoundError, LocalProtocolError
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names
-from tdserve.spec.entries import entry_at
+from tdserve.spec.entries import entry_at, name_dims
 from tdserve.spec.tree import Path, Spec, ValueLeaf
 
 _EVERYTHING = Selection()
@@ -267,8 +267,8 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             self.spec = content.stored
         td = content.build(device, pad)
         names = result_names(self.spec.root.names, self.spec.batch_size, selection)
-        if names is not None and isinstance(td, TensorDictBase):
-            td.names = [*names, *[None] * (td.ndim - len(names))]
+        if names is not None:
+            name_dims(td, names)
         return td
 
     def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from tensordict.base import NO_DEFAULT
-from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError
 from tdserve.spec.deferred import Deferred, later_stack, later_values, made
 from tdserve.spec.elements import flat_elements
-from tdserve.spec.instances import instance_of
+from tdserve.spec.instances import inside, instance_of
 from tdserve.spec.nodes import Form, Ragged, ValueLeaf
 from tdserve.spec.packing import empty_stack, nested, single_value
 from tdserve.spec.pieces import jagged
+from tdserve.values import is_same
 
 
 def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:
@@ -155,6 +155,8 @@ def assign(td: Any, source: Any) -> None:
             assign(old, new)
         elif isinstance(new, torch.Tensor) and not new.is_nested and _is_place(old, new):
             old.detach().copy_(new)
+        elif type(old) is type(new) is NonTensorData and is_same(old.data, new.data):
+            continue
         else:
             _check_unlocked(td)
             held[key] = new
@@ -177,7 +179,7 @@ def _check_unlocked(td: Any) -> None:
 
 def _bare(td: Any) -> Any:
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
-        td = td._param_td if isinstance(td, TensorDictParams) else td._tensordict
+        td = inside(td)
     return td
 
 

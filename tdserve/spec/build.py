@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
-from tensordict.nn import TensorDictParams
 
 from tdserve.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
 from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, stack_of, taken
 from tdserve.spec.capture import capture
 from tdserve.spec.changes import unstacked
 from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.spec.instances import find_tensorclass, instance_of, num_classes
+from tdserve.spec.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
-from tdserve.spec.packing import single_value
+from tdserve.spec.packing import shared, single_value, unbatched
 from tdserve.spec.state import restored
 from tdserve.spec.tree import Spec, check_matches, quote, show
 from tdserve.values import is_same
@@ -121,7 +120,7 @@ def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
         beside: dict[str, Any] = {}
         while type(td) is not TensorDict:
             beside = beside or getattr(td, "_non_tensordict", None) or {}
-            td = td._param_td if isinstance(td, TensorDictParams) else td._tensordict
+            td = inside(td)
         if depth < len(path) - 1:
             td = td._tensordict[path[depth]]
     if td.is_locked and not isinstance(td._tensordict.get(path[-1]), LiveEntry):
@@ -232,6 +231,8 @@ def _stack(
 
 
 def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
+    if leaf.is_unbatched:
+        return unbatched(shared(value, leaf) if leaf.per_row else value, leaf.batch_size)
     if leaf.ragged is not None:
         return entry_of(leaf, value, device)
     own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))

@@ -77,6 +77,7 @@ def _write_entry(entry: Entry, message: spec_pb2.Entry, *, is_sorted: bool) -> N
         value.batch_size.extend(entry.batch_size)
         value.per_row = entry.per_row
         value.requires_grad = entry.requires_grad
+        value.is_unbatched = entry.is_unbatched
         if entry.ragged is not None:
             _write_ragged(entry.ragged, value.ragged)
     else:

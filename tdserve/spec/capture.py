@@ -15,6 +15,7 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    TypedTensorDict,
     is_tensorclass,
 )
 from tensordict.nn import TensorDictParams
@@ -185,6 +186,13 @@ class _Reader(LeafReader):
         if kind is TensorDictParams:
             plain, extra, tensorclass, _ = self._unwrap(td._param_td, path)
             return plain, extra, tensorclass, self._params(td, path)
+        if issubclass(kind, TypedTensorDict):
+            plain, extra, tensorclass, params = self._unwrap(td._source, path)
+            if tensorclass is not None or params is not None:
+                raise self._refusal(
+                    f"a {kind.__name__} around a {type(td._source).__name__}", path, "give it a TensorDict"
+                )
+            return plain, extra, class_name(kind), None
         if is_tensorclass(kind):
             if kind._is_non_tensor or getattr(kind, "_pass_through", False):
                 raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")

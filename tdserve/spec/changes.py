@@ -99,7 +99,7 @@ def per_row(node: Node) -> Node:
         if isinstance(entry, Node):
             entries.append((key, per_row(entry)))
         elif isinstance(entry, ValueLeaf):
-            entries.append((key, entry._replace(per_row=bool(entry.batch_size))))
+            entries.append((key, entry._replace(per_row=bool(entry.batch_size) and not entry.is_unbatched)))
         else:
             entries.append((key, entry))
     return node._replace(entries=tuple(entries))

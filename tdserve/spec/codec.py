@@ -110,7 +110,10 @@ def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> 
         value = message.value
         ragged = _ragged(value.ragged, path) if value.HasField("ragged") else None
         own = _shape(value.batch_size, path, batch_size, itemsize=1)
-        return ValueLeaf(own, bool(value.per_row), ragged, bool(value.requires_grad))
+        is_unbatched = bool(value.is_unbatched)
+        if is_unbatched and (ragged is not None or value.per_row):
+            raise InvalidSpecError(reason=f"key {_show(path)} is one for all rows, and says that rows differ")
+        return ValueLeaf(own, bool(value.per_row), ragged, bool(value.requires_grad), is_unbatched)
     if kind == "node":
         return _node(message.node, path, batch_size)
     raise InvalidSpecError(reason=f"key {_show(path)} holds nothing that this version knows")

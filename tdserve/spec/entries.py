@@ -17,8 +17,9 @@ from tensordict import (
 )
 from tensordict.nn import TensorDictParams
 
+from tdserve.spec.instances import inside
 from tdserve.spec.live_values import ValueSource, live_entry
-from tdserve.spec.nodes import Path
+from tdserve.spec.nodes import DimNames, Path
 from tdserve.spec.state import params_around, params_of
 
 
@@ -100,6 +101,13 @@ def entry_at(td: Any, path: Path) -> Any:
     return td
 
 
+def name_dims(td: Any, names: DimNames) -> None:
+    """Names the first batch dimensions of a tensordict, or of what an instance is around, frozen ones too."""
+    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
+        td = inside(td)
+    td.names = [*names, *[None] * (td.ndim - len(names))]
+
+
 def _is_plain(entry: Any) -> bool:
     is_own = isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)
     return is_own and entry.device.type == "cpu"
@@ -111,8 +119,8 @@ def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
     for depth in range(len(path)):
         inner = td
         while type(inner) is not TensorDict:
-            inner = inner._param_td if isinstance(inner, TensorDictParams) else getattr(inner, "_tensordict", None)
-            if inner is None:
+            inner = inside(inner)
+            if isinstance(inner, dict) or inner is None:  # of a lazy stack, or nothing
                 return None
         if depth < len(path) - 1:
             td = inner._tensordict.get(path[depth])

@@ -1,10 +1,14 @@
-"""Tensorclasses by the names that both ends know them by, and instances of them without their constructors."""
+"""Tensorclasses and typed tensordicts by the names that both ends know them by, and instances of them without their
+constructors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from tensordict import TypedTensorDict
+from tensordict.nn import TensorDictParams
 from tensordict.utils import _TENSORCLASS_MEMO
 
 from tdserve.errors import NotSupportedError
@@ -37,6 +41,9 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     for cls, is_tensorclass in list(_TENSORCLASS_MEMO.items()):
         if is_tensorclass and class_name(cls) == name and _holds_tensors(cls):
             found = cls
+    for cls in _typed_classes(TypedTensorDict):
+        if class_name(cls) == name:
+            found = cls
     where = f" at key {quote(path)}" if path else ""
     if found is None:
         module = name.rpartition(".")[0]
@@ -44,7 +51,8 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
             feature=f"tensorclass {name}{where}",
             reason=f"it is not defined in this process: import module {module} first",
         )
-    unknown = keys - found.__expected_keys__
+    # a typed tensordict may hold more than its fields
+    unknown = set() if issubclass(found, TypedTensorDict) else keys - found.__expected_keys__
     if unknown:
         raise NotSupportedError(
             feature=f"tensorclass {name}{where}", reason=f"this process's definition has no fields {sorted(unknown)}"
@@ -54,11 +62,30 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
 
 def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
     """An instance around a tensordict; nothing is checked, ``__post_init__`` does not run."""
+    if issubclass(tensorclass, TypedTensorDict):
+        return tensorclass.from_tensordict(td, check=False)
     instance = tensorclass.__new__(tensorclass)
     # past __setattr__: frozen classes refuse it, and reading __dict__ would slow every later attribute access
     object.__setattr__(instance, "_tensordict", td)
     object.__setattr__(instance, "_non_tensordict", non_tensordict)
     return instance
+
+
+def inside(wrapper: Any) -> Any:
+    """What a tensorclass instance, a ``TensorDictParams`` or a ``TypedTensorDict`` is around; None for others."""
+    if isinstance(wrapper, TensorDictParams):
+        return wrapper._param_td
+    if isinstance(wrapper, TypedTensorDict):
+        return wrapper._source
+    return getattr(wrapper, "_tensordict", None)
+
+
+def _typed_classes(kind: type) -> Iterator[type]:
+    """All of them, older before newer ones."""
+    cls: type
+    for cls in kind.__subclasses__():
+        yield cls
+        yield from _typed_classes(cls)
 
 
 def _holds_tensors(cls: type) -> bool:

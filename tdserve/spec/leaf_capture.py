@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorStack
+from tensordict import NonTensorStack, UnbatchedTensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
@@ -17,7 +17,7 @@ from tdserve.spec.files import FileTensor
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.matching import quote, show
 from tdserve.spec.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.spec.packing import exact
+from tdserve.spec.packing import exact, pack
 from tdserve.spec.pieces import Jagged
 from tdserve.spec.stacks import Part
 from tdserve.spec.state import PLAIN, mark_of
@@ -81,6 +81,8 @@ class LeafReader:
         return leaf._replace(requires_grad=True)
 
     def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
+        if kind is UnbatchedTensor:
+            return self._unbatched(item, path, batch_size)
         jagged = Jagged.of(item)
         dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
         if dtype is not None and (jagged is not None or item.is_nested):
@@ -109,6 +111,12 @@ class LeafReader:
             return TensorLeaf(dtype, shape)
         return TensorLeaf(dtype, shape, *self._mark(given, path))
 
+    def _unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        if self.is_exact and item.requires_grad:
+            raise self._refusal("an UnbatchedTensor that requires grad", path, "detach it")
+        self.values[path] = pack(item)
+        return ValueLeaf(batch_size, False, is_unbatched=True)
+
     def _mark(self, item: torch.Tensor, path: Path) -> tuple[TensorKind, bool]:
         if type(item) is FakeTensor:
             return TensorKind.PARAMETER if getattr(item, "_is_param", False) else TensorKind.PLAIN, item.requires_grad
@@ -118,10 +126,6 @@ class LeafReader:
             raise self._refusal(error.feature, path, error.reason) from None
 
     def _plain(self, item: torch.Tensor, kind: type, path: Path) -> torch.Tensor:
-        if getattr(kind, "_pass_through", False):
-            raise self._refusal(
-                f"an {kind.__name__}", path, "its shape does not start with the batch size; use a row each"
-            )
         if is_lazy(item):
             raise self._refusal("an uninitialized parameter", path, "run the module once, so that it gets a shape")
         if has_no_content(item):

@@ -22,6 +22,8 @@ def describe(entry: Entry) -> str:
         return f"{entry.dtype}{list(entry.shape)}"
     if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
         return f"ragged {entry.ragged.dtype}{[*entry.batch_size, *entry.ragged.shape]}"
+    if isinstance(entry, ValueLeaf) and entry.is_unbatched:
+        return "UnbatchedTensor"
     if isinstance(entry, ValueLeaf):
         return f"non-tensor{list(entry.batch_size)}"
     return f"{entry.tensorclass or 'TensorDict'}{list(entry.shown_batch_size)}"
@@ -62,7 +64,8 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
 def fits(expected: Entry, actual: Entry) -> bool:
     """Whether one leaf may take the place of another."""
     if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
-        return expected.batch_size == actual.batch_size and _fits_ragged(expected.ragged, actual.ragged)
+        is_alike = expected.batch_size == actual.batch_size and expected.is_unbatched == actual.is_unbatched
+        return is_alike and _fits_ragged(expected.ragged, actual.ragged)
     return expected[:2] == actual[:2] if isinstance(actual, TensorLeaf) else expected == actual
 
 

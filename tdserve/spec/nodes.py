@@ -92,12 +92,14 @@ class ValueLeaf(NamedTuple):
         per_row: False: one value for all rows (NonTensorData). True: one value per row (NonTensorStack).
         ragged: What each value is; None for non-tensor data.
         requires_grad: Of a nested tensor, as of ``TensorLeaf``.
+        is_unbatched: Whether the value is an ``UnbatchedTensor``, packed, which all rows share.
     """
 
     batch_size: tuple[int, ...]
     per_row: bool
     ragged: Ragged | None = None
     requires_grad: bool = False
+    is_unbatched: bool = False
 
 
 class Params(NamedTuple):

@@ -10,19 +10,29 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    TypedTensorDict,
+    UnbatchedTensor,
+    is_tensorclass,
+)
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError, TDServeError
 from tdserve.spec.dtypes import ITEMSIZE
+from tdserve.spec.elements import flat_elements
 from tdserve.spec.instances import class_name, find_tensorclass, instance_of
-from tdserve.spec.nodes import Form, Params, Ragged, TensorKind
+from tdserve.spec.nodes import Form, Params, Ragged, TensorKind, ValueLeaf
 from tdserve.spec.pieces import Pieces, jagged
 from tdserve.spec.state import PLAIN, mark_of, marked, params_around, params_of
 from tdserve.spec.torch_types import from_torch, to_torch
 
 _DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED, _LOCKED = range(11)
-_MARKED, _PARAMS = 11, 12
+_MARKED, _PARAMS, _UNBATCHED = 11, 12, 13
 
 _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
 """What content that is no entry leads to."""
@@ -61,9 +71,7 @@ def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
     if kind is NonTensorData:
         return (_VALUE, tuple(entry.batch_size), entry.data)
     if isinstance(entry, torch.Tensor) and kind is not TensorDictParams:
-        how = PLAIN if state is None else mark_of(entry)
-        tensor = _pack_tensor(entry)
-        return tensor if how == PLAIN else (_MARKED, how[0].value, how[1], tensor)
+        return _pack_leaf(entry, state)
     if isinstance(entry, NonTensorStack):
         return _pack_values(entry)
     if isinstance(entry, NonTensorData):
@@ -78,6 +86,18 @@ def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
             return (_EMPTY_STACK, tuple(entry.batch_size), entry.stack_dim, names, _device(entry))
         name = None if names is None else names[entry.stack_dim]
         return (_STACK, entry.stack_dim, name, [_pack(row, state) for row in entry.tensordicts])
+    return _pack_wrapper(entry, kind, state)
+
+
+def _pack_leaf(tensor: torch.Tensor, state: Exact | None) -> tuple[Any, ...]:
+    if type(tensor) is UnbatchedTensor:
+        return (_UNBATCHED, _pack_tensor(tensor.detach().as_subclass(torch.Tensor)))
+    how = PLAIN if state is None else mark_of(tensor)
+    plain = _pack_tensor(tensor)
+    return plain if how == PLAIN else (_MARKED, how[0].value, how[1], plain)
+
+
+def _pack_wrapper(entry: Any, kind: type, state: Exact | None) -> tuple[Any, ...]:
     if isinstance(entry, TensorDictParams):
         content = _pack(entry._param_td, state)
         return content if state is None else (_PARAMS, tuple(params_of(entry)[:4]), content)
@@ -85,6 +105,8 @@ def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
     if is_tensorclass(kind) and not is_wrapper:
         beside = {key: (_VALUE, (), value) for key, value in (entry._non_tensordict or {}).items()}
         return (_CLASS, class_name(kind), _pack(entry._tensordict, state), beside)
+    if isinstance(entry, TypedTensorDict):
+        return (_CLASS, class_name(kind), _pack(entry._source, state), {})
     if isinstance(entry, TensorDictBase):
         return _pack(entry.to_tensordict(), state)
     raise NotSupportedError(feature=f"a {class_name(kind)}", reason="tensordicts, tensors and non-tensor data travel")
@@ -204,6 +226,11 @@ def _read_params(how: tuple[Any, ...], content: Any) -> TensorDictParams:
     return params_around(_READERS[content[0]](*content[1:]), Params(*how))
 
 
+def _read_unbatched(tensor: Any) -> Any:
+    make: Any = UnbatchedTensor
+    return make(_READERS[tensor[0]](*tensor[1:]))
+
+
 def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
     kind = to_torch(dtype)
     if not data:
@@ -215,6 +242,32 @@ def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tenso
 
 def _read_value(batch_size: tuple[int, ...], value: Any) -> Any:
     return single_value(value, batch_size, None, None)
+
+
+def unbatched(value: Any, batch_size: tuple[int, ...]) -> Any:
+    """The ``UnbatchedTensor`` of a packed one, in a tensordict of this batch size.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    found = unpack(value)
+    if type(found) is not UnbatchedTensor:
+        raise _damaged("an unbatched tensor")
+    found.batch_size = torch.Size(batch_size)
+    return found
+
+
+def shared(values: Any, leaf: ValueLeaf) -> Any:
+    """The one value of rows that share it.
+
+    Raises:
+        NotSupportedError: Rows have been given values of their own.
+    """
+    found = flat_elements(values, len(leaf.batch_size))
+    if not found or any(value != found[0] for value in found):
+        reason = "one unbatched tensor is for all rows; write it whole, not by rows"
+        raise NotSupportedError(feature="rows that differ in an UnbatchedTensor, or none", reason=reason)
+    return found[0]
 
 
 def single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
@@ -267,4 +320,5 @@ _READERS: tuple[Callable[..., Any], ...] = (
     _read_locked,
     _read_marked,
     _read_params,
+    _read_unbatched,
 )

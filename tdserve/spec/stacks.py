@@ -137,7 +137,7 @@ class _Stacking:
 
     def _values(self, column: list[ValueLeaf], path: Path) -> ValueLeaf:
         first = column[0]
-        if first.ragged is not None or any(leaf != first for leaf in column):
+        if first.ragged is not None or first.is_unbatched or any(leaf != first for leaf in column):
             raise _Uneven
         if first.batch_size and (self._dim or not first.per_row):
             raise _Uneven

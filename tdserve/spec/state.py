@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict, is_tensorclass
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError
+from tdserve.spec.instances import inside
 from tdserve.spec.nodes import Node, Params, TensorKind, has_state, is_marked
 
 PLAIN = (TensorKind.PLAIN, False)
@@ -83,7 +84,8 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
     if node.inner is None and node.stack_dim is not None:
         row = node._replace(stack_dim=None, is_locked=False, params=None)
         if has_state(row, is_locked=not is_locked):
-            for each in (td._tensordict if is_tensorclass(td) else td).tensordicts:
+            stack = td if isinstance(td, LazyStackedTensorDict) else inside(td)
+            for each in stack.tensordicts:
                 restored(each, row, is_below_lock=is_locked)
     elif node.inner is None:
         held = _entries(td)
@@ -102,6 +104,6 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
 
 def _entries(td: Any) -> dict[str, Any]:
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
-        td = td._tensordict
+        td = inside(td)
     entries: dict[str, Any] = td._tensordict
     return entries

@@ -310,7 +310,8 @@ def _has_stack(node: Node) -> bool:
 
 def _is_tensor(entry: Entry) -> bool:
     is_ragged = isinstance(entry, ValueLeaf) and entry.ragged is not None and bool(entry.ragged.dtype)
-    return is_ragged or isinstance(entry, TensorLeaf)
+    is_unbatched = isinstance(entry, ValueLeaf) and entry.is_unbatched
+    return is_ragged or is_unbatched or isinstance(entry, TensorLeaf)
 
 
 def _joined(key: str | Path) -> str:

@@ -176,13 +176,15 @@ class Ragged(_message.Message):
     def __init__(self, form: _Optional[_Union[RaggedForm, str]] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., has_lengths: bool = ...) -> None: ...
 
 class ValueLeaf(_message.Message):
-    __slots__ = ("batch_size", "per_row", "ragged", "requires_grad")
+    __slots__ = ("batch_size", "per_row", "ragged", "requires_grad", "is_unbatched")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     PER_ROW_FIELD_NUMBER: _ClassVar[int]
     RAGGED_FIELD_NUMBER: _ClassVar[int]
     REQUIRES_GRAD_FIELD_NUMBER: _ClassVar[int]
+    IS_UNBATCHED_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     per_row: bool
     ragged: Ragged
     requires_grad: bool
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., per_row: bool = ..., ragged: _Optional[_Union[Ragged, _Mapping]] = ..., requires_grad: bool = ...) -> None: ...
+    is_unbatched: bool
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., per_row: bool = ..., ragged: _Optional[_Union[Ragged, _Mapping]] = ..., requires_grad: bool = ..., is_unbatched: bool = ...) -> None: ...

@@ -13,7 +13,6 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    UnbatchedTensor,
 )
 from tensordict.nn import TensorDictParams
 
@@ -111,7 +110,6 @@ def quantized() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8)
 
 
-unbatched: Any = UnbatchedTensor
 plain: Any = TensorDict
 
 
@@ -121,7 +119,6 @@ plain: Any = TensorDict
         (lambda: torch.zeros(2, 2).to_sparse(), "sparse_coo"),
         (lambda: torch.zeros(2, device="meta"), "meta"),
         (quantized, "quint8"),
-        (lambda: unbatched(torch.zeros(5)), "Unbatched"),
         (torch.nn.UninitializedParameter, "uninitialized"),
         (lambda: MetaData("x", batch_size=[2]), "MetaData"),
         (lambda: NonTensorData({1}, batch_size=[2]), "set"),

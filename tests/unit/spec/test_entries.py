@@ -6,8 +6,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 from tensordict.nn import TensorDictParams
 
-from tdserve.spec.entries import change_tensors, enliven, entry_at, exchange_tensors
+from tdserve.spec.entries import change_tensors, enliven, entry_at, exchange_tensors, name_dims
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
+from tests.conformance.kinds_classes import Frozen
 from tests.unit.spec.memory_source import Cell, MemorySource
 
 
@@ -87,3 +88,9 @@ def test_change_when_tensors_are_held_in_every_way_then_all_of_them_and_nothing_
     changed = change_tensors(params, lambda tensor: torch.nn.Parameter(tensor + 1))
     assert type(changed) is TensorDictParams
     assert changed["w"].tolist() == [1, 1]
+
+
+def test_name_dims_when_an_instance_is_frozen_then_what_it_is_around_is_named() -> None:
+    found: Any = Frozen(x=torch.zeros(2, 3), batch_size=[2, 3])
+    name_dims(found, ("time",))
+    assert found.names == ["time", None]

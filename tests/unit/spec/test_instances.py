@@ -6,11 +6,43 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict, TypedTensorDict, tensorclass
+from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError
-from tdserve.spec.instances import class_name, find_tensorclass, instance_of, num_classes
+from tdserve.spec.instances import class_name, find_tensorclass, inside, instance_of, num_classes
 from tests.unit.spec.ragged import Turns
+
+
+class State(TypedTensorDict):
+    """Typed."""
+
+    x: torch.Tensor
+
+
+class SubState(State):
+    """Typed further."""
+
+    y: torch.Tensor
+
+
+def test_find_tensorclass_when_it_is_a_typed_tensordict_then_the_class() -> None:
+    assert find_tensorclass(class_name(SubState), (), {"x", "y", "more"}) is SubState
+
+
+def test_instance_of_when_typed_then_around_the_tensordict_itself() -> None:
+    td = TensorDict({"x": torch.ones(2)}, [2])
+    found = instance_of(State, td, {})
+    assert type(found) is State
+    assert inside(found) is td
+
+
+def test_inside_when_it_is_a_wrapper_then_what_it_is_around() -> None:
+    td = TensorDict({"x": torch.ones(2)}, [2])
+    params = TensorDictParams(td)
+    assert inside(params) is params._param_td
+    assert inside(instance_of(Turns, td, {})) is td
+    assert inside(1) is None
 
 
 def test_find_tensorclass_when_it_is_known_then_the_class() -> None:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import MetaData, NonTensorData, TensorDict
+from tensordict import MetaData, NonTensorData, TensorDict, UnbatchedTensor
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError
-from tdserve.spec.packing import exact, pack, unpack
+from tdserve.spec.nodes import ValueLeaf
+from tdserve.spec.packing import exact, pack, shared, unbatched, unpack
 from tdserve.values import decode_bytes, encode_bytes
 from tests.unit.spec.ragged import CASES, check_same, turns
+
+unbatched_tensor: Any = UnbatchedTensor
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -88,3 +91,19 @@ def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
     assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
     for entry in (td, exact(td, 0, keeps_locks=False)):
         assert not unpack(pack(entry))["n"].is_locked
+
+
+@pytest.mark.parametrize("values", [[], [pack(torch.ones(1)), pack(torch.ones(2))]])
+def test_shared_when_rows_have_values_of_their_own_then_refused(values: Any) -> None:
+    with pytest.raises(NotSupportedError, match="UnbatchedTensor"):
+        shared(values, ValueLeaf((len(values),), True, is_unbatched=True))
+
+
+def test_unbatched_when_unpacked_then_knows_the_batch_it_is_in() -> None:
+    value = pack(unbatched_tensor(torch.arange(3)))
+    found: Any = unbatched(shared([value, value], ValueLeaf((2,), True, is_unbatched=True)), (2,))
+    assert type(found) is UnbatchedTensor
+    assert torch.equal(found.as_subclass(torch.Tensor), torch.arange(3))
+    assert found.batch_size == (2,)
+    with pytest.raises(RemoteProtocolError, match="unbatched"):
+        unbatched(pack(torch.ones(2)), (2,))
