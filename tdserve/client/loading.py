@@ -121,6 +121,8 @@ class LoadingClient(TensorDictClient):
 
         A tensordict of ``memmap_`` shows this store from then on, instead of the one that it has shown.
         """
+        if isinstance(td, StoreHandle):
+            return td.load_memmap_(name, allow_pickle=allow_pickle, timeout_s=timeout_s)
         if self._shows.name_of(td) is None:
             return self.load_memmap(name, out=td, allow_pickle=allow_pickle, mode=mode, timeout_s=timeout_s)
         check_mode(mode, None)
@@ -151,6 +153,8 @@ class LoadingClient(TensorDictClient):
             WrongStateError: The tensordict shows no store; ``load_memmap_`` takes a name.
             StoreNotFoundError: The store is gone. The tensordict is as it was.
         """
+        if isinstance(td, StoreHandle):
+            return td.memmap_refresh_()
         name = self._shows.name_of(td)
         if name is None:
             state = "the tensordict is none that this client's memmap_() has returned (load_memmap_() takes a name)"

@@ -10,6 +10,7 @@ from tdserve.client.handle import StoreHandle
 from tdserve.client.live import show_stored
 from tdserve.client.loading import LoadingClient
 from tdserve.client.memmap_arguments import check_no_archive, check_no_files
+from tdserve.client.tensordict_calls import TensorDictCalls
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, NotSupportedError
@@ -56,8 +57,13 @@ class MemmapClient(LoadingClient):
         max_object_bytes: int | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it."""
+        """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it.
+
+        Of another store's handle, or a view of one, what it reads is stored.
+        """
         check_no_archive(archive, compression)
+        if isinstance(td, TensorDictCalls):
+            td = td.to_tensordict(timeout_s=timeout_s)
         if copy_existing is False:
             check_no_files(td)
         captured = capture(

@@ -94,6 +94,15 @@ def test_keywords_when_of_tensordicts_functions_then_the_methods_have_them(funct
     assert theirs <= set(inspect.signature(getattr(tdserve.Client, function)).parameters)
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["make_memmap", "make_memmap_from_tensor", "make_memmap_from_storage", "load_memmap_", "memmap_refresh_"],
+)
+def test_keywords_when_of_memory_mapped_tensordicts_then_a_handle_has_them(method: str) -> None:
+    theirs = set(inspect.signature(getattr(TensorDict, method)).parameters) - {"prefix"}
+    assert theirs <= set(inspect.signature(getattr(tdserve.StoreHandle, method)).parameters)
+
+
 @pytest.mark.parametrize("alias", ["load", "load_"])
 def test_keywords_when_tensordict_passes_them_on_then_so_do_we(alias: str) -> None:
     kinds = {each.kind for each in inspect.signature(getattr(TensorDict, alias)).parameters.values()}

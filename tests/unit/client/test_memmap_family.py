@@ -79,3 +79,15 @@ def test_memmap__when_returned_early_then_a_future_of_the_tensordict_itself(clie
     assert client.memmap_(td, name, return_early=True).result() is td
     client[name].set_at_("a", 9.0, 0)
     assert client.memmap_refresh_(td)["a"][0].tolist() == [9.0, 9.0]
+
+
+def test_memmap_when_of_a_handle_or_a_view_then_what_it_reads_is_stored(client: tdserve.Client, name: str) -> None:
+    store = client.memmap(TD, name)
+    client.memmap(store, f"{name}-copy")
+    client.memmap(store.select("a"), f"{name}-view")
+    assert torch.equal(client.load_memmap(f"{name}-copy")["a"], TD["a"])
+    assert client.keys(f"{name}-view") == ["a"]
+    assert client.load_memmap_(client[name], f"{name}-view").name == name
+    assert client.keys(name) == ["a"]
+    assert client.memmap_refresh_(store) is store
+    assert list(store.spec.keys()) == ["a"]
