@@ -131,7 +131,7 @@ def receive(
     """
     if inline is not None and len(inline) != sum(layout.message_nbytes):
         raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
-    if inline is not None and into is None and len(layout.messages) == 1:
+    if inline is not None and into is None and len(layout.messages) == 1 and not pool.is_shared:
         # Small content as one message, which lies in the flat buffer just as it came.
         message = layout.messages[0]
         flat = bytearray(layout.nbytes)

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from tdserve.client.incoming import Received, receive, views
 from tdserve.client.leaves import Leaves
+from tdserve.client.worker_pool import WorkerPool
 from tdserve.content import ReadStatus, read_layout
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout
@@ -83,3 +84,12 @@ def test_version_when_the_read_is_not_whole_then_error(kind: int, error: type[Ex
 def test_num_missing_when_rows_were_overwritten_then_as_the_status_says() -> None:
     assert Received(LAYOUT, [TD["a"], TD["b"], status()]).num_missing == 0
     assert Received(LAYOUT, [TD["a"], TD["b"], status(num_missing=3)]).num_missing == 3
+
+
+def test_receive_when_the_pool_is_shared_then_small_content_lies_in_its_memory_too() -> None:
+    pool = WorkerPool()
+    session: Any = None
+    inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
+    found = receive(LAYOUT, session, 0, pool=pool, timeout_s=1.0, inline=inline)
+    assert all(torch.equal(got, sent) for got, sent in zip(found.columns, COLUMNS, strict=True))
+    assert pool.send(found.columns[0].untyped_storage()) is not None
