@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tdserve.client.altering import addition, alter, split, union
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.structured import StructuredHandle, entry_of
+from tdserve.client.tensordict_calls import as_local
 from tdserve.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.spec.altering import Renaming
 from tdserve.spec.capture import Captured
@@ -132,7 +133,7 @@ class AlterableHandle(StructuredHandle):
             keys_to_update: Only these of its keys, and what is below them.
             **values: More of them, by key.
         """
-        given = _chosen(input_dict_or_td, keys_to_update)
+        given = _chosen(as_local(input_dict_or_td), keys_to_update)
         given = {**dict(given.items()), **values} if values else given
 
         def write() -> None:

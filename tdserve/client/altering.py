@@ -11,6 +11,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.fitting import fitted
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
+from tdserve.client.tensordict_calls import as_local
 from tdserve.client.writing import write
 from tdserve.deadline import Deadline
 from tdserve.errors import SpecMismatchError
@@ -114,7 +115,7 @@ def addition(
             if is_value:
                 td.set_non_tensor(path, value)
             else:
-                td.set(path, value)
+                td.set(path, as_local(value))
         except (RuntimeError, ValueError, TypeError) as fault:
             node = _entry(spec, path[:-1])
             batch_size = list(node.batch_size if isinstance(node, Node) else spec.batch_size)
@@ -139,6 +140,11 @@ def split(spec: Spec, values: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
     fresh: dict[Path, Any] = {}
     _split(spec.root, values, (), known, fresh)
     return known, fresh
+
+
+def first_unknown(spec: Spec, values: Any) -> Path | None:
+    """A key of ``values`` that the store does not have; None where it has them all."""
+    return next(iter(split(spec, values)[1]), None) if hasattr(values, "items") else None
 
 
 def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str, allow_pickle: bool) -> Captured:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
+from tdserve.client.altering import first_unknown
 from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
 from tdserve.client.dataset import StoreRows
@@ -24,11 +25,11 @@ from tdserve.client.shown import show_tree
 from tdserve.client.skeletons import Skeleton, skeleton_of
 from tdserve.client.tensordict_calls import TensorDictCalls, kept_keys
 from tdserve.client.view import StoreView
-from tdserve.errors import KeyNotFoundError, LocalProtocolError
+from tdserve.errors import KeyNotFoundError, LocalProtocolError, SpecMismatchError
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at, name_dims
-from tdserve.spec.tree import Path, Spec, ValueLeaf
+from tdserve.spec.tree import Path, Spec, ValueLeaf, show
 
 _EVERYTHING = Selection()
 
@@ -149,8 +150,18 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             values: Tensordict, tensorclass instance, dict, or another store.
             clone, non_blocking: As tensordict takes them; what is written is a copy in any case.
             keys_to_update: Only these, if ``values`` has them.
+
+        Raises:
+            KeyNotFoundError: The store has not all of them: ``update`` adds keys. Nothing was written.
         """
-        return self.update_at_(values, ..., keys_to_update=keys_to_update, timeout_s=timeout_s)
+        chosen = kept_keys(values, keys_to_update)
+        try:
+            return self.update_at_(chosen, ..., timeout_s=timeout_s)
+        except SpecMismatchError as error:
+            unknown = first_unknown(self.spec, chosen)
+            if unknown is None:
+                raise
+            raise KeyNotFoundError(store=self.name, key=show(unknown)) from error
 
     def update_at_(
         self,

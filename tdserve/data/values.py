@@ -136,7 +136,7 @@ def move_values(store: OpenStore, order: worker_pb2.MoveValues) -> None:
         CapacityError: The environment is full; nothing was changed.
     """
     moves = [(_path(source), _path(target)) for source, target in zip(order.sources, order.targets, strict=True)]
-    store.writable_objects().move(moves, cleared=map(_path, order.cleared))
+    store.writable_objects().move(moves, cleared=map(_path, order.cleared), cleared_below=order.cleared_below)
 
 
 def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Elements:

@@ -38,7 +38,7 @@ from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
 from tdserve.spec.altering import Alteration, Altered, Renaming
 from tdserve.spec.tree import Path, Spec
-from tdserve.store import restructuring
+from tdserve.store import object_folders, restructuring
 from tdserve.store import rows as row_files
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
@@ -137,6 +137,9 @@ class Alterations:
         for record in self._stores.catalog:
             for folder in restructuring.leftovers(self._stores.root.store_folder(record.name)):
                 if folder.name not in waiting:
+                    entry = self._stores.find(record.name)
+                    if entry is not None:
+                        await self._forget_values(entry, folder.name)
                     restructuring.remove(folder)
         return len(found)
 
@@ -211,8 +214,12 @@ class Alterations:
         done = control_pb2.Done(version=entry.content_version + 1)
         restructured = Restructured.of(entry.record.uid, made.folder.name, entry.spec, new, altered.origins, made.added)
         await asyncio.to_thread(restructuring.keep, entry.folder, made.folder, restructured.files)
-        await self._keep_values(session, entry, made, restructured, asked.content)
-        entry.check_present()
+        try:
+            await self._keep_values(session, entry, made, restructured, asked.content)
+            entry.check_present()
+        except TDServeError:
+            await self._forget_values(entry, made.folder.name)
+            raise
         record = replace(
             entry.record,
             fingerprint=new.fingerprint,
@@ -252,6 +259,14 @@ class Alterations:
             await self._insist(entry, order)
         if restructured.kept_values:
             await self._insist(entry, _moving(restructured.kept_values))
+
+    async def _forget_values(self, entry: Entry, waiting: str) -> None:
+        """Removes what was kept of an alteration that does not come."""
+        if object_folders.exist(entry.folder):
+            forgetting = worker_pb2.Order()
+            forgetting.move_values.cleared_below = waiting
+            with suppress(TDServeError):  # then they take room until the store is deleted
+                await self._insist(entry, forgetting)
 
     async def _finish(self, entry: Entry, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure; nobody reads meanwhile.

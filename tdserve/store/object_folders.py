@@ -33,6 +33,11 @@ def current(store_folder: Path, epoch: int) -> Path:
     return store_folder / (f"{NAME}.{epoch}" if epoch else NAME)
 
 
+def exist(store_folder: Path) -> bool:
+    """Whether a store has ever had non-tensor values."""
+    return any(store_folder.glob(f"{NAME}*"))
+
+
 def compact(store_folder: Path, uid: str) -> int:
     """Moves a store's non-tensor values to a folder without free pages, where that is worth it.
 

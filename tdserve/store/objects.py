@@ -137,10 +137,13 @@ class Objects:
                 except lmdb.MapFullError as fault:
                     raise self._full(columns) from fault
 
-    def move(self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = ()) -> None:
+    def move(
+        self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = (), cleared_below: str = ""
+    ) -> None:
         """Copies all values of paths to other paths, in place of what these had, then clears paths; in one commit.
 
-        A path without values is not copied, so that to do it again, when the sources were cleared, changes nothing.
+        ``cleared_below``: also all paths that begin with this key. A path without values is not copied, so that to do
+        it again, when the sources were cleared, changes nothing.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was changed.
@@ -154,7 +157,8 @@ class Objects:
                     _clear(cursor, digest, with_common=True)
                     cursor.putmulti([(digest + tail, value) for tail, value in found])
                     txn.put(digest, json.dumps(target).encode(), db=self._paths)
-            for path in cleared:
+            found_below = self._paths_below(txn, cleared_below) if cleared_below else []
+            for path in (*cleared, *found_below):
                 _clear(cursor, self._digest(path), with_common=True)
                 txn.delete(self._digest(path), db=self._paths)
                 self._named.discard(path)
@@ -238,6 +242,10 @@ class Objects:
         self._num_commits += 1
         if self._num_commits % COMMITS_PER_CHECK == 0:
             self._env().reader_check()
+
+    def _paths_below(self, txn: lmdb.Transaction, key: str) -> list[KeyPath]:
+        paths = [tuple(json.loads(bytes(path))) for _, path in txn.cursor(db=self._paths)]
+        return [path for path in paths if path[:1] == (key,)]
 
     def _used_bytes(self) -> int:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):

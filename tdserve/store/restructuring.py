@@ -89,14 +89,15 @@ def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added
 
 
 def keep(store: FilePath, folder: FilePath, change: FileChange) -> None:
-    """Gives the files that move their second names. Nothing that anybody sees changes.
+    """Makes the folder, and gives the files that move their second names in it. Nothing that anybody sees changes.
 
     Raises:
         CapacityError, CorruptDataError: They cannot have them.
     """
-    if change.kept:
-        with os_faults(folder):
-            (folder / _KEPT).mkdir(parents=True)
+    with os_faults(folder):
+        folder.mkdir(exist_ok=True)
+        if change.kept:
+            (folder / _KEPT).mkdir()
             for name, second in change.kept:
                 os.link(store / name, folder / second, follow_symlinks=False)
 

@@ -329,16 +329,18 @@ class PutValues(_message.Message):
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., below: _Optional[str] = ...) -> None: ...
 
 class MoveValues(_message.Message):
-    __slots__ = ("store", "sources", "targets", "cleared")
+    __slots__ = ("store", "sources", "targets", "cleared", "cleared_below")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_BELOW_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     sources: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     targets: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     cleared: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., cleared: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
+    cleared_below: str
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., cleared: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., cleared_below: _Optional[str] = ...) -> None: ...
 
 class SendVoid(_message.Message):
     __slots__ = ("message_nbytes",)

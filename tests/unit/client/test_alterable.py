@@ -89,7 +89,7 @@ def test_call_when_there_is_no_such_key_then_key_error(
 
 def test_update_when_in_place_then_no_key_comes(handle: tdserve.StoreHandle) -> None:
     for values in ({"z": torch.ones(3)}, {"a": torch.ones(3, 2), "z": torch.ones(3)}):
-        with pytest.raises(SpecMismatchError, match="z"):
+        with pytest.raises(KeyNotFoundError, match="z"):
             handle.update_(values)
     assert difference(local(), handle.to_tensordict()) is None
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdserve
-from tdserve.client.altering import addition, alter, split, union
+from tdserve.client.altering import addition, alter, first_unknown, split, union
 from tdserve.deadline import Deadline
 from tdserve.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.spec.altering import Alteration, Renaming
@@ -92,3 +92,9 @@ def test_alter_when_asked_for_then_done_together(client: tdserve.Client, name: s
     with pytest.raises(KeyNotFoundError):
         alter(client, name, removed=[("z",), ("q",)], deadline=deadline)
     assert "z" in client.keys(name)
+
+
+def test_first_unknown_when_a_key_is_not_the_stores_then_that() -> None:
+    assert first_unknown(SPEC, {"a": 1, "n": {"b": 2, "q": 3}, "z": 4}) == ("n", "q")
+    assert first_unknown(SPEC, TD) is None
+    assert first_unknown(SPEC, 3) is None

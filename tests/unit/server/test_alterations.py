@@ -25,6 +25,7 @@ from tdserve.server.restructured import Restructured
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.store import restructuring
+from tdserve.store.objects import Objects
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -213,3 +214,31 @@ def test_repair_when_something_was_made_that_never_came_then_removed(world: Worl
     (entry.folder / f"{restructuring.PREFIX}x" / "rows").mkdir(parents=True)
     assert run(world.alterations.repair()) == 0
     assert restructuring.leftovers(entry.folder) == []
+
+
+def test_repair_when_values_wait_for_what_never_came_then_they_go(
+    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crashing(*arguments: Any, **named: Any) -> None:
+        del arguments, named
+        raise RuntimeError("kill -9")
+
+    made: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(world.stores, "learn_spec", crashing)
+        patch.setattr("tdserve.server.alterations._remove_files", lambda folder, uid: made.append(folder.name))
+        with pytest.raises(RuntimeError, match="kill"):
+            alter(world, run, adding(TensorDict({"s": "text"}, [4])))
+    assert waiting(entry, made[0])
+    world.reopen()
+    run(world.alterations.repair())
+    entry = world.stores.get("x")
+    assert not waiting(entry, made[0])
+    assert restructuring.leftovers(entry.folder) == []
+
+
+def waiting(entry: Entry, folder: str) -> bool:
+    """Whether a value waits for its key."""
+    with Objects(entry.folder / "objects") as objects:
+        ((_, values),) = objects.get_many([((folder, "s"), [0])])
+    return list(values) != [None]

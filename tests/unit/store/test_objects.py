@@ -256,3 +256,10 @@ def test_move_when_there_is_no_room_then_nothing_is_changed(tmp_path: Path) -> N
         with pytest.raises(CapacityError):
             objects.move([(("a",), ("b",)), (("a",), ("c",))], cleared=[("a",)])
         assert get(objects, [9], ("a",), ("b",)) == [[bytes(50_000)], [None]]
+
+
+def test_move_when_paths_are_cleared_below_a_key_then_all_that_begin_with_it(tmp_path: Path) -> None:
+    with Objects(tmp_path / "o", writable=True) as objects:
+        put(objects, (None, ("w", "a"), b"1"), (2, ("w", "n", "b"), b"2"), (None, ("a",), b"3"), (None, ("wx",), b"4"))
+        objects.move([], cleared_below="w")
+        assert get(objects, [2], ("w", "a"), ("w", "n", "b"), ("a",), ("wx",)) == [[None], [None], [b"3"], [b"4"]]
