@@ -18,6 +18,7 @@ from tdserve.errors import SpecMismatchError
 from tdserve.spec import codec
 from tdserve.spec.altering import Renaming
 from tdserve.spec.capture import Captured, capture
+from tdserve.spec.instances import find_tensorclass
 from tdserve.spec.tree import Node, Path, Spec, describe, show
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -109,6 +110,7 @@ def addition(
                 raise SpecMismatchError(
                     store=store, key=show(path[:depth]), expected=describe(above), actual="a key below it"
                 )
+    _check_fields(spec, entries)
     td = _skeleton(spec.root, list(entries))
     for path, value in entries.items():
         try:
@@ -128,6 +130,15 @@ def addition(
     if spec.root.device is None:
         return captured
     return Captured(captured.spec.with_device(spec.root.device), captured.tensors, captured.values, {})
+
+
+def _check_fields(spec: Spec, paths: Iterable[Path]) -> None:
+    """Raises NotSupportedError where a tensorclass has no field of a name, or is not known in this process."""
+    for path in paths:
+        for depth in range(len(path)):
+            above = _entry(spec, path[:depth])
+            if isinstance(above, Node) and above.tensorclass is not None:
+                find_tensorclass(above.tensorclass, path[:depth], {path[depth]})
 
 
 def split(spec: Spec, values: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:

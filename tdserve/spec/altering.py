@@ -140,7 +140,7 @@ class _Tree:
                 )
             self._check_unlocked(path)
             if present is None:
-                self._check_open(node, path)
+                self._check_open(node, path, is_added=True)
             entries[key] = entry
         return node._replace(entries=tuple(entries.items()))
 
@@ -177,8 +177,9 @@ class _Tree:
             if isinstance(above, Node) and above.is_locked:
                 raise LockedError(store=self._store, key=show(path[:depth]) if depth else "")
 
-    def _check_open(self, node: Node, path: Path) -> None:
-        """Raises unless the node at ``path`` may have other keys."""
+    def _check_open(self, node: Node, path: Path, *, is_added: bool = False) -> None:
+        """Raises unless the node at ``path`` may have other keys. Which fields a tensorclass may be given, those know
+        who have the class."""
         what = (
             f"a change of keys of {quote(path)} of store {self._store!r}"
             if path
@@ -186,7 +187,7 @@ class _Tree:
         )
         if node.inner is not None:
             raise NotSupportedError(feature=what, reason="its rows differ in structure; write whole rows")
-        if node.tensorclass is not None:
+        if node.tensorclass is not None and not is_added:
             reason = f"it is a {node.tensorclass}, whose class says which keys it has"
             raise NotSupportedError(feature=what, reason=reason)
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, TensorDict, tensorclass
 
 import tdserve
 from tdserve.client.altering import addition, alter, first_unknown, split, union
 from tdserve.deadline import Deadline
-from tdserve.errors import KeyNotFoundError, SpecMismatchError
+from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.spec.altering import Alteration, Renaming
 from tdserve.spec.capture import capture
 
@@ -98,3 +98,26 @@ def test_first_unknown_when_a_key_is_not_the_stores_then_that() -> None:
     assert first_unknown(SPEC, {"a": 1, "n": {"b": 2, "q": 3}, "z": 4}) == ("n", "q")
     assert first_unknown(SPEC, TD) is None
     assert first_unknown(SPEC, 3) is None
+
+
+@tensorclass
+class Scored:
+    """A field that may come later."""
+
+    a: torch.Tensor
+    score: torch.Tensor | None = None
+
+
+def test_addition_when_below_a_tensorclass_then_only_its_fields(client: tdserve.Client, name: str) -> None:
+    make: Any = Scored
+    client.init_remote(make(a=torch.zeros(3), batch_size=[3]), name)
+    handle = client[name]
+    handle["score"] = torch.ones(3)
+    found = client.from_remote_init(name)
+    assert isinstance(found, Scored)
+    assert found.score is not None
+    assert found.score.tolist() == [1.0] * 3
+    changes: list[Any] = [lambda: handle.set("z", torch.ones(3)), lambda: handle.pop("a")]
+    for change in changes:
+        with pytest.raises(NotSupportedError, match="Scored"):
+            change()
