@@ -89,7 +89,7 @@ class LeafReader:
             return self._nested(item, path, batch_size)
         is_dense = not item.is_nested and item.layout is torch.strided
         if dtype is None or not is_dense:
-            raise self._refusal(_what(item), path, "only dense tensors with memory travel")
+            raise self._refusal(_what(item), path, _remedy(item))
         given = item
         if kind is not torch.Tensor:
             item = item if kind is FileTensor else self._plain(item, kind, path)
@@ -205,6 +205,14 @@ def _what(item: torch.Tensor) -> str:
     if item.layout is not torch.strided:
         return f"a {str(item.layout).removeprefix('torch.')} tensor"
     return f"a tensor of dtype {str(item.dtype).removeprefix('torch.')}"
+
+
+def _remedy(item: torch.Tensor) -> str:
+    if item.layout is not torch.strided:
+        return "only dense and nested tensors with memory travel; send its .to_dense()"
+    if item.is_quantized:
+        return "its scale is not among its bytes; send its .dequantize()"
+    return "only elements of whole bytes that torch can copy travel; send its .view(torch.uint8)"
 
 
 def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:

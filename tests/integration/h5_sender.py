@@ -1,4 +1,4 @@
-"""A process that sends an HDF5 file with far less memory than the file is long.
+"""A process that sends a file, HDF5 or memory-mapped, with far less memory than the file is long.
 
 Arguments: address, transport, file, room in bytes, call.
 """
@@ -29,26 +29,26 @@ def main() -> None:
     """Sends, and ends with 0 when it was taken."""
     address, file, room_nbytes, call = sys.argv[1], *sys.argv[3:]
     transport: Any = sys.argv[2]
-    with h5py.File(file) as opened:
-        num_rows = len(opened["pixels"])
-    td = PersistentTensorDict(filename=file, batch_size=[num_rows])
+    td: Any
+    if file.endswith(".h5"):
+        with h5py.File(file) as opened:
+            num_rows = len(opened["pixels"])
+        td = PersistentTensorDict(filename=file, batch_size=[num_rows])
+    else:
+        td = TensorDict.load_memmap(file)
     row = TensorDict({"pixels": torch.zeros(td["pixels"].shape[1:], dtype=torch.uint8)}, [])
     with tdserve.connect(address, transport=transport, timeout_s=60.0) as client:
         client.init_remote(TensorDict({"x": torch.zeros(1 << 20)}, []), "warm")
         store: Any = None
-        if call in ("extend", "writer"):
+        if call == "extend":
             store = client.create_replay("sent", row, td.batch_size[0])
-        elif call != "init_remote":
+        elif call == "set":
             store = client.memmap_like(row, "sent", batch_size=td.batch_size[:1])
         limit_memory(int(room_nbytes))
         if call == "init_remote":
             client.init_remote(td, "sent")
-        elif call == "send":
-            client.send(td, "sent")
         elif call == "set":
             store[:] = td
-        elif call == "update":
-            store.update_(td)
         else:
             store.extend(td)
 

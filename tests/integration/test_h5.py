@@ -67,6 +67,29 @@ def test_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_arrives(
                     client.delete(name)
 
 
+def test_mapped_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_arrives(
+    server: tdserve.Server, tmp_path: Path
+) -> None:
+    num_rows = FILE_NBYTES >> 16
+    mapped = TensorDict({"pixels": torch.zeros((), dtype=torch.uint8).expand(num_rows, 1 << 16)}, [num_rows])
+    mapped = mapped.memmap_like(tmp_path / "mapped")
+    mapped["pixels"][:] = torch.arange(num_rows)[:, None]
+    command = [sys.executable, "-m", "tests.integration.h5_sender", server.address, "gloo", str(tmp_path / "mapped")]
+    with server.client(transport="shm", timeout_s=30.0) as client:
+        try:
+            command += [str(ROOM_NBYTES), "init_remote"]
+            done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=90)
+            assert done.returncode == 0, done.stderr[-2000:]
+            store = client["sent"]
+            expected = torch.arange(num_rows).to(torch.uint8)
+            for start in range(0, num_rows, 1024):
+                assert bool((store[start : start + 64]["pixels"] == expected[start : start + 64, None]).all())
+        finally:
+            for name in ("sent", "warm"):
+                if name in client:
+                    client.delete(name)
+
+
 def test_file_when_it_must_be_whole_in_memory_then_the_room_of_these_tests_is_too_small(large: Path) -> None:
     program = (
         f"from tests.integration.h5_sender import *; limit_memory({ROOM_NBYTES}); TensorDict.from_h5({str(large)!r})"
