@@ -49,7 +49,7 @@ def parse_item(item: Any) -> Item:
     if kind is bool:
         return np.array(item)
     if isinstance(item, np.ndarray):
-        return _parse_array(item)
+        return _parse_array(_as_positions(item) if item.ndim and item.dtype != np.uint8 else item)
     if isinstance(item, range):
         return np.arange(item.start, item.stop, item.step, dtype=np.int64)
     if hasattr(item, "detach"):
@@ -62,6 +62,15 @@ def parse_item(item: Any) -> Item:
     if hasattr(item, "__index__"):
         return _int64(operator.index(item))
     raise TypeError(f"a {kind.__name__} is no index")
+
+
+def _as_positions(array: NDArray[Any]) -> NDArray[Any]:
+    """NumPy's integers of any width as int64: unlike torch's they are positions."""
+    if array.dtype.kind not in "iu":
+        return array
+    if array.dtype == np.uint64 and array.size:
+        _int64(int(array.max()))
+    return array.astype(np.int64, copy=False)
 
 
 def _parse_array(array: NDArray[Any]) -> Item:

@@ -61,6 +61,10 @@ class TensorDictCalls(ViewCalls, Operators):
         """Batch size, -1 where rows differ."""
         return torch.Size(self.spec.root.shown_batch_size)
 
+    @batch_size.setter
+    def batch_size(self, value: Any) -> None:
+        raise NotSupportedError(feature="assigning batch_size of a store", reason=REFUSED["auto_batch_size_"])
+
     @property
     def shape(self) -> torch.Size:
         """Same as ``batch_size``."""
@@ -85,6 +89,10 @@ class TensorDictCalls(ViewCalls, Operators):
     def names(self) -> list[str | None]:
         """Names of the batch dimensions."""
         return list(self.spec.root.names or [None] * self.ndim)
+
+    @names.setter
+    def names(self, value: Any) -> None:
+        raise NotSupportedError(feature="assigning names of a store", reason=REFUSED["rename_"])
 
     def __len__(self) -> int:
         return self.batch_size[0] if self.batch_size else 0
@@ -162,7 +170,10 @@ class TensorDictCalls(ViewCalls, Operators):
         return self._perform("cpu", timeout_s=timeout_s, **kwargs)
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
-        """A local tensordict of the same batch size without leaves; nothing is fetched."""
+        """A local tensordict of the same batch size without leaves; with ``recurse``, which keeps
+        non-tensor values, it is read for it."""
+        if recurse:
+            return self._perform("empty", recurse, **kwargs)
         found = self._skeleton().td.empty(recurse, **kwargs)
         return found if self.device is None or "device" in kwargs else found.to(self.device)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.shown import show_tree
@@ -103,6 +103,11 @@ class StoreView(TensorDictCalls):
         """A whole batch in one call, as a ``DataLoader`` asks for it; as of a store's."""
         self._store.read_into_shared_memory()
         return self[list(indices)]
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the store was, when the view was made."""
+        return self._shape.stored.root.is_locked
 
     def __iter__(self) -> Iterator[Any]:
         """The rows, read in blocks; each block is as of one moment. Raises TypeError without a batch dimension."""
@@ -226,11 +231,11 @@ class StoreView(TensorDictCalls):
             if not is_placed or step.name in KEY_STEPS:
                 td = step.apply(td)
         if not is_placed:
-            return _indexed(td, selection)
-        if self._is_arranged and isinstance(td, TensorDictBase):
+            td = _indexed(td, selection)
+        elif self._is_arranged and is_tensor_collection(td):
             names = result_names(self._shape.td.names, batch_size, selection)
             td.names = names if names is None else [*names]
-        return td
+        return td.lock_() if self.is_locked and selection.is_everything else td
 
     def _place(self, selection: Selection, wanted: Spec) -> tuple[Any, ...] | None:
         """The store's index for a selection.
@@ -242,7 +247,7 @@ class StoreView(TensorDictCalls):
             return placed(self._dims, selection)
         is_whole = selection.is_everything and not any(step.name == INDEX_STEP for step in self._steps)
         is_stacked = bool(wanted.values) and any(step.name in STACKING_STEPS for step in self._steps)
-        if is_whole or is_stacked or wanted.has_ragged:
+        if is_whole or is_stacked or wanted.has_ragged or _has_inner_names(wanted.root, len(wanted.batch_size)):
             return None
         grid = self._grid(selection)
         return spread(self._dims, grid) if 2 * grid.size <= num_elements(self._dims) else None
@@ -301,6 +306,13 @@ class StoreView(TensorDictCalls):
     def _mismatch(self, path: Path, expected: str, values: Any) -> SpecMismatchError:
         actual = str(list(values.batch_size)) if is_tensor_collection(values) else type(values).__name__
         return SpecMismatchError(store=self.name, key=show(path) if path else "", expected=expected, actual=actual)
+
+
+def _has_inner_names(node: Node, num_dims: int) -> bool:
+    """Whether dimensions behind the first ones are named anywhere; arranging those takes these names away."""
+    if any((node.names or ())[num_dims:]):
+        return True
+    return any(isinstance(entry, Node) and _has_inner_names(entry, num_dims) for _, entry in node.entries)
 
 
 def _indexed(td: Any, selection: Selection) -> Any:

@@ -169,7 +169,9 @@ def fault(local: Any, remote: Any) -> str | None:
         if type(local).__name__ in ("PersistentTensorDict", "LazyStackedTensorDict"):
             local, remote = local.to_tensordict().contiguous(), remote.to_tensordict().contiguous()
         return difference(*(each.contiguous().apply(_packed) for each in (local, remote)))
-    if isinstance(local, (torch.Tensor, np.ndarray)):
+    if isinstance(local, torch.Tensor) and isinstance(remote, torch.Tensor):
+        return difference(*(TensorDict({"x": _packed(each)}, []) for each in (local, remote)))
+    if isinstance(local, np.ndarray):
         is_same = type(local) is type(remote) and np.array_equal(np.asarray(local), np.asarray(remote))
         return None if is_same else f"{local} against {remote}"
     if isinstance(local, dict):

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import tensordict
 import torch
+from hypothesis import given, settings
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.skeletons import skeleton_of
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Spec
-from tests.unit.spec.strategies import Inner
+from tests.unit.spec.strategies import Inner, tensordicts
 
 
 def spec_of(td: TensorDict) -> Spec:
@@ -71,3 +75,29 @@ def test_leaves_when_listed_then_each_with_what_is_stored(spec: Spec) -> None:
     skeleton = skeleton_of(spec)
     flat = skeleton._replace(sources=skeleton.sources.flatten_keys("."))
     assert dict(flat.leaves())[("n.b",)] == ("n", "b")
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "unsqueeze": lambda td: td.unsqueeze(0),
+    "reshape": lambda td: td.reshape(-1),
+    "flatten_keys": lambda td: td.flatten_keys("|"),
+    "exclude": lambda td: td.exclude(*list(td.keys())[:1]),
+    "select": lambda td: td.select(*list(td.keys(True))[:2]),
+    "transpose": lambda td: td.transpose(0, -1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@settings(max_examples=60, deadline=None)
+@given(td=tensordicts())
+def test_skeleton_when_of_any_tensordict_then_steps_do_to_it_what_they_do_to_that(td: Any) -> None:
+    skeleton = skeleton_of(spec_of(td))
+    for step in STEPS.values():
+        try:
+            expected = step(td)
+        except (RuntimeError, ValueError, IndexError, KeyError, NotImplementedError, TypeError):
+            continue
+        found = step(skeleton.td)
+        assert type(found) is type(expected)
+        assert (found.batch_size, found.names) == (expected.batch_size, expected.names)
+        assert set(found.keys(True)) == set(expected.keys(True))

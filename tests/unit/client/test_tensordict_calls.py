@@ -184,6 +184,8 @@ def test_store_when_asked_for_its_truth_then_refused_as_a_tensordict_does(store:
 REFUSALS: dict[str, Call] = {
     "apply": lambda each: each.apply(lambda x: x.zero_(), inplace=True),
     "flatten_keys": lambda each: each.flatten_keys(".", True),
+    "batch_size": lambda each: setattr(each, "batch_size", [4]),
+    "names": lambda each: setattr(each, "names", ["p", "q"]),
     "entry": lambda each: TensorDict({"deep": each}, [4]),
     "setitem": lambda each: doubled().set("deep", each),
     "right of a local one": lambda each: doubled() + each,

@@ -207,6 +207,23 @@ def test_view_when_the_store_has_tensorclasses_then_they_come_back(client: tdser
         assert fault(call(record), call(root)) is None
 
 
+def test_view_when_the_store_is_locked_then_so_is_what_is_read_whole(client: tdserve.Client, name: str) -> None:
+    td = local_rows().lock_()
+    store: Any = client.memmap(td, name)
+    calls: list[Call] = [
+        lambda each: each.view(-1),
+        lambda each: each.select("a", "n"),
+        lambda each: each.split(2)[1],
+        lambda each: each.flatten_keys().permute(1, 0),
+        lambda each: each.split(2)[1]["n"],
+    ]
+    for call in calls:
+        assert call(store).is_locked
+        assert fault(call(td), call(store)) is None
+    store.split(2)[1].zero_()
+    assert not bool(store["a"][2:].any())
+
+
 def test_view_when_rows_differ_then_they_are_arranged_as_local_ones(client: tdserve.Client, name: str) -> None:
     rows = [TensorDict({"x": torch.arange(float(size)), "y": torch.tensor(size)}) for size in (1, 2, 3, 4)]
     td = tensordict.lazy_stack(rows)
