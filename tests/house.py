@@ -40,6 +40,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "os.putenv": ("config",),
     "gymnasium": ("examples",),
     "matplotlib": ("examples",),
+    "torchrl": ("client", "bench"),
     "rich": ("cli", "examples", "bench"),
     "click": ("cli", "examples", "bench"),
     "importlib.import_module": ("", "cli"),

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tdserve.client import structure
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2
@@ -119,6 +120,23 @@ class StoreDescription:
         ragged tensors, and nested parts whose rows differ."""
         is_rows = self.kind in ("tensordict", "replay")
         return tuple(".".join(path) for path, _ in self.spec.values) if is_rows else ()
+
+    def __str__(self) -> str:
+        return self.tree()
+
+    def tree(self) -> str:
+        """The structure as a tree, a line for each entry; of a replay that of one row, of weights the newest's."""
+        rows = f"{self.num_rows} of {self.capacity} rows" if self.capacity else f"{self.num_rows} rows"
+        what = f"one row, {rows}" if self.kind == "replay" else rows
+        return structure.tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)
+
+    def composite(self) -> Any:
+        """The same structure as a ``torchrl.data.Composite``.
+
+        Raises:
+            NotSupportedError: torchrl is not installed; says how to.
+        """
+        return structure.composite(self.spec.root)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that JSON can carry; the spec as a list of its leaves."""

@@ -68,3 +68,14 @@ def test_description_when_a_table_has_a_policy_then_says_how_old_its_rows_are() 
     said = from_message(message).as_dict()
     assert (said["policy"], said["newest_policy_version"], said["num_discarded"]) == ("p", 7, 3)
     assert (said["lag_min"], said["lag_mean"], said["lag_max"]) == (0, 1.5, 4)
+
+
+def test_description_when_printed_then_its_tree() -> None:
+    found = from_message(MESSAGE)
+    assert str(found) == found.tree()
+    assert found.tree().splitlines() == [
+        "x (weights, 4 rows, 32 bytes): TensorDict[4]",
+        "├─ a: float32[4, 2]",
+        "└─ n: TensorDict[4]",
+        "   └─ t: non-tensor[4]",
+    ]

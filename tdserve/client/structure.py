@@ -1,0 +1,71 @@
+"""The structure of a store for people, as a tree, and for torchrl, as a ``Composite``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tdserve.errors import NotSupportedError
+from tdserve.spec.matching import describe
+from tdserve.spec.nodes import Entry, Node, TensorKind, TensorLeaf, ValueLeaf
+
+
+def tree(title: str, root: Node) -> str:
+    """Every entry on a line of its own, with what it holds; a key that is no plain word is quoted."""
+    return "\n".join([f"{title}: {_shown(root)}", *_lines(root, "")])
+
+
+def composite(root: Node) -> Any:
+    """The structure as a torchrl ``Composite``: unbounded tensors, non-tensor values, -1 where rows differ.
+
+    Raises:
+        NotSupportedError: torchrl is not installed.
+    """
+    try:
+        import torch  # whoever only looks at a description waits for neither
+        from torchrl.data import Composite, NonTensor, Unbounded
+    except ImportError:
+        reason = "install torchrl (pip install --no-deps torchrl, where it asks for an older tensordict)"
+        raise NotSupportedError(feature="a Composite without torchrl", reason=reason) from None
+
+    def spec_of(entry: Entry, device: str | None) -> Any:
+        if isinstance(entry, TensorLeaf):
+            return Unbounded(shape=entry.shape, dtype=getattr(torch, entry.dtype), device=device)
+        if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+            shape = (*entry.batch_size, *entry.ragged.shape)
+            return Unbounded(shape=shape, dtype=getattr(torch, entry.ragged.dtype), device=device)
+        if isinstance(entry, ValueLeaf):
+            return NonTensor(shape=entry.batch_size, device=device)
+        entries = {key: spec_of(child, entry.device) for key, child in entry.entries}
+        return Composite(entries, shape=entry.shown_batch_size, device=entry.device)
+
+    return spec_of(root, None)
+
+
+def _lines(node: Node, indent: str) -> Iterator[str]:
+    for number, (key, entry) in enumerate(node.entries, 1):
+        is_last = number == len(node.entries)
+        shown = key if key.isidentifier() else repr(key)
+        yield f"{indent}{'└─' if is_last else '├─'} {shown}: {_shown(entry)}"
+        if isinstance(entry, Node):
+            yield from _lines(entry, f"{indent}{'   ' if is_last else '│  '}")
+
+
+def _shown(entry: Entry) -> str:
+    words = [describe(entry)]
+    if isinstance(entry, TensorLeaf) and entry.kind is not TensorKind.PLAIN:
+        words.append(entry.kind.value)
+    if isinstance(entry, Node):
+        if entry.params is not None:
+            words[0] = f"TensorDictParams of {words[0]}"
+        if entry.names is not None:
+            words.append(f"names {list(entry.names)}")
+        if entry.device is not None:
+            words.append(f"on {entry.device}")
+        if entry.stack_dim is not None or entry.inner is not None:
+            words.append("rows may differ" if entry.inner is not None else f"lazy stack along {entry.stack_dim}")
+        if entry.is_locked:
+            words.append("locked")
+    elif entry.requires_grad:
+        words.append("requires grad")
+    return ", ".join(words)
