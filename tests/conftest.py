@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
+
+# What takes long on a busy machine is no fault: pytest's own timeout ends what hangs.
+settings.register_profile("tdserve", deadline=None)
+settings.load_profile("tdserve")
 
 
 @pytest.fixture(autouse=True)
