@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance import kinds_classes, kinds_dense, kinds_params, kinds_stacks
+from tests.conformance import kinds_classes, kinds_dense, kinds_held, kinds_params, kinds_stacks
 from tests.conformance.kind import KINDS, ROWS, Kind, kind, numbers
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "kind",
     "kinds_classes",
     "kinds_dense",
+    "kinds_held",
     "kinds_params",
     "kinds_stacks",
     "numbers",
