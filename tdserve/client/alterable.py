@@ -25,7 +25,7 @@ class AlterableHandle(StructuredHandle):
     read, and leaves that they have mapped, stays as it was. Threads: safe.
     """
 
-    def get(self, key: str | Path, default: Any = NO_DEFAULT) -> Any:
+    def get(self, key: str | Path, default: Any = None) -> Any:
         """One leaf or nested part, whole."""
         raise NotImplementedError
 
@@ -92,10 +92,10 @@ class AlterableHandle(StructuredHandle):
         """What is there; else sets ``default``, and returns that as it was stored."""
         path = checked_path(key)
         try:
-            return self.get(path)
+            return self.get(path, NO_DEFAULT)
         except KeyNotFoundError:
             self.set(path, default, inplace, timeout_s=timeout_s)
-            return self.get(path)
+            return self.get(path, NO_DEFAULT)
 
     def create_nested(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Adds an empty nested tensordict, in place of what is there."""
@@ -158,7 +158,7 @@ class AlterableHandle(StructuredHandle):
         """
         path = checked_path(key)
         try:
-            value = self.get(path)
+            value = self.get(path, NO_DEFAULT)
             self.del_(path, timeout_s=timeout_s)
         except KeyNotFoundError:
             if default is NO_DEFAULT:

@@ -78,7 +78,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         path = as_path(index)
         if path is not None:
             entry = self._asked(lambda: self.spec.find(path, store=self.name))
-            return _bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path)
+            return _bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         return self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -89,16 +89,15 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         else:
             self.update_at_(value, index)
 
-    def get(
-        self, key: str | Path, default: Any = NO_DEFAULT, *, pad: Pad = None, timeout_s: float | None = None
-    ) -> Any:
+    def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
         """One leaf or nested part, whole.
 
         Args:
             key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as
                 from
                 ``TensorDict.get``; ``store[key]`` gives the value itself.
-            default: Returned when the store has no such key; without one KeyNotFoundError is raised, a KeyError.
+            default: Returned when the store has no such key, as ``TensorDict.get`` does; ``store[key]`` raises
+                KeyNotFoundError, a KeyError.
             pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
         """
         return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
@@ -107,7 +106,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         self,
         key: str | Path,
         index: Any,
-        default: Any = NO_DEFAULT,
+        default: Any = None,
         *,
         pad: Pad = None,
         timeout_s: float | None = None,

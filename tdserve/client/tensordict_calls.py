@@ -13,8 +13,8 @@ from tdserve.client.keys import NO_DEFAULT
 from tdserve.client.operators import Operators
 from tdserve.client.tensordict_names import CONSTANTS, REFUSED, Kind, is_property, kind_of, wants_inplace
 from tdserve.client.view_calls import ViewCalls
-from tdserve.errors import KeyNotFoundError, NotSupportedError
-from tdserve.spec.tree import Path, Spec, show
+from tdserve.errors import NotSupportedError
+from tdserve.spec.tree import Path, Spec
 
 
 class TensorDictCalls(ViewCalls, Operators):
@@ -125,12 +125,10 @@ class TensorDictCalls(ViewCalls, Operators):
 
     # ------------------------------------------------------------------------------- at once
 
-    def get_non_tensor(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
+    def get_non_tensor(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """The value of a non-tensor leaf; of any other, what ``get`` gives."""
         path = key if isinstance(key, tuple) else (key,)
         if (path[0] if len(path) == 1 else path) not in self:
-            if default is NO_DEFAULT:
-                raise KeyNotFoundError(store=self.name, key=show(path))
             return default
         return self.select(path).to_tensordict(timeout_s=timeout_s).get_non_tensor(path)
 

@@ -92,7 +92,7 @@ class StoreView(TensorDictCalls):
         path = as_path(index)
         if path is None:
             return self._fetch((), index)
-        entry = self.get(path)
+        entry = self.get(path, NO_DEFAULT)
         if not isinstance(self.spec.find(path), ValueLeaf):
             return entry
         if isinstance(entry, NonTensorData):
@@ -116,11 +116,11 @@ class StoreView(TensorDictCalls):
         for start in range(0, len(self), BLOCK_ROWS):
             yield from self[start : start + BLOCK_ROWS].unbind(0)
 
-    def get(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
-        """One leaf or nested part, whole. Raises KeyNotFoundError without a default."""
+    def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
+        """One leaf or nested part, whole, or the default where there is none."""
         return self.get_at(key, ..., default, timeout_s=timeout_s)
 
-    def get_at(self, key: str | Path, index: Any, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
+    def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Rows of one leaf or nested part."""
         path = checked_path(key)
         try:

@@ -159,11 +159,12 @@ def test_device_when_the_tensordict_had_one_then_is_the_cpu(client: tdserve.Clie
     assert client.memmap(TensorDict({"x": torch.ones(2)}, [2], device="cpu"), name).device == torch.device("cpu")
 
 
-def test_get_when_key_is_missing_then_default_or_key_error(store: Any) -> None:
+def test_get_when_key_is_missing_then_the_default_or_none_and_by_brackets_key_error(store: Any) -> None:
     assert store.get("missing", 5) == 5
     assert store.get(("next", "missing"), default="d") == "d"
+    assert store.get("missing") is store.get_at("missing", 0) is None
     with pytest.raises(tdserve.KeyNotFoundError, match="missing") as raised:
-        store.get("missing")
+        store["missing"]
     assert raised.value.key == "missing"
     assert isinstance(raised.value, KeyError)
     with pytest.raises(KeyError):

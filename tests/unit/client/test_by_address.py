@@ -47,7 +47,7 @@ def test_handles_when_pickled_then_by_address_over_one_client_that_is_made_when_
     assert found_store._client is found_replay._client is not client
     assert found_store._client.recipe == client.recipe
     with pytest.raises(tdserve.KeyNotFoundError):
-        found_store.get("b")
+        found_store["b"]
 
 
 def test_handle_when_copied_then_over_the_same_client(client: tdserve.Client, name: str) -> None:

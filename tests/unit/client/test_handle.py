@@ -32,9 +32,10 @@ def test_handle_when_looked_at_then_as_the_tensordict(handle: tdserve.StoreHandl
 
 
 def test_get_when_the_key_is_unknown_then_default_or_error(handle: tdserve.StoreHandle) -> None:
-    assert handle.get("z", None) is None
+    assert handle.get("z") is None
+    assert handle.get("z", 5) == 5
     with pytest.raises(KeyNotFoundError) as raised:
-        handle.get("z")
+        handle["z"]
     assert (raised.value.store, raised.value.key) == (handle.name, "z")
     assert handle["n", "t"] == "text"
 

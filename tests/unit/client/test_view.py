@@ -167,7 +167,6 @@ REFUSED: list[tuple[Call, type[Exception]]] = [
     (lambda each: each.select("a").__setitem__(0, local_rows()[:, 0].select("a")), tdserve.SpecMismatchError),
     (lambda each: each.select("a").__setitem__(9, 0), IndexError),
     (lambda each: each.select("a")["t"], KeyError),
-    (lambda each: each.select("a").get("t"), KeyError),
     (lambda each: each.select("a").pop("a"), tdserve.NotSupportedError),
     (lambda each: each.select("a").lock_(), tdserve.NotSupportedError),
     (lambda each: each.view(-1).zz, AttributeError),
