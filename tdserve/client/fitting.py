@@ -155,7 +155,7 @@ class _Fitting:
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)
             entry = self._entry(entries, full, len(path), captured.tensors[below])
-            if entry != leaf:
+            if not fits(entry, leaf):
                 raise self.mismatch(full, describe(entry), describe(leaf))
             self.tensors[full] = captured.tensors[below]
         for below, value_leaf in captured.spec.values:

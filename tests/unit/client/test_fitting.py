@@ -38,6 +38,17 @@ def test_fitted_when_a_part_is_given_then_its_keys() -> None:
     assert raised.value.key == "a"
 
 
+def test_fitted_when_the_store_has_what_requires_grad_then_any_tensor_of_that_dtype_and_shape() -> None:
+    stored = capture(TensorDict({"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.zeros(2)}, [2])).spec
+    for value in (
+        TensorDict({"a": torch.ones(2), "b": torch.ones(2, requires_grad=True)}, [2]),
+        TensorDict({"a": torch.ones(2, requires_grad=True).clone(), "b": torch.ones(2)}, [2]),
+    ):
+        captured, _ = fitted(value, stored, store="s")
+        assert captured.spec == stored
+        assert captured.tensors[("a",)].tolist() == [1, 1]
+
+
 def test_fitted_when_one_leaf_is_meant_then_broadcast_as_an_assignment_would() -> None:
     captured, _ = fitted(2.5, CHOSEN.select([("a",)]), at=("a",), store="x")
     assert captured.tensors[("a",)].tolist() == [[2.5, 2.5]] * 3
