@@ -49,7 +49,12 @@ def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any
 
 
 def node_of(
-    leaf: ValueLeaf, elements: Any, device: torch.device | None, empty: tuple[int, ...], tensorclass: Any
+    leaf: ValueLeaf,
+    elements: Any,
+    device: torch.device | None,
+    empty: tuple[int, ...],
+    tensorclass: Any,
+    names: Sequence[str | None] | None = None,
 ) -> Any:
     """The tensordict of a packed node, or the instance around it.
 
@@ -59,11 +64,12 @@ def node_of(
         device: Of the node.
         empty: Batch size of an element that nobody has written.
         tensorclass: Of the node, or None.
+        names: Of the dimensions that ``leaf`` has; None when none is named. The elements know their own.
     """
     if isinstance(elements, Deferred):
-        td = later_stack(lambda: _rows(elements.items, leaf.batch_size, device, empty), None, 0)
+        td = later_stack(lambda: _rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
     else:
-        td = _rows(elements, leaf.batch_size, device, empty)
+        td = _rows(elements, leaf.batch_size, device, empty, names)
     return td if tensorclass is None else instance_of(tensorclass, td, {})
 
 
@@ -183,11 +189,17 @@ def _bare(td: Any) -> Any:
     return td
 
 
-def _rows(elements: Any, batch_size: tuple[int, ...], device: torch.device | None, empty: tuple[int, ...]) -> Any:
+def _rows(
+    elements: Any,
+    batch_size: tuple[int, ...],
+    device: torch.device | None,
+    empty: tuple[int, ...],
+    names: Sequence[str | None] | None,
+) -> Any:
     if not batch_size:
         return TensorDict({}, empty, device=device) if elements is None else elements
-    rows = [_rows(row, batch_size[1:], device, empty) for row in elements]
-    return stack_of(rows, (*batch_size, *empty), 0, device, None)
+    rows = [_rows(row, batch_size[1:], device, empty, names and names[1:]) for row in elements]
+    return stack_of(rows, (*batch_size, *empty), 0, device, names or None)
 
 
 def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | None) -> Any:

@@ -179,7 +179,7 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
     batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
         how, at, inner = packed
-        found = node_of(how, values[at], device, inner, tensorclass)
+        found = node_of(how, values[at], device, inner, tensorclass, names)
         beside = {key: tensors[path] for key, path, _, _ in steps}
         return RowsWithColumns.of(found, beside) if beside else found
     if row is not None:

@@ -45,6 +45,11 @@ def test_node_of_when_an_element_was_not_written_then_empty() -> None:
     assert found[0].batch_size == torch.Size([0])
 
 
+def test_node_of_when_the_dimension_of_its_elements_is_named_then_the_stack_is() -> None:
+    found = node_of(ValueLeaf((2,), True, PACKED), turn_rows(2, 3), None, (0,), None, ["time"])
+    assert found.names == ["time", None]
+
+
 def test_stack_of_when_there_are_no_rows_then_an_empty_stack() -> None:
     found = stack_of([], (3, 0), 1, None, None)
     assert isinstance(found, LazyStackedTensorDict)
