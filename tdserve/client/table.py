@@ -41,6 +41,7 @@ from tdserve.replay.settings import Settings
 from tdserve.row_numbers import encode_rows
 from tdserve.selection import encode, parse
 from tdserve.spec.capture import Captured, capture
+from tdserve.spec.elements import by_rows
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -334,8 +335,7 @@ class TableHandle(TableRows, ByAddress):
         except SpecMismatchError:
             if self._is_in_use:
                 raise
-        description = widen(self._client, self.name, self.spec, batch)
-        if description is not None:
+        if (description := widen(self._client, self.name, self.spec, batch)) is not None:
             self._follow(description)
         return self._taken_apart(batch)
 
@@ -343,6 +343,8 @@ class TableHandle(TableRows, ByAddress):
         captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
         batch_size = captured.spec.batch_size
         if len(batch_size) != len(self.spec.batch_size) + 1:
+            if (rows := by_rows(batch)) is not batch:
+                return self._taken_apart(rows)
             expected = f"batch size {['n', *self.spec.batch_size]}"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
         expected_spec = self._stored.with_rows(batch_size[0])
@@ -386,11 +388,9 @@ def check_count(argument: str, value: Any, *, high: int = (1 << 63) - 1) -> int:
 
 def _listed(require: Any) -> list[Any]:
     """One key, or several: a tuple of str is taken for several keys, as ``require=("reward",)`` means them."""
-    if isinstance(require, str):
-        return [require]
-    if not isinstance(require, (list, tuple, set, frozenset)):
+    if not isinstance(require, (str, list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
-    return list(require)
+    return [require] if isinstance(require, str) else list(require)
 
 
 def _done(result: torch.Tensor) -> Future[torch.Tensor]:

@@ -7,6 +7,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 
 import tdserve
+from tests.sameness import assert_same
 from tests.unit.spec.ragged import CASES, check_same, jagged, rows, said, strided, turns
 
 pytestmark = pytest.mark.integration
@@ -171,6 +172,17 @@ def test_replay_when_like_is_nested_then_it_declares_itself(client: tdserve.Clie
     replay = client.create_replay(name, row, 10)
     batch = TensorDict({"t": jagged([4, 2], (2,)), "u": strided((1, 2), (3, 3)), "r": torch.rand(2, 1)}, [2])
     check_same(batch, replay[replay.extend(batch)])
+
+
+def test_replay_when_rows_are_stacked_along_another_dimension_then_they_are_rows(
+    client: tdserve.Client, name: str
+) -> None:
+    agents = [TensorDict({"obs": torch.full((4, size), float(size))}, [4]) for size in (1, 1, 1)]
+    batch = lazy_stack(agents, 1)
+    replay = client.create_replay(name, like=batch[0], capacity=8)
+    assert replay.extend(batch).tolist() == [0, 1, 2, 3]
+    for found, expected in zip(replay[0:4].unbind(0), batch.unbind(0), strict=True):
+        assert_same(found, expected)
 
 
 def test_queue_when_rows_differ_then_each_is_taken_once(client: tdserve.Client, name: str) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.spec.elements import (
     as_declared,
+    by_rows,
     dense_of_ragged,
     elements_of,
     flat_elements,
@@ -116,3 +117,13 @@ def test_as_declared_when_a_fixed_size_differs_then_the_shape_tells() -> None:
     assert as_declared(elements, leaf, wanted).ragged == wanted
     elements[1] = torch.zeros(3, 5)
     assert as_declared(elements, leaf, wanted).ragged == wanted._replace(shape=(-1, -1))
+
+
+def test_by_rows_when_stacked_along_another_dimension_then_rows_in_front() -> None:
+    stack = LazyStackedTensorDict(
+        *[TensorDict({"x": torch.full((2, size), size)}, [2]) for size in (1, 3)], stack_dim=1, stack_dim_name="agent"
+    )
+    found = by_rows(stack)
+    assert (found.stack_dim, found.batch_size, found[1].names) == (0, stack.batch_size, ["agent"])
+    assert [element["x"].tolist() for element in found[1].tensordicts] == [[1], [3, 3, 3]]
+    assert by_rows(found) is found
