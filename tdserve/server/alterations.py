@@ -22,7 +22,6 @@ from tdserve.deadline import Deadline
 from tdserve.errors import (
     DeadlineExceededError,
     NotSupportedError,
-    PeerLostError,
     SpecMismatchError,
     TDServeError,
 )
@@ -85,6 +84,7 @@ class Alterations:
         stores: The book.
         answers: Of requests that were committed, for their retries.
         values_worker: Writes non-tensor values.
+        traffic: Counts what was received.
     """
 
     def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
@@ -256,9 +256,9 @@ class Alterations:
             body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
             body.spec.CopyFrom(codec.encode(made.added))
             body.below, body.everything = made.folder.name, True
-            await self._insist(entry, order)
+            await self._worker.insist(entry, order)
         if restructured.kept_values:
-            await self._insist(entry, _moving(restructured.kept_values))
+            await self._worker.insist(entry, _moving(restructured.kept_values))
 
     async def _forget_values(self, entry: Entry, waiting: str) -> None:
         """Removes what was kept of an alteration that does not come."""
@@ -266,7 +266,7 @@ class Alterations:
             forgetting = worker_pb2.Order()
             forgetting.move_values.cleared_below = waiting
             with suppress(TDServeError):  # then they take room until the store is deleted
-                await self._insist(entry, forgetting)
+                await self._worker.insist(entry, forgetting)
 
     async def _finish(self, entry: Entry, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure; nobody reads meanwhile.
@@ -285,25 +285,13 @@ class Alterations:
         await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files, entry.spec)
         generations.move_structure(entry.record.structure)
         if restructured.moved_values or restructured.cleared_values:
-            await self._insist(entry, _moving(restructured.moved_values, restructured.cleared_values))
+            await self._worker.insist(entry, _moving(restructured.moved_values, restructured.cleared_values))
         entry.writes[:] = [other for other in entry.writes if other is not rows]
         values += 1
         values[entry.lost.rows] |= 1
         values[-1] |= bool(entry.lost)
         self._stores.db.delete("pending", restructured.key)
         entry.changed.wake()
-
-    async def _insist(self, entry: Entry, order: worker_pb2.Order) -> None:
-        """Has an order carried out, again after each death of the worker."""
-        body = getattr(order, order.WhichOneof("body") or "")
-        while True:
-            await self._worker.ready.wait()
-            body.store.CopyFrom(entry.ref(self._worker.known_specs))
-            try:
-                await self._worker.order(order)
-                return
-            except PeerLostError:
-                await asyncio.sleep(0)
 
 
 def _decoded(asked: control_pb2.AlterRequest) -> Alteration:

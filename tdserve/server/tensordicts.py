@@ -23,7 +23,6 @@ from tdserve.errors import (
     CapacityError,
     DeadlineExceededError,
     InvalidRequestError,
-    PeerLostError,
     RemoteProtocolError,
     SpecMismatchError,
     StoreExistsError,
@@ -218,7 +217,7 @@ class TensorDicts:
         session.local_client().spooled(asked.content, storing.put_values)
 
         async def store_values() -> None:
-            await self._insist(storing, entry)
+            await self._worker.insist(entry, storing)
 
         rows = np.unique(from_message(asked.selection).rows(entry.spec.batch_size))
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
@@ -287,7 +286,7 @@ class TensorDicts:
         try:
             spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
             if journal.asked.content.values or spool:
-                await self._insist(self._storing(entry, journal.asked, spool=spool), entry)
+                await self._worker.insist(entry, self._storing(entry, journal.asked, spool=spool))
             applying = worker_pb2.Order()
             body = applying.apply_staged
             body.selection.CopyFrom(journal.asked.selection)
@@ -295,7 +294,7 @@ class TensorDicts:
             body.content.CopyFrom(journal.asked.content)
             body.content.ClearField("values")
             body.staging = journal.staging
-            await self._insist(applying, entry)
+            await self._worker.insist(entry, applying)
         except TDServeError as error:
             failure = error  # such as no room for values: nothing of the tensors was touched
         if failure is None and entry.lost:
@@ -310,18 +309,6 @@ class TensorDicts:
         with self._answers.transaction(journal.client_id, journal.request, answer) as txn:
             txn.delete("pending", key)
         entry.changed.wake()
-
-    async def _insist(self, order: worker_pb2.Order, entry: Entry) -> None:
-        """Has an order carried out, again after each death of the worker: what is journalled must happen."""
-        body = getattr(order, order.WhichOneof("body") or "")
-        while True:
-            await self._worker.ready.wait()
-            body.store.CopyFrom(entry.ref(self._worker.known_specs))
-            try:
-                await self._worker.order(order)
-                return
-            except PeerLostError:
-                await asyncio.sleep(0)
 
     def _receiving(
         self,

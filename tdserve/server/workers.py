@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.server.entry import Entry
 from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1
@@ -122,6 +123,22 @@ class DataWorker:
             return future
         self._pending[order.order] = _Pending(future, on_prepared)
         return future
+
+    async def insist(self, entry: Entry, order: worker_pb2.Order) -> None:
+        """Has an order on a store carried out, again after each death of the worker: for what must happen.
+
+        Raises:
+            TDServeError: The worker said so.
+        """
+        body = getattr(order, order.WhichOneof("body") or "")
+        while True:
+            await self.ready.wait()
+            body.store.CopyFrom(entry.ref(self.known_specs))
+            try:
+                await self.order(order)
+                return
+            except PeerLostError:
+                await asyncio.sleep(0)
 
     def _lost(self, reason: str) -> PeerLostError:
         return PeerLostError(peer=f"data worker {self.number}", reason=reason)
