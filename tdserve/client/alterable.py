@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdserve.client.altering import addition, alter, split, union
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
-from tdserve.client.structured import StructuredHandle, entry_of
+from tdserve.client.structured import StructuredHandle
 from tdserve.client.tensordict_calls import as_local
 from tdserve.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.spec.altering import Renaming
@@ -61,7 +61,7 @@ class AlterableHandle(StructuredHandle):
         path = checked_path(key)
 
         def write() -> None:
-            if entry_of(self.spec, path) is None:
+            if not self._has(path):
                 self._add({path: item}, timeout_s)
                 return
             if not inplace:
@@ -78,7 +78,7 @@ class AlterableHandle(StructuredHandle):
         path = checked_path(key)
 
         def write() -> None:
-            is_there = entry_of(self.spec, path) is not None
+            is_there = self._has(path)
             self._add({path: value}, timeout_s, is_value=True, replaces=[path] if is_there else ())
 
         if not self._has(path):
@@ -108,7 +108,7 @@ class AlterableHandle(StructuredHandle):
                 node = child if isinstance(child, Node) else node
             empty = node._replace(entries=(), tensorclass=None, stack_dim=None)
             added = Spec(_around(self.spec.root, path, empty))
-            is_there = entry_of(self.spec, path) is not None
+            is_there = self._has(path)
             self._alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
 
         self._insist(write, timeout_s)
@@ -234,7 +234,7 @@ class AlterableHandle(StructuredHandle):
     def _drop(self, keys: Sequence[str | Path]) -> None:
         """``exclude(..., inplace=True)``."""
         self.refresh()
-        self._remove([path for path in map(checked_path, keys) if entry_of(self.spec, path) is not None], None)
+        self._remove([path for path in map(checked_path, keys) if self._has(path)], None)
 
     def _remove(self, paths: Sequence[Path], timeout_s: float | None) -> Self:
         if paths:

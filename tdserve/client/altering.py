@@ -19,6 +19,7 @@ from tdserve.spec import codec
 from tdserve.spec.altering import Renaming
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.instances import find_tensorclass
+from tdserve.spec.nodes import entry_of
 from tdserve.spec.tree import Node, Path, Spec, describe, show
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -105,13 +106,13 @@ def addition(
     """
     for path in entries:
         for depth in range(1, len(path)):
-            above = _entry(spec, path[:depth])
+            above = entry_of(spec.root, path[:depth])
             if above is not None and not isinstance(above, Node):
                 raise SpecMismatchError(
                     store=store, key=show(path[:depth]), expected=describe(above), actual="a key below it"
                 )
     _check_fields(spec, entries)
-    td = _skeleton(spec.root, list(entries))
+    td = _nodes_above(spec.root, list(entries))
     for path, value in entries.items():
         try:
             if is_value:
@@ -119,7 +120,7 @@ def addition(
             else:
                 td.set(path, as_local(value))
         except (RuntimeError, ValueError, TypeError) as fault:
-            node = _entry(spec, path[:-1])
+            node = entry_of(spec.root, path[:-1])
             batch_size = list(node.batch_size if isinstance(node, Node) else spec.batch_size)
             shape = getattr(value, "shape", None)
             actual = f"{type(value).__name__}{'' if shape is None else list(shape)}"
@@ -136,7 +137,7 @@ def _check_fields(spec: Spec, paths: Iterable[Path]) -> None:
     """Raises NotSupportedError where a tensorclass has no field of a name, or is not known in this process."""
     for path in paths:
         for depth in range(len(path)):
-            above = _entry(spec, path[:depth])
+            above = entry_of(spec.root, path[:depth])
             if isinstance(above, Node) and above.tensorclass is not None:
                 find_tensorclass(above.tensorclass, path[:depth], {path[depth]})
 
@@ -210,7 +211,7 @@ def _is_tree(value: Any) -> bool:
     return isinstance(value, Mapping) or is_tensor_collection(value)
 
 
-def _skeleton(node: Node, paths: Sequence[Path]) -> TensorDict:
+def _nodes_above(node: Node, paths: Sequence[Path]) -> TensorDict:
     """The nodes that a store has above keys."""
     below: dict[str, list[Path]] = {}
     for path in paths:
@@ -218,16 +219,9 @@ def _skeleton(node: Node, paths: Sequence[Path]) -> TensorDict:
             below.setdefault(path[0], []).append(path[1:])
     entries = dict(node.entries)
     children = {key: entries.get(key) for key in below}
-    found = {key: _skeleton(child, below[key]) for key, child in children.items() if isinstance(child, Node)}
+    found = {key: _nodes_above(child, below[key]) for key, child in children.items() if isinstance(child, Node)}
     names = list(node.names) if node.names is not None else None
     return TensorDict(found, batch_size=node.batch_size, names=names)  # type: ignore[arg-type]
-
-
-def _entry(spec: Spec, path: Path) -> Any:
-    entry: Any = spec.root
-    for key in path:
-        entry = dict(entry.entries).get(key) if isinstance(entry, Node) else None
-    return entry
 
 
 def _message(path: Path) -> content_pb2.Path:

@@ -75,9 +75,7 @@ class StoreRows(_Rows):
             raise TypeError(
                 f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
             )
-        num_rows = batch_size[0]
-        most = _block_rows(self.spec.nbytes // max(num_rows, 1))
-        return _row_by_row(lambda start, stop: self[start : min(stop, num_rows)] if start < num_rows else (), most)
+        return row_by_row(self, batch_size[0], self.spec.nbytes)
 
     def batches(
         self,
@@ -163,14 +161,26 @@ class TableRows(_Rows):
 
     def __iter__(self) -> Iterator[Any]:
         """The live rows, read in blocks. What comes or goes meanwhile moves the others."""
-        return _row_by_row(lambda start, stop: self[start:stop], _block_rows(self.spec.nbytes))
+        return _in_blocks(lambda start, stop: self[start:stop], self.spec.nbytes)
 
 
-def _block_rows(row_nbytes: int) -> int:
-    return max(1, min(BLOCK_ROWS, BLOCK_NBYTES // max(row_nbytes, 1)))
+def row_by_row(rows: Any, num_rows: int, nbytes: int) -> Iterator[Any]:
+    """Rows of a store or view one by one, read in blocks.
+
+    Args:
+        rows: Gives a block by its slice.
+        num_rows: How many there are.
+        nbytes: Of all of them.
+    """
+
+    def read(start: int, stop: int) -> Any:
+        return rows[start : min(stop, num_rows)] if start < num_rows else ()
+
+    return _in_blocks(read, nbytes // max(num_rows, 1))
 
 
-def _row_by_row(read: Callable[[int, int], Any], most: int) -> Iterator[Any]:
+def _in_blocks(read: Callable[[int, int], Any], row_nbytes: int) -> Iterator[Any]:
+    most = max(1, min(BLOCK_ROWS, BLOCK_NBYTES // max(row_nbytes, 1)))
     start, num_rows = 0, min(FIRST_BLOCK_ROWS, most)
     while len(block := read(start, start + num_rows)):
         yield from block

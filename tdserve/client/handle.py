@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack
 
 from tdserve.client.altering import first_unknown
 from tdserve.client.by_address import ByAddress
@@ -20,12 +19,12 @@ from tdserve.client.local_views import map_store
 from tdserve.client.memmapped import MemmappedHandle
 from tdserve.client.overwriting import overwrite
 from tdserve.client.padding import Pad
-from tdserve.client.reading import read_selection
-from tdserve.client.shown import show_tree
+from tdserve.client.reading import brought, read_selection
 from tdserve.client.skeletons import Skeleton, skeleton_of
+from tdserve.client.structure import repr_of
 from tdserve.client.tensordict_calls import TensorDictCalls, kept_keys
-from tdserve.client.view import StoreView
-from tdserve.errors import KeyNotFoundError, LocalProtocolError, SpecMismatchError
+from tdserve.client.view import StoreView, bare
+from tdserve.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at, name_dims
@@ -55,7 +54,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
     def __repr__(self) -> str:
         header = f"{self.name!r} at {self._client.address}"
-        return show_tree(header, self.spec.root, kind="StoreHandle", device=self.device)
+        return repr_of(header, self.spec.root, kind="StoreHandle", device=self.device)
 
     def keys(
         self,
@@ -78,7 +77,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         path = as_path(index)
         if path is not None:
             entry = self._asked(lambda: self.spec.find(path, store=self.name))
-            return _bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
+            return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         return self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -94,8 +93,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
         Args:
             key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as
-                from
-                ``TensorDict.get``; ``store[key]`` gives the value itself.
+                from ``TensorDict.get``; ``store[key]`` gives the value itself.
             default: Returned when the store has no such key, as ``TensorDict.get`` does; ``store[key]`` raises
                 KeyNotFoundError, a KeyError.
             pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
@@ -270,9 +268,9 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         timeout_s: float | None = None,
     ) -> Any:
         deadline = self._client.deadline(timeout_s)
-        content = read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
-        if content is None:
-            raise LocalProtocolError(reason="a read without newer_than brought nothing")
+        content = brought(
+            read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
+        )
         if content.stored is not None:
             self.spec = content.stored
         td = content.build(device, pad)
@@ -289,10 +287,3 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
 
         self._insist(write, timeout_s)
-
-
-def _bare(entry: Any) -> Any:
-    """A non-tensor leaf as ``TensorDict.__getitem__`` gives it: the value, or the list of them."""
-    if isinstance(entry, NonTensorData):
-        return entry.data
-    return entry.tolist() if isinstance(entry, NonTensorStack) else entry

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from tensordict import is_tensor_collection
 
+from tdserve.client.steps import Dim, narrowed
 from tdserve.spec.capture import capture
 from tdserve.spec.entries import enliven, exchange_tensors
 from tdserve.spec.live_values import is_view
@@ -40,12 +41,12 @@ class StoreSource:
     """
 
     def __init__(
-        self, store: LiveStore, path: Path, batch_size: tuple[int, ...], dims: tuple[int | range, ...] | None = None
+        self, store: LiveStore, path: Path, batch_size: tuple[int, ...], dims: tuple[Dim, ...] | None = None
     ) -> None:
         self._store = store
         self._path = path
         self._batch_size = batch_size
-        self._dims = tuple(map(range, batch_size)) if dims is None else dims
+        self._dims: tuple[Dim, ...] = tuple(map(range, batch_size)) if dims is None else dims
 
     def __repr__(self) -> str:
         return f"<StoreSource {'.'.join(self._path)} {list(self._dims)} of {self._store!r}>"
@@ -69,8 +70,7 @@ class StoreSource:
         """A part of the rows: ints and slices are kept as such, so that nothing is read here."""
         items = index if isinstance(index, tuple) else (index,)
         num_dims = sum(isinstance(dim, range) for dim in self._dims)
-        left = list(expanded(items, num_dims))
-        dims = tuple(dim[left.pop(0)] if isinstance(dim, range) and left else dim for dim in self._dims)
+        dims = narrowed(self._dims, expanded(items, num_dims))
         return StoreSource(self._store, self._path, self._batch_size, dims)
 
     def _places(self) -> tuple[Any, Any]:
@@ -133,5 +133,5 @@ def expanded(items: tuple[Any, ...], num_dims: int) -> tuple[Any, ...]:
     return items[:place] + (slice(None),) * (num_dims - len(items) + 1) + items[place + 1 :]
 
 
-def _index(dims: tuple[int | range, ...]) -> tuple[int | slice, ...]:
+def _index(dims: tuple[Dim, ...]) -> tuple[int | slice, ...]:
     return tuple(dim if isinstance(dim, int) else slice(dim.start, dim.stop, dim.step) for dim in dims)

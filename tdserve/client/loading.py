@@ -13,13 +13,12 @@ from tdserve.client.imitation import fake_mode, imitate, is_imitation
 from tdserve.client.live import with_live_leaves
 from tdserve.client.memmap_arguments import check_mode, check_part, checked_subpath, device_of, has_parameters
 from tdserve.client.padding import Pad
-from tdserve.client.reading import Content, Destination
+from tdserve.client.reading import Content, Destination, brought
 from tdserve.client.shown_stores import ShownStores
 from tdserve.client.tensordicts import TensorDictClient
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     InvalidRequestError,
-    LocalProtocolError,
     NotSupportedError,
     SpecMismatchError,
     WrongStateError,
@@ -183,10 +182,7 @@ class LoadingClient(TensorDictClient):
         allow_pickle: bool | None = None,
     ) -> Content:
         keys = (path,) if path else ()
-        content = self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle)
-        if content is None:
-            raise LocalProtocolError(reason="a read without newer_than brought nothing")
-        return content
+        return brought(self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle))
 
     def _received(self, name: str, out: Any, deadline: Deadline, allow_pickle: bool | None) -> Any:
         """Fills in place what fits, without another copy."""
@@ -210,10 +206,7 @@ class LoadingClient(TensorDictClient):
         trusts: bool | None,
     ) -> Any:
         def fetch_values(keys: Sequence[Path]) -> dict[Path, Any]:
-            content = self._fetch(handle.name, deadline, keys=keys, allow_pickle=trusts)
-            if content is None:
-                raise LocalProtocolError(reason="a read without newer_than brought nothing")
-            return content.values
+            return brought(self._fetch(handle.name, deadline, keys=keys, allow_pickle=trusts)).values
 
         spec = handle.spec.select((path,)) if path else handle.spec
         td = imitate(spec, fetch_values, device=device, mode=mode, pad=pad)

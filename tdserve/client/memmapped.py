@@ -10,9 +10,8 @@ import torch
 from tdserve.client.alterable import AlterableHandle
 from tdserve.client.altering import addition
 from tdserve.client.keys import checked_path
-from tdserve.client.reading import read_selection
-from tdserve.client.structured import entry_of
-from tdserve.errors import InvalidRequestError, LocalProtocolError, NotSupportedError, WrongStateError
+from tdserve.client.reading import brought, read_selection
+from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
 from tdserve.selection import Selection
 from tdserve.spec.entries import entry_at
 from tdserve.spec.tree import Path, Spec
@@ -72,9 +71,7 @@ class MemmappedHandle(AlterableHandle):
         if name is None or name == self.name:
             return self.memmap_refresh_()
         deadline = self._client.deadline(timeout_s)
-        found = read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle)
-        if found is None:
-            raise LocalProtocolError(reason="a read without newer_than brought nothing")
+        found = brought(read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle))
         td = found.build()
         self.refresh()
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
@@ -180,7 +177,7 @@ class MemmappedHandle(AlterableHandle):
     def _checked_new(self, key: str | Path, event: str) -> Path:
         path = checked_path(key)
         self.refresh()
-        if entry_of(self.spec, path) is not None:
+        if self._has(path):
             state = f"store {self.name!r} has the key {key!r} already (set() writes over it, del_() removes it)"
             raise WrongStateError(state=state, event=event)
         return path

@@ -325,6 +325,13 @@ def read_selection(
     return client.call(attempt, deadline)
 
 
+def brought(content: Content | None) -> Content:
+    """The content of a read that asked for nothing newer than it knew, which always brings some."""
+    if content is None:
+        raise LocalProtocolError(reason="a read without newer_than brought nothing")
+    return content
+
+
 def _read_granted(
     client: SessionClient,
     local: LocalEnd,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 from tdserve.client.altering import alter
 from tdserve.client.calls import SessionClient
 from tdserve.errors import KeyNotFoundError, LockedError, SpecMismatchError, StructureChangedError
-from tdserve.spec.tree import Entry, Node, Path, Spec, show
+from tdserve.spec.nodes import entry_of
+from tdserve.spec.tree import Node, Path, Spec, show
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,12 +86,12 @@ class StructuredHandle:
     def _check_unlocked(self, path: Path) -> None:
         """Raises LockedError if the node at ``path``, or one above it, is locked."""
         for depth in range(len(path) + 1):
-            entry = entry_of(self.spec, path[:depth])
+            entry = entry_of(self.spec.root, path[:depth])
             if isinstance(entry, Node) and entry.is_locked:
                 raise LockedError(store=self.name, key=show(path[:depth]) if depth else "")
 
     def _has(self, path: Path) -> bool:
-        return entry_of(self.spec, path) is not None
+        return entry_of(self.spec.root, path) is not None
 
     def _asked(self, access: Callable[[], _Result]) -> _Result:
         """An access, and once more where it failed because the store has another structure than this handle knew.
@@ -115,11 +116,3 @@ class StructuredHandle:
                 if self.uid != uid or deadline.expired:
                     raise
                 self.refresh()
-
-
-def entry_of(spec: Spec, path: Path) -> Entry | None:
-    """What lies at a key; None where there is nothing."""
-    try:
-        return spec.find(path)
-    except KeyNotFoundError:
-        return None

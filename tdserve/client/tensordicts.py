@@ -12,12 +12,12 @@ from tdserve.client.handle import StoreHandle
 from tdserve.client.live import with_live_leaves
 from tdserve.client.padding import Pad
 from tdserve.client.queue import QueueHandle
-from tdserve.client.reading import Content, Destination, read_selection
+from tdserve.client.reading import Content, Destination, brought, read_selection
 from tdserve.client.replay import ReplayHandle
 from tdserve.client.session import Session
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
-from tdserve.errors import LocalProtocolError, StoreExistsError, StructureChangedError, WrongStateError
+from tdserve.errors import StoreExistsError, StructureChangedError, WrongStateError
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
@@ -124,9 +124,7 @@ class TensorDictClient(SessionClient):
         deadline = self.deadline(timeout_s)
 
         def fetch() -> Any:
-            content = self._fetch(name, deadline, keys=paths, destination=destination, device=device)
-            if content is None:
-                raise LocalProtocolError(reason="a read without newer_than brought nothing")
+            content = brought(self._fetch(name, deadline, keys=paths, destination=destination, device=device))
             return self._shown(name, content, device, pad) if out is None else out
 
         return self.perform(fetch, return_early)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
+from tdserve.client.dataset import row_by_row
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
-from tdserve.client.shown import show_tree
 from tdserve.client.skeletons import Skeleton, skeleton_of
 from tdserve.client.steps import (
     INDEX_STEP,
@@ -26,6 +26,7 @@ from tdserve.client.steps import (
     placed,
     spread,
 )
+from tdserve.client.structure import repr_of
 from tdserve.client.tensordict_calls import TensorDictCalls, as_local, kept_keys
 from tdserve.client.tensordict_names import REFUSED
 from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
@@ -36,9 +37,6 @@ from tdserve.spec.entries import entry_at
 from tdserve.spec.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 _EVERYTHING = Selection()
-
-BLOCK_ROWS = 256
-"""Of rows that are read at once for one who iterates."""
 
 
 class RowStore(Protocol):
@@ -83,7 +81,7 @@ class StoreView(TensorDictCalls):
         self.spec: Spec = self._shape.spec()
 
     def __repr__(self) -> str:
-        return show_tree(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
+        return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
 
     # ------------------------------------------------------------------------------- reading
 
@@ -93,11 +91,7 @@ class StoreView(TensorDictCalls):
         if path is None:
             return self._fetch((), index)
         entry = self.get(path, NO_DEFAULT)
-        if not isinstance(self.spec.find(path), ValueLeaf):
-            return entry
-        if isinstance(entry, NonTensorData):
-            return entry.data
-        return entry.tolist() if isinstance(entry, NonTensorStack) else entry
+        return bare(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """A whole batch in one call, as a ``DataLoader`` asks for it; as of a store's."""
@@ -113,8 +107,7 @@ class StoreView(TensorDictCalls):
         """The rows, read in blocks; each block is as of one moment. Raises TypeError without a batch dimension."""
         if not self.batch_size:
             raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
-        for start in range(0, len(self), BLOCK_ROWS):
-            yield from self[start : start + BLOCK_ROWS].unbind(0)
+        return row_by_row(self, len(self), self.spec.nbytes)
 
     def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """One leaf or nested part, whole, or the default where there is none."""
@@ -306,6 +299,13 @@ class StoreView(TensorDictCalls):
     def _mismatch(self, path: Path, expected: str, values: Any) -> SpecMismatchError:
         actual = str(list(values.batch_size)) if is_tensor_collection(values) else type(values).__name__
         return SpecMismatchError(store=self.name, key=show(path) if path else "", expected=expected, actual=actual)
+
+
+def bare(entry: Any) -> Any:
+    """A non-tensor leaf as ``TensorDict.__getitem__`` gives it: the value, or the list of them."""
+    if isinstance(entry, NonTensorData):
+        return entry.data
+    return entry.tolist() if isinstance(entry, NonTensorStack) else entry
 
 
 def _has_inner_names(node: Node, num_dims: int) -> bool:

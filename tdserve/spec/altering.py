@@ -14,7 +14,7 @@ from tdserve.errors import (
     SpecMismatchError,
     StructureChangedError,
 )
-from tdserve.spec.nodes import Entry, Node, Path, TensorLeaf
+from tdserve.spec.nodes import Entry, Node, Path, TensorLeaf, entry_of
 from tdserve.spec.tree import Spec, describe, quote, show
 
 
@@ -173,7 +173,7 @@ class _Tree:
     def _check_unlocked(self, path: Path) -> None:
         """Raises if the node at ``path``, or one above it, is locked."""
         for depth in range(len(path) + 1):
-            above = self._get(path[:depth])
+            above = entry_of(self.root, path[:depth])
             if isinstance(above, Node) and above.is_locked:
                 raise LockedError(store=self._store, key=show(path[:depth]) if depth else "")
 
@@ -192,19 +192,13 @@ class _Tree:
             raise NotSupportedError(feature=what, reason=reason)
 
     def _find(self, path: Path) -> Entry:
-        entry = self._get(path) if path else None
+        entry = entry_of(self.root, path) if path else None
         if entry is None:
             raise KeyNotFoundError(store=self._store, key=show(path))
         return entry
 
     def _has(self, path: Path) -> bool:
-        return self._get(path) is not None
-
-    def _get(self, path: Path) -> Entry | None:
-        entry: Entry | None = self.root
-        for key in path:
-            entry = dict(entry.entries).get(key) if isinstance(entry, Node) else None
-        return entry
+        return entry_of(self.root, path) is not None
 
 
 def _without(node: Node, key: str) -> Node:

@@ -162,6 +162,14 @@ Entry = Node | TensorLeaf | ValueLeaf
 PACKED = Ragged(Form.PACKED)
 
 
+def entry_of(root: Node, path: Path) -> Entry | None:
+    """What lies at a path; the root for the empty path, None where there is nothing."""
+    entry: Entry | None = root
+    for key in path:
+        entry = dict(entry.entries).get(key) if isinstance(entry, Node) else None
+    return entry
+
+
 def packed_leaf(node: Node) -> ValueLeaf:
     """How a packed node is stored."""
     return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)

@@ -1,4 +1,4 @@
-"""A structure as a tree, and as a Composite where torchrl is installed."""
+"""A structure as a tree, as tensordicts show theirs, and as a Composite where torchrl is installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
 
-from tdserve.client.structure import composite, tree
+from tdserve.client.structure import composite, repr_of, tree
 from tdserve.errors import NotSupportedError
 from tdserve.spec.capture import capture
+from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 
 EXPECTED = """\
 store: TensorDict[2], names ['time'], on cpu, locked
@@ -22,6 +23,29 @@ store: TensorDict[2], names ['time'], on cpu, locked
 │  └─ text: non-tensor[2]
 └─ rows: TensorDict[2], names ['time'], on cpu, lazy stack along 0, locked
    └─ x: ragged float32[2, -1]"""
+
+EXPECTED_REPR = """StoreHandle(
+    'frames' at host:1,
+    fields={
+        a: Tensor(shape=torch.Size([4, 2]), device=cpu, dtype=torch.float32, is_shared=False),
+        each: NonTensorStack(batch_size=torch.Size([4]), device=None),
+        empty: Inner(
+            fields={
+            },
+            batch_size=torch.Size([4]),
+            device=None,
+            is_shared=False),
+        lazy: LazyStackedTensorDict(
+            fields={
+                r: Tensor(shape=torch.Size([4, -1]), device=cpu, dtype=torch.int64, is_shared=False)},
+            batch_size=torch.Size([4]),
+            device=None,
+            is_shared=False,
+            stack_dim=0),
+        one: NonTensorData(batch_size=torch.Size([4]), device=None)},
+    batch_size=torch.Size([4]),
+    device=None,
+    is_shared=False)"""
 
 PROGRAM = """
 import warnings
@@ -70,3 +94,16 @@ def test_composite_when_torchrl_is_missing_then_says_what_to_install(monkeypatch
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
     with pytest.raises(NotSupportedError, match="install torchrl"):
         composite(capture(example()).spec.root)
+
+
+def test_repr_of_when_shown_then_as_tensordicts_show_themselves() -> None:
+    ragged = ValueLeaf((4,), True, Ragged(Form.STACK, "int64", (-1,)))
+    entries = (
+        ("one", ValueLeaf((4,), False)),
+        ("a", TensorLeaf("float32", (4, 2))),
+        ("empty", Node((4,), None, None, "some.module.Inner", ())),
+        ("each", ValueLeaf((4,), True)),
+        ("lazy", Node((4,), None, None, None, (("r", ragged),), stack_dim=0)),
+    )
+    shown = repr_of("'frames' at host:1", Node((4,), None, None, None, entries), kind="StoreHandle", device=None)
+    assert shown == EXPECTED_REPR

@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.structured import entry_of
 from tdserve.errors import KeyNotFoundError, LockedError, StoreNotFoundError
 from tests.unit.spec.strategies import difference
 
@@ -24,12 +23,6 @@ def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
     """A store of its own for each test."""
     made: tdserve.StoreHandle = client.memmap(local(), name)
     return made
-
-
-def test_entry_of_when_asked_then_what_is_there_or_none(handle: tdserve.StoreHandle) -> None:
-    assert entry_of(handle.spec, ()) == handle.spec.root
-    assert entry_of(handle.spec, ("n", "c")) is not None
-    assert entry_of(handle.spec, ("n", "q")) is None
 
 
 def test_refresh_when_others_have_changed_the_structure_then_known(

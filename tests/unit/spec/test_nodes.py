@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf, entry_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,12 @@ def test_parts_of_different_kinds_when_compared_then_differ() -> None:
     parts = [TensorLeaf("bool", ()), ValueLeaf((), False), ValueLeaf((), True), Node((), None, None, None, ())]
     assert len(set(parts)) == 4
     assert pickle.loads(pickle.dumps(parts)) == parts
+
+
+def test_entry_of_when_asked_then_what_is_there_or_none() -> None:
+    leaf = TensorLeaf("bool", ())
+    root = Node((), None, None, None, (("n", Node((), None, None, None, (("c", leaf),))),))
+    assert entry_of(root, ()) is root
+    assert entry_of(root, ("n", "c")) is leaf
+    assert entry_of(root, ("n", "q")) is None
+    assert entry_of(root, ("n", "c", "d")) is None
