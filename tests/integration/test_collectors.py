@@ -4,59 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
 import tdserve
-from tests.integration.processes import REPOSITORY, wait_for
+from tests.integration.marked import MarkedProgram
+from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
-MARK = "COLLECTORS_TEST_MARK"
 EXAMPLE = ("-m", "tdserve.examples.collectors")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
 TIMEOUT_S = 60.0
 
 
-class Job:
-    """A run of the example; everything that it starts is marked in the environment. A context manager."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._mark = uuid.uuid4().hex
-        self._printed = folder / "printed"
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
-        with self._printed.open("wb") as printed:
-            self.process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=REPOSITORY,
-                env={**os.environ, MARK: self._mark, "TMPDIR": str(self.temporary)},
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def printed(self) -> str:
-        return self._printed.read_text()
+class Job(MarkedProgram):
+    """A run of the example. A context manager, which leaves nothing of it."""
 
     def wait_for_versions(self) -> None:
         wait_for(lambda: "version   2" in self.printed or self.process.poll(), "a version", timeout_s=TIMEOUT_S)
-
-    def processes(self) -> dict[int, str]:
-        """Command lines of its living processes, by id."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue  # it ended meanwhile
-        return found
 
     def folders(self) -> list[str]:
         """What it left of temporary files, but for those that ``import tensordict`` makes in any process."""
@@ -66,9 +33,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.kill()
 
 
 def test_collectors_when_a_server_is_given_then_follow_the_weights_and_leave_it_as_it_was(

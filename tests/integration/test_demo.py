@@ -6,10 +6,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -18,12 +15,12 @@ from typing import Any
 import pytest
 
 import tdserve
+from tests.integration.marked import MarkedProgram
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-MARK = "DEMO_TEST_MARK"
 TIMEOUT_S = 60.0
 NOT_OURS = {"torchinductor_root", f"torchinductor_{os.environ.get('USER', 'root')}"}
 """Made by ``import tensordict`` in any process."""
@@ -45,30 +42,13 @@ def is_mapped(name: str) -> bool:
     return False
 
 
-class Demo:
-    """``tdserve demo`` as a process group of its own, with everything that it starts marked in the environment."""
+class Demo(MarkedProgram):
+    """``tdserve demo``, and what it leaves."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.out = folder / "out"
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
-        self._mark = uuid.uuid4().hex
         self._shm_before = shared_memory()
-        self._printed = folder / "printed"
-        with self._printed.open("wb") as printed:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tdserve", "demo", "--out", str(self.out), *arguments],
-                cwd=ROOT,
-                env={**os.environ, MARK: self._mark, "TMPDIR": str(self.temporary)},
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def printed(self) -> str:
-        """What it printed so far."""
-        return self._printed.read_text()
+        super().__init__(folder, "-m", "tdserve", "demo", "--out", str(self.out), *arguments)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -97,28 +77,11 @@ class Demo:
         assert found is not None
         return found[1]
 
-    def processes(self) -> dict[int, str]:
-        """Command lines of its living processes, by id."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue  # it ended meanwhile
-        return found
-
     def leftovers(self) -> dict[str, Any]:
         """What is still there of it: processes, temporary files, shared memory."""
         names = set(os.listdir(self.temporary)) - NOT_OURS
         shm = {name for name in shared_memory() - self._shm_before if not is_mapped(name)} & shared_memory()
         return {"processes": self.processes(), "temporary": names, "shm": shm}
-
-    def kill(self) -> None:
-        """For a test that failed half way."""
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        self.process.wait()
 
 
 NOTHING: dict[str, Any] = {"processes": {}, "temporary": set(), "shm": set()}

@@ -12,25 +12,10 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.crashing import Crashing
+from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
-
-SMALL, LARGE = 3, 20_000
-"""Elements of a row: samples ride in messages, or go over the data transport."""
-
-
-def rows(*numbers: int, size: int = SMALL) -> TensorDict:
-    """Rows that tell which they are."""
-    number = torch.tensor(numbers, dtype=torch.int64)
-    return TensorDict({"number": number, "body": number[:, None].expand(-1, size).contiguous()}, [len(numbers)])
-
-
-def numbers(td: Any) -> list[int]:
-    """The number of each row; fails when a row is not whole."""
-    assert (td["body"] == td["number"][:, None]).all()
-    found: list[int] = td["number"].tolist()
-    return found
 
 
 class Policy:

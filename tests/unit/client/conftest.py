@@ -11,6 +11,7 @@ import tdserve
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tests.integration.processes import wait_for
+from tests.unit.client.three_rows import local
 
 _numbers = itertools.count()
 
@@ -47,6 +48,13 @@ def remote_client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 def name() -> str:
     """Of a store that nobody has."""
     return f"store-{next(_numbers)}"
+
+
+@pytest.fixture
+def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
+    """A store of three rows for each test, filled with ``three_rows.local()``."""
+    made: tdserve.StoreHandle = client.memmap(local(), name)
+    return made
 
 
 @pytest.fixture

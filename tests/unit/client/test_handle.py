@@ -2,22 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 import tdserve
 from tdserve.errors import KeyNotFoundError, SelectionError, SpecMismatchError
-
-
-def local() -> TensorDict:
-    """The same content as the store."""
-    return TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"c": torch.arange(3), "t": "text"}}, [3], names=["row"])
-
-
-@pytest.fixture
-def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
-    """A store of its own for each test."""
-    made: tdserve.StoreHandle = client.memmap(local(), name)
-    return made
+from tests.unit.client.three_rows import local
 
 
 def test_handle_when_looked_at_then_as_the_tensordict(handle: tdserve.StoreHandle) -> None:

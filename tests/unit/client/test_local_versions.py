@@ -20,6 +20,7 @@ from tdserve.errors import CorruptDataError, SpecMismatchError, TransferAbortedE
 from tdserve.spec.capture import capture
 from tdserve.store.versions import retire
 from tdserve.v1 import control_pb2
+from tests.unit.store.locked import is_locked
 
 WEIGHTS = TensorDict({"w": torch.arange(6.0).view(2, 3), "n": {"b": torch.ones(4).bfloat16()}, "t": "text"}, [])
 SPEC = capture(WEIGHTS).spec
@@ -40,16 +41,6 @@ def end(tmp_path: Path) -> LocalEnd:
 def path(end: LocalEnd) -> Path:
     """Of the version's file."""
     return end.root / ACCEPTED.path
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody reads the file."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def found_here(

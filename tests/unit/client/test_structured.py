@@ -10,19 +10,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.errors import KeyNotFoundError, LockedError, StoreNotFoundError
+from tests.unit.client.three_rows import local
 from tests.unit.spec.strategies import difference
-
-
-def local() -> TensorDict:
-    """The same content as the store."""
-    return TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"c": torch.arange(3), "t": "text"}}, [3], names=["row"])
-
-
-@pytest.fixture
-def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
-    """A store of its own for each test."""
-    made: tdserve.StoreHandle = client.memmap(local(), name)
-    return made
 
 
 def test_refresh_when_others_have_changed_the_structure_then_known(

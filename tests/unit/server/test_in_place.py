@@ -126,21 +126,23 @@ def test_write_when_the_client_will_not_then_its_reason_and_the_rows_are_readabl
     assert read(world, run, entry).inline
 
 
+async def lose(world: World, entry: Entry) -> None:
+    """A client goes while it writes rows 1 and 2."""
+    async with LocalPeer(world) as peer:
+        write = begin(world, peer, writing(entry, [1, 2]))
+        await peer.accepted()
+        await peer.leave()
+        with pytest.raises(PeerLostError):
+            await write
+
+
 def test_write_when_the_session_ends_in_the_middle_then_rows_are_lost_also_after_a_restart(
     world: World, run: Loop, entry: Entry
 ) -> None:
-    async def lose() -> None:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer, writing(entry, [1, 2]))
-            await peer.accepted()
-            await peer.leave()
-            with pytest.raises(PeerLostError):
-                await write
-
     async def find() -> Entry:
         return world.stores.get("x")
 
-    run(lose())
+    run(lose(world, entry))
     for _ in range(2):
         found = run(find())
         assert numbers(found)[:4] == [0, 1, 1, 0]
@@ -157,12 +159,7 @@ def test_write_when_rows_were_lost_and_are_written_again_then_whole(
     world: World, run: Loop, entry: Entry, is_local: bool
 ) -> None:
     async def scenario() -> None:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer, writing(entry, [1, 2]))
-            await peer.accepted()
-            await peer.leave()
-            with pytest.raises(PeerLostError):
-                await write
+        await lose(world, entry)
         if is_local:
             async with LocalPeer(world, 2) as other:
                 again = begin(world, other, writing(entry, [1, 2]))
@@ -188,12 +185,7 @@ def test_write_when_a_part_of_lost_rows_is_written_then_the_others_stay_lost(
     world: World, run: Loop, entry: Entry
 ) -> None:
     async def scenario() -> None:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer, writing(entry, [1, 2]))
-            await peer.accepted()
-            await peer.leave()
-            with pytest.raises(PeerLostError):
-                await write
+        await lose(world, entry)
         async with LocalPeer(world, 2) as other:
             for request, asked in ((1, writing(entry, 1)), (2, writing(entry, 2, ("a",)))):
                 again = begin(world, other, asked, request)

@@ -19,6 +19,7 @@ from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.spec.tree import Path as KeyPath
 from tdserve.store.versions import VersionFile, discard, retire
 from tests.unit.store.conftest import SMALL_DISK_BYTES
+from tests.unit.store.locked import is_locked
 
 INNER = Node((), None, None, None, (("bias", TensorLeaf("float64", (4,))), ("a.b", TensorLeaf("uint8", (3,)))))
 SPEC = Spec(Node((), None, None, None, (("w", TensorLeaf("float32", (2, 3))), ("net", INNER))))
@@ -159,16 +160,6 @@ def test_version_when_the_disk_is_full_then_no_file_stays_and_recycling_still_wo
 def test_leaves_when_listed_then_are_in_canonical_order(tmp_path: Path) -> None:
     paths: list[KeyPath] = list(publish(tmp_path / "1.safetensors", 1).leaves)
     assert paths == [path for path, _ in SPEC.tensors]
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody reads the file."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def test_map_when_the_user_writes_into_the_tensors_then_the_version_stays_as_it_is(tmp_path: Path) -> None:

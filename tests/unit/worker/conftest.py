@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from tensordict import TensorDict
 
-from tests.unit.worker.peer import Peer, StoredTensorDict
+from tests.unit.worker.peer import Peer, StoredTensorDict, mixed_store, plain_store
 
 
 @pytest.fixture
@@ -23,11 +21,10 @@ def peer() -> Iterator[Peer]:
 @pytest.fixture
 def plain(tmp_path: Path) -> StoredTensorDict:
     """Six rows of small tensors and nothing else."""
-    return StoredTensorDict(tmp_path / "plain", TensorDict({"small": torch.arange(6)}, [6]))
+    return plain_store(tmp_path / "plain")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> StoredTensorDict:
     """Six rows: small ones, and one leaf of 6 MB."""
-    td = TensorDict({"small": torch.arange(6), "large": torch.rand(6, 250_000), "n": {"v": "text"}}, [6])
-    return StoredTensorDict(tmp_path / "store", td)
+    return mixed_store(tmp_path / "store")

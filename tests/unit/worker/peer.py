@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from tdserve.control.status import decode_failure
 from tdserve.data.opened import OpenStores
@@ -57,6 +58,17 @@ class StoredTensorDict:
         self.ref = worker_pb2.StoreRef(
             uid=uid, folder=str(folder), fingerprint=self.spec.fingerprint, spec=codec.encode(self.spec)
         )
+
+
+def plain_store(folder: FilePath) -> StoredTensorDict:
+    """Six rows of small tensors and nothing else."""
+    return StoredTensorDict(folder, TensorDict({"small": torch.arange(6)}, [6]))
+
+
+def mixed_store(folder: FilePath) -> StoredTensorDict:
+    """Six rows: small ones, and one leaf of 6 MB."""
+    td = TensorDict({"small": torch.arange(6), "large": torch.rand(6, 250_000), "n": {"v": "text"}}, [6])
+    return StoredTensorDict(folder, td)
 
 
 class Peer:

@@ -1,0 +1,24 @@
+"""Rows that tell which they are, and whether they are whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+SMALL, LARGE = 3, 20_000
+"""Elements of a row: a few of them ride in messages, or go over the data transport."""
+
+
+def rows(*numbers: int, size: int = SMALL) -> TensorDict:
+    """Rows that tell which they are."""
+    number = torch.tensor(numbers, dtype=torch.int64)
+    return TensorDict({"number": number, "body": number[:, None].expand(-1, size).contiguous()}, [len(numbers)])
+
+
+def numbers(td: Any) -> list[int]:
+    """The number of each row; fails when a row is not whole."""
+    assert (td["body"] == td["number"][:, None]).all()
+    found: list[int] = td["number"].tolist()
+    return found
