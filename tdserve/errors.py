@@ -174,7 +174,7 @@ class WrongStateError(RequestError):
 
 
 class ReadOnlyError(RequestError):
-    """The store may be read only. Nothing was written."""
+    """The store can only be read. Nothing was written."""
 
     code = "PERMISSION_DENIED"
     template = "store {store!r} is read-only: {reason}"

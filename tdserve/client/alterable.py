@@ -23,6 +23,10 @@ class AlterableHandle(StructuredHandle):
 
     Every change is seen whole or not at all, by all clients. Their handles notice at their next call; what they have
     read, and leaves that they have mapped, stays as it was. Threads: safe.
+
+    All of these calls raise, and have changed nothing then: LockedError where the store is locked, SpecMismatchError
+    for what does not fit, NotSupportedError for what cannot be stored, and for other keys of an adopted store, of rows
+    that differ, or of a tensorclass.
     """
 
     def get(self, key: str | Path, default: Any = None) -> Any:

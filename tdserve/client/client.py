@@ -21,10 +21,10 @@ from tdserve.replay.limiter import MinSize, Queue
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.settings import Settings
 from tdserve.spec import codec
+from tdserve.spec.blank import structure_of
 from tdserve.spec.capture import capture
 from tdserve.spec.declaring import Declared, declared, widens
 from tdserve.spec.matching import quote
-from tdserve.spec.structures import structure_of
 from tdserve.v1 import control_pb2
 
 

@@ -17,9 +17,9 @@ from tdserve.errors import InvalidRequestError, NotSupportedError
 from tdserve.ids import check_store_name
 from tdserve.selection import Selection
 from tdserve.spec import codec
+from tdserve.spec.blank import structure_of
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.declaring import Declared, declared, first_values
-from tdserve.spec.structures import structure_of
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
 

@@ -36,10 +36,10 @@ from tdserve.layout import Layout
 from tdserve.selection import Selection
 from tdserve.session import tag_of
 from tdserve.spec import codec
+from tdserve.spec.blank import META, is_blank
 from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
 from tdserve.spec.state import restored
-from tdserve.spec.structures import META, is_blank
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 

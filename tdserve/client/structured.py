@@ -20,6 +20,8 @@ _Result = TypeVar("_Result")
 class StructuredHandle:
     """Knows a structure, and asks for the newest where it matters.
 
+    Threads: safe, but for the blocks of ``with handle.lock_()`` and ``unlock_()``: a handle has those of one thread.
+
     Attributes:
         name: Of the store.
         uid: Incarnation of the store, as of the same moment as ``spec``.

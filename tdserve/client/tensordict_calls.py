@@ -168,8 +168,7 @@ class TensorDictCalls(ViewCalls, Operators):
         return self._perform("cpu", timeout_s=timeout_s, **kwargs)
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
-        """A local tensordict of the same batch size without leaves; with ``recurse``, which keeps
-        non-tensor values, it is read for it."""
+        """A local tensordict of the same batch size without leaves; ``recurse`` reads and keeps non-tensor values."""
         if recurse:
             return self._perform("empty", recurse, **kwargs)
         found = self._skeleton().td.empty(recurse, **kwargs)

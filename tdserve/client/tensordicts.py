@@ -22,8 +22,8 @@ from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
 from tdserve.spec import codec
+from tdserve.spec.blank import without_content
 from tdserve.spec.capture import Captured, capture
-from tdserve.spec.structures import without_content
 from tdserve.spec.tree import Path, Spec, check_matches
 from tdserve.v1 import control_pb2
 

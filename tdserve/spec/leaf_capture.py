@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from tdserve.errors import InvalidSpecError, NotSupportedError
+from tdserve.spec.blank import as_meta, has_no_content
 from tdserve.spec.captured import EncodedValues
 from tdserve.spec.elements import elements_of, nested_leaf, values_of
 from tdserve.spec.files import FileTensor
@@ -21,7 +22,6 @@ from tdserve.spec.packing import exact, pack
 from tdserve.spec.pieces import Jagged
 from tdserve.spec.stacks import Part
 from tdserve.spec.state import PLAIN, mark_of
-from tdserve.spec.structures import as_meta, has_no_content
 from tdserve.spec.torch_types import FROM_TORCH
 from tdserve.values import check_values, encode_many
 

@@ -27,7 +27,7 @@ class Adopted:
 
     Attributes:
         path: Absolute, without symlinks.
-        read_only: Whether the store may be read only.
+        read_only: Whether nobody may write the store.
         device, inode: Which folder it was when the server last looked: under the same name another process may see
             another one.
         files: Where each tensor leaf lies below it; leaves without elements may have no file.

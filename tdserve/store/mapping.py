@@ -44,7 +44,7 @@ def open_leaves(
     Raises:
         CorruptDataError: A file is missing, is a symlink, or has another size.
         CapacityError: The process has too many mappings or files open.
-        ReadOnlyError: It was adopted to be read only, and is to be written.
+        ReadOnlyError: It was adopted read-only, and is to be written.
     """
     base = FilePath(folder)
     found: dict[Path, torch.Tensor] = {}

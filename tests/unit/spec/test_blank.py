@@ -8,8 +8,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tdserve.errors import NotSupportedError
+from tdserve.spec.blank import as_meta, has_no_content, is_blank, structure_of, without_content
 from tdserve.spec.capture import Captured, capture
-from tdserve.spec.structures import as_meta, has_no_content, is_blank, structure_of, without_content
 
 
 def example() -> TensorDict:

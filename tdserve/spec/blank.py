@@ -1,4 +1,4 @@
-"""Tensordicts of meta and fake tensors: structure without content."""
+"""Blank tensordicts, of meta and fake tensors: structure without content."""
 
 from __future__ import annotations
 
