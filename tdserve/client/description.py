@@ -35,6 +35,16 @@ class VersionInfo:
     created_s: float
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def time(self) -> float:
+        """``created_s``."""
+        return self.created_s
+
+    @property
+    def size(self) -> int:
+        """``nbytes``."""
+        return self.nbytes
+
 
 @dataclass(frozen=True)
 class StoreDescription:

@@ -15,6 +15,17 @@ from tdserve.spec.tree import Spec, check_matches
 
 OPERATIONS = ("sum", "mean", "max", "min")
 
+_REDUCE_OPS = {"sum": "sum", "avg": "mean", "max": "max", "min": "min"}
+"""Names of ``torch.distributed.ReduceOp``, which need not be there to be compared with."""
+
+
+def operation(op: Any) -> str:
+    """What ``op`` says, one of ``OPERATIONS`` where there is such a one; a ``ReduceOp`` of torch.distributed too."""
+    if isinstance(op, str):
+        return op
+    name = str(getattr(op, "name", "")).lower()
+    return _REDUCE_OPS.get(name, str(op))
+
 
 @dataclass
 class _Bucket:

@@ -31,6 +31,7 @@ def test_description_when_read_from_a_message_then_says_the_same() -> None:
     assert (found.name, found.kind, found.spec, found.batch_size) == ("x", "weights", SPEC, (4,))
     assert (found.num_rows, found.rows, found.nbytes, found.bytes) == (4, 4, 32, 32)
     assert found.versions == (VersionInfo(7, 32, 13.5, {"b": b"x"}),)
+    assert (found.versions[0].time, found.versions[0].size) == (13.5, 32)
     assert found.extra == ("shape",)
 
 

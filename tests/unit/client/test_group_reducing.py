@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 
-from tdserve.client.group_reducing import Reducing
+from tdserve.client.group_reducing import Reducing, operation
 from tdserve.errors import InvalidRequestError, NotSupportedError, SpecMismatchError
 from tdserve.layout import LARGE_LEAF_BYTES
 
@@ -85,3 +86,10 @@ def test_check_when_another_structure_then_names_the_key() -> None:
     reducing.check(reducing.spec)
     with pytest.raises(SpecMismatchError):
         reducing.check(Reducing(TensorDict({"x": torch.ones(2)}), "sum", name="g").spec)
+
+
+def test_operation_when_it_is_one_of_torch_distributed_then_as_its_name() -> None:
+    ops = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, "mean", "other")
+    assert [operation(op) for op in ops] == ["sum", "mean", "max", "min", "mean", "other"]
+    with pytest.raises(InvalidRequestError, match="PRODUCT"):
+        Reducing(leaves(), operation(dist.ReduceOp.PRODUCT), name="g")
