@@ -273,6 +273,8 @@ class SessionClient(CatalogClient):
     def close(self) -> None:
         """Ends the session and the connection. Idempotent; every later call raises ClosedError."""
         session, self._session = self._session, None
+        if session is not None and os.getpid() == self._pid:
+            session.groups.leave_all(session.flush)
         super().close()
         if os.getpid() != self._pid:
             return

@@ -11,7 +11,7 @@ from tdserve.client.group_calls import GroupCalls, shown_rank, spec_of
 from tdserve.client.group_epoch import GroupEpoch, Member
 from tdserve.client.group_joining import GroupAsk
 from tdserve.client.group_parts import Given, Taken
-from tdserve.client.group_reducing import Reducing
+from tdserve.client.group_reducing import Reducing, operation
 from tdserve.client.table import check_count
 from tdserve.errors import ClosedError, InvalidRequestError
 from tdserve.v1 import group_pb2
@@ -27,7 +27,8 @@ class Group(GroupCalls):
 
     Every call takes ``timeout_s``, seconds; None is the client's default. A member that goes, and a call that does not
     end in time, end the *epoch*: calls raise PeerLostError (the one that was late DeadlineExceededError) from then on,
-    until ``next_epoch`` has formed another.
+    until ``next_epoch`` has formed another. A member that leaves in good order ends it for calls that need it: of all,
+    and of two with it.
 
     Threads: safe; calls are made one after the other.
     """
@@ -129,12 +130,12 @@ class Group(GroupCalls):
             return None
         return [td if rank == dst else taken[rank].finish(spec) for rank in range(self.world_size)]
 
-    def all_reduce(self, td: Any, op: str = "sum", *, timeout_s: float | None = None) -> Any:
+    def all_reduce(self, td: Any, op: Any = "sum", *, timeout_s: float | None = None) -> Any:
         """Reduces the tensors of everybody's tensordict, in place; all get bitwise the same. Other leaves stay as they
         are.
 
         Args:
-            op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+            op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``, or the ``ReduceOp`` of ``torch.distributed``.
 
         Returns:
             ``td``.
@@ -143,7 +144,8 @@ class Group(GroupCalls):
             InvalidRequestError, NotSupportedError: There is no such operation (on one of the dtypes).
             Otherwise as ``broadcast``.
         """
-        call = group_pb2.GroupCall(kind="all_reduce", op=str(op))
+        op = operation(op)
+        call = group_pb2.GroupCall(kind="all_reduce", op=op)
 
         def make() -> Reducing:
             return Reducing(td, op, name=self.name, device=self._ask.device)
@@ -224,7 +226,10 @@ class Group(GroupCalls):
         return self
 
     def close(self) -> None:
-        """Leaves the group; for the others its epoch is over. Idempotent."""
+        """Leaves the group, as closing the client and the end of the program do. Idempotent.
+
+        For the others its epoch is over but for calls of two of them.
+        """
         self._epoch.leave()
 
     def __enter__(self) -> Group:

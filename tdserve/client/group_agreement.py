@@ -79,6 +79,20 @@ def describe_structure(call: group_pb2.GroupCall, spec: Spec, fingerprint: bytes
         call.spec.CopyFrom(codec.encode(spec))
 
 
+def meet(wire: Wire) -> None:
+    """Returns once every member has come here.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The link is closed.
+    """
+    if wire.link.rank == 0:
+        others = range(1, wire.link.world_size)
+        recv_notes(wire, others)
+        wire.wait(post_note(wire, b"", others))
+    else:
+        recv_notes(wire, [0], post_note(wire, b"", [0]))
+
+
 def agree(
     wire: Wire, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
 ) -> Agreed:

@@ -106,11 +106,11 @@ class GroupCalls:
 
     def _give(self, kind: str, td: Any, dst: int, timeout_s: float | None) -> None:
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
-        epoch.check()
         self._check_peer("dst", dst)
+        epoch.check(dst)
         given, own = self._made(self._given(td), {})
         call = group_pb2.GroupCall(kind=kind)
-        with epoch.call(deadline, f"{kind}()") as link:
+        with epoch.call(deadline, f"{kind}()", dst) as link:
             wire = Wire(link, PAIR_TAG, deadline, self._client.pool)
             if given is not None:
                 describe_structure(call, given.spec, given.fingerprint, epoch.told[dst])
@@ -124,11 +124,11 @@ class GroupCalls:
 
     def _take(self, kind: str, out: Any, src: int, timeout_s: float | None) -> Any:
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
-        epoch.check()
         self._check_peer("src", src)
+        epoch.check(src)
         taken, own = self._made(self._taken(out), {})
         call = group_pb2.GroupCall(kind=kind, fingerprint=b"" if taken is None else taken.fingerprint)
-        with epoch.call(deadline, f"{kind}()") as link:
+        with epoch.call(deadline, f"{kind}()", src) as link:
             wire = Wire(link, PAIR_TAG, deadline, self._client.pool)
             check = _refuse if taken is None else taken.check
             told, heard = epoch.told[src], epoch.heard[src]

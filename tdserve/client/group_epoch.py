@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition, Lock, Timer
 from typing import Any, NamedTuple, cast
+from weakref import WeakSet
 
-from tdserve.client.group_agreement import Known
+from tdserve.client.group_agreement import Known, meet
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
 from tdserve.transport.forming import Forming
 from tdserve.transport.gloo import KVStore
+from tdserve.transport.group_content import CALL_TAG, Wire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.group_nccl import NcclLink
+from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 
 LOST_GRACE_S = 0.25
 """A call under way may still have all that it needs when a member goes: it sees a broken connection by itself, but for
 a message that was half on its way. And whose connection breaks waits so long to be told who has gone."""
+
+_open: WeakSet[GroupEpoch] = WeakSet()
+"""What is left in good order when the interpreter ends: the others may still be busy with a call that is over here."""
+
+
+def _leave_all() -> None:
+    for session in {epoch.session for epoch in list(_open) if not epoch.is_foreign}:
+        session.groups.leave_all(session.flush)
 
 
 class Member(NamedTuple):
@@ -70,13 +82,17 @@ class GroupEpoch:
         self._calling = Lock()
         self._changed = Condition()
         self._loss: control_pb2.GroupLoss | None = None
+        self._left: dict[int, control_pb2.GroupLoss] = {}
         self._over: TDServeError | None = None
         self._grace: Timer | None = None
         self._link: GroupLink | None = None
         self._forming: Forming | None = None
         self._kv_store = KVStore(lambda key, value: self._publish(key, value, is_mail=False))
         self._nccl_store = KVStore(lambda key, value: self._publish(key, value, is_mail=True))
-        session.groups.attach(name, self.number, self._on_event, self._on_session_lost)
+        session.groups.attach(name, self.number, self._on_event, self._on_session_lost, self.leave)
+        _open.add(self)
+        atexit.unregister(_leave_all)
+        atexit.register(_leave_all)  # in front of what ends the session
 
     def __repr__(self) -> str:
         return f"<GroupEpoch {self.number} of {self.name!r}: rank {self.rank} of {len(self.members)}>"
@@ -84,15 +100,20 @@ class GroupEpoch:
     @property
     def is_lost(self) -> bool:
         """Whether a member has gone, as far as this one was told."""
-        return self._loss is not None
+        return self._loss is not None or bool(self._left)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that it belongs to."""
+        return os.getpid() != self._pid
 
     @property
     def is_closed(self) -> bool:
         """Whether this member has left the group."""
         return isinstance(self._over, ClosedError)
 
-    def open(self, deadline: Deadline) -> None:
-        """Forms the connections.
+    def open(self, deadline: Deadline, pool: BufferPool) -> None:
+        """Forms the connections, of all members: who leaves afterwards hinders nobody.
 
         Raises:
             PeerLostError: A member went away meanwhile; the others are told as well.
@@ -120,8 +141,9 @@ class GroupEpoch:
             return link
 
         with self._changed:
-            if self._loss is not None:
-                raise self._lost(self._loss)
+            loss = self._loss_of(None)
+            if loss is not None:
+                raise self._lost(loss)
             name = f"tdserve-group-{self.name}-form"
             forming = self._forming = Forming(cast(Any, make), peer=f"group {self.name!r}", name=name)
         try:
@@ -130,77 +152,103 @@ class GroupEpoch:
             raise self._end(error, deadline) from error
         with self._changed:
             self._link = link
+        try:
+            meet(Wire(link, CALL_TAG, deadline, pool))
+        except TDServeError as error:
+            raise self._end(error, deadline) from error
 
     @contextmanager
-    def call(self, deadline: Deadline, what: str) -> Iterator[GroupLink]:
+    def call(self, deadline: Deadline, what: str, peer: int | None = None) -> Iterator[GroupLink]:
         """A call of the link; whatever the block raises ends the epoch.
 
+        Args:
+            peer: Rank of the only other member that the call needs; None: it needs all.
+
         Raises:
-            PeerLostError: The epoch is over.
+            PeerLostError: The epoch is over, or the call needs a member that has left.
             ClosedError: It was closed by this member.
             DeadlineExceededError: The block's, or another call of this member took all the time.
         """
         if not self._calling.acquire(timeout=deadline.remaining_s or 0.0):
             raise DeadlineExceededError(what=f"the end of another call of {self.name!r}", timeout_s=deadline.timeout_s)
         try:
-            link = self.check()
+            link = self.check(peer)
             try:
                 yield link
             except TDServeError as error:
-                raise self._end(error, deadline, what) from error
+                raise self._end(error, deadline, what, peer) from error
             except BaseException as fault:
-                self._end(PeerLostError(reason=f"{what} was interrupted by {type(fault).__name__}"), deadline, what)
+                interrupted = PeerLostError(reason=f"{what} was interrupted by {type(fault).__name__}")
+                self._end(interrupted, deadline, what, peer)
                 raise
         finally:
             self._calling.release()
 
-    def check(self) -> GroupLink:
-        """The link, while the epoch is not over.
+    def check(self, peer: int | None = None) -> GroupLink:
+        """The link, while the epoch is not over; ``peer`` as of ``call``.
 
         Raises:
-            PeerLostError: It is over.
+            PeerLostError: It is over, or a member that is needed has left.
             ClosedError: It was closed by this member.
             ForkedClientError: This is a fork of the process that it belongs to.
         """
-        if os.getpid() != self._pid:
+        if self.is_foreign:
             raise ForkedClientError(what=f"group {self.name!r}", pid=self._pid)
         with self._changed:
             if self._over is None and self._loss is not None:
                 self._over = self._lost(self._loss)
-            over, link = self._over, self._link
+            over, link, left = self._over, self._link, self._loss_of(peer)
         if over is not None or link is None:
             self._close_link()
             raise over or ClosedError(what=f"group {self.name!r}")
+        if left is not None:
+            raise self._lost(left)
         return link
 
-    def leave(self) -> None:
-        """Ends this member's part; the others are told. Idempotent."""
+    def _loss_of(self, peer: int | None) -> control_pb2.GroupLoss | None:
+        """Who is missed in a call that needs this member, or all."""
+        if self._loss is not None or not self._left:
+            return self._loss
+        return next(iter(self._left.values())) if peer is None else self._left.get(peer)
+
+    def leave(self, *, stays_connected: bool = False) -> None:
+        """Ends this member's part; the others are told. Idempotent.
+
+        Args:
+            stays_connected: Its connections go on until this is called again: who sees one break knows why by then.
+        """
         with self._changed:
-            if isinstance(self._over, ClosedError):
-                return
-            self._over = ClosedError(what=f"group {self.name!r}")
-        if os.getpid() != self._pid:
+            is_first = not isinstance(self._over, ClosedError)
+            if is_first:
+                self._over = ClosedError(what=f"group {self.name!r}")
+        _open.discard(self)
+        if self.is_foreign:
             return
-        self.session.groups.detach(self.name, self.number)
-        if not self.session.is_lost:
-            self._notify(leave=True)
-        self._close_link()
+        if is_first:
+            self.session.groups.detach(self.name, self.number)
+            if not self.session.is_lost:
+                self._notify(leave=True)
+        if not stays_connected:
+            self._close_link()
 
     def retire(self) -> None:
         """Ends the link, and no more: the member goes on to the next epoch."""
         with self._changed:
             self._over = self._over or self._finished()
+        _open.discard(self)
         self.session.groups.detach(self.name, self.number)
         self._close_link()
 
-    def _end(self, error: TDServeError, deadline: Deadline, what: str = "its formation") -> TDServeError:
+    def _end(
+        self, error: TDServeError, deadline: Deadline, what: str = "its formation", peer: int | None = None
+    ) -> TDServeError:
         """Ends the epoch after a fault of the link; returns what is to be raised."""
         self._close_link()
         with self._changed:
             if not isinstance(error, DeadlineExceededError):
                 grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
-                self._changed.wait_for(lambda: self._loss is not None, grace_s)
-            loss = self._loss
+                self._changed.wait_for(lambda: self._loss_of(peer) is not None, grace_s)
+            loss = self._loss_of(peer)
             if isinstance(self._over, ClosedError):
                 return self._over
             # Who gives up because the time of all is over is not at fault.
@@ -245,11 +293,14 @@ class GroupEpoch:
 
     def _on_loss(self, loss: control_pb2.GroupLoss) -> None:
         with self._changed:
-            if self._loss is None:
+            # Who has left has done its part, and the others may go on; but who waits for it over NCCL would never know.
+            is_end = not loss.has_left or self.nccl is not None or self._link is None
+            if not is_end:
+                self._left.setdefault(loss.rank, loss)
+            elif self._loss is None:
                 self._loss = loss
             self._changed.notify_all()
-            # Who has left has done its part; but who waits for it over NCCL would never know.
-            if self._grace is None and (not loss.has_left or self.nccl is not None or self._link is None):
+            if self._grace is None and is_end:
                 self._grace = Timer(LOST_GRACE_S if self._link is not None else 0.0, self._close_link)
                 self._grace.name, self._grace.daemon = f"tdserve-group-{self.name}-end", True
                 self._grace.start()

@@ -13,6 +13,7 @@ MAX_EARLY_EVENTS = 65_536
 
 OnEvent = Callable[[control_pb2.GroupEvent], None]
 OnLost = Callable[[TDServeError], None]
+Leave = Callable[..., None]
 
 _Key = tuple[str, int]
 
@@ -25,7 +26,7 @@ class GroupInbox:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._listeners: dict[_Key, tuple[OnEvent, OnLost]] = {}
+        self._listeners: dict[_Key, tuple[OnEvent, OnLost, Leave]] = {}
         self._early: dict[_Key, list[control_pb2.GroupEvent]] = {}
         self._last: dict[str, int] = {}
         self._lost: TDServeError | None = None
@@ -44,10 +45,10 @@ class GroupInbox:
                 return
             listener[0](event)  # in the lock: in order
 
-    def attach(self, name: str, epoch: int, on_event: OnEvent, on_lost: OnLost) -> None:
+    def attach(self, name: str, epoch: int, on_event: OnEvent, on_lost: OnLost, leave: Leave) -> None:
         """From here on these are called; at once with what came before."""
         with self._lock:
-            self._listeners[name, epoch] = (on_event, on_lost)
+            self._listeners[name, epoch] = (on_event, on_lost, leave)
             self._last[name] = max(epoch, self._last.get(name, 0))
             for early in [key for key in self._early if key[0] == name and key[1] <= epoch]:
                 for event in self._early.pop(early):
@@ -67,5 +68,20 @@ class GroupInbox:
         with self._lock:
             self._lost = error
             listeners = list(self._listeners.values())
-        for _, on_lost in listeners:
+        for _, on_lost, _ in listeners:
             on_lost(error)
+
+    def leave_all(self, flush: Callable[[], None]) -> None:
+        """The client is being closed: its members leave in good order, so that nobody takes them for dead.
+
+        Args:
+            flush: Waits until the others are told; called where there are any.
+        """
+        with self._lock:
+            listeners = list(self._listeners.values())
+        for _, _, leave in listeners:
+            leave(stays_connected=True)
+        if listeners:
+            flush()
+        for _, _, leave in listeners:
+            leave()

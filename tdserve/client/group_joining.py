@@ -61,7 +61,7 @@ class GroupAsk:
         while True:
             epoch = self._ask(world_size, rank, last, deadline)
             try:
-                epoch.open(deadline)
+                epoch.open(deadline, self._client.pool)
             except TDServeError:
                 epoch.retire()
                 if not epoch.is_lost or deadline.expired:

@@ -87,6 +87,11 @@ class LocalEnd:
             raise ConnectError(address=str(self.root), reason="the local socket was closed")
         self._socket.send(message)
 
+    def flush(self, timeout_s: float) -> None:
+        """Waits until the server has what was sent, or so long; nothing can be sent any more."""
+        if self._socket is not None:
+            self._socket.flush(timeout_s)
+
     def look(self) -> None:
         """In the thread that brings messages, while it writes content in place: hands on what need not wait for it."""
         if self._socket is not None:

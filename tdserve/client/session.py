@@ -37,6 +37,9 @@ from tdserve.v1 import control_pb2
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
 
+FLUSH_TIMEOUT_S = 1.0
+"""For the server to take what was sent before the end; it takes longer only where it hardly runs."""
+
 LETTING_GO_S = 2 * JOIN_TIMEOUT_S
 """Two channels that do not form hold up the end of their session so long, and that is part of the call's time."""
 
@@ -163,7 +166,8 @@ class Session:
         if self.local is not None:
             self.local.send(message)
             return pending
-        pending.is_mailed = self._mailbox is not None and self._mailbox.send(message)
+        # A group is joined behind the notice that it was left, which is no request and goes by the stream.
+        pending.is_mailed = "join_group" not in body and self._mailbox is not None and self._mailbox.send(message)
         if not pending.is_mailed:
             self._stream.send(message)
         return pending
@@ -175,6 +179,13 @@ class Session:
                 self.local.send(message)
         else:
             self._stream.send(message)
+
+    def flush(self) -> None:
+        """What was told the server arrives, and nothing can be told it any more: ``close`` must follow."""
+        if self.local is None:
+            self._stream.flush(FLUSH_TIMEOUT_S)
+        else:
+            self.local.flush(FLUSH_TIMEOUT_S)
 
     def keep(self, request: int, works: Iterable[Work]) -> None:
         """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it."""

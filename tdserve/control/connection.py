@@ -84,6 +84,12 @@ class SessionStream:
         """Hands a message to the stream; never blocks. Lost when the stream is."""
         self._outgoing.put(message)
 
+    def flush(self, timeout_s: float) -> None:
+        """Nothing more will be sent: waits until the server, which then ends the stream, has all of it, or so long."""
+        self._outgoing.put(None)
+        if self._thread is not current_thread():
+            self._thread.join(timeout_s)
+
     def close(self) -> None:
         """Ends the stream and joins its thread (unless called from it). Idempotent."""
         self._end()

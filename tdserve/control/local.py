@@ -178,6 +178,13 @@ class SocketEnd:
             self._shut_down()  # nothing that comes can be trusted, or was lost
             raise
 
+    def flush(self, timeout_s: float) -> None:
+        """Nothing more will be sent: waits until the server, which then hangs up, has all of it, or so long."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        if self._thread.is_alive() and self._thread is not current_thread():
+            self._thread.join(timeout_s)
+
     def drop(self) -> None:
         """Closes this process's copy, in a forked child; the parent's connection goes on."""
         self._socket.close()

@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from weakref import WeakSet
 
 import pytest
 import torch
 
 import tdserve
+from tdserve.client import group_epoch
 from tdserve.client.group_epoch import LOST_GRACE_S, GroupEpoch
 from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError
@@ -49,7 +51,7 @@ def test_call_when_the_session_of_a_member_ends_then_the_others_raise_long_befor
             assert "rank 2 of group" in str(error)
             assert f"process {os.getpid()}" in str(error)
         assert time.monotonic() - begin_s < 10.0
-        with pytest.raises(PeerLostError):
+        with pytest.raises(ClosedError):
             team.groups[2].barrier()
         assert [group.world_size for group in team.each(lambda group: group.next_epoch(), [0, 1])] == [2, 2]
 
@@ -81,6 +83,60 @@ def test_leave_when_a_call_of_another_is_almost_through_then_it_ends_well(server
             assert team.each(play) == [number] * 2
             name = f"{team.name}-{number}"
             team.groups = team.run(lambda client, rank, name=name: client.group(name, 2, rank), team.clients)
+
+
+@pytest.mark.parametrize("how", ["group", "client"])
+def test_call_of_two_when_a_third_has_left_then_it_goes_on_and_calls_of_all_do_not(
+    server: tdserve.Server, how: str
+) -> None:
+    with Team(server, 3) as team:
+        (team.groups if how == "group" else team.clients)[2].close()
+        wait_for(lambda: epoch_of(team, 0).is_lost and epoch_of(team, 1).is_lost, "the news of the leave")
+
+        def play(group: tdserve.client.group.Group) -> int:
+            if group.rank == 0:
+                group.send(content(5), 1)
+                return number_in(group.from_remote_init(1))
+            td = content(0)
+            group.recv(td, 0)
+            group.init_remote(content(6), 0)
+            return number_in(td)
+
+        assert team.each(play, [0, 1]) == [6, 5]
+        with pytest.raises(PeerLostError, match=r"lost rank 2 .* closed the group"):
+            team.groups[0].barrier()
+        with pytest.raises(PeerLostError, match=r"lost rank 2 .* closed the group"):
+            team.groups[0].send(content(1), 2)
+        assert team.each(play, [0, 1]) == [6, 5]
+        assert [group.world_size for group in team.each(lambda group: group.next_epoch(), [0, 1])] == [2, 2]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_end_of_the_interpreter_when_in_a_group_then_it_is_left_in_good_order(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    with Team(server, 3) as team:
+        monkeypatch.setattr(group_epoch, "_open", WeakSet([epoch_of(team, rank)]))
+        group_epoch._leave_all()  # what atexit calls
+        wait_for(lambda: epoch_of(team, 0).is_lost, "the news of the leave")
+        with pytest.raises(PeerLostError, match=rf"lost rank {rank} .* closed the group"):
+            team.groups[0].barrier()
+
+
+def test_open_when_a_member_leaves_at_once_then_the_others_are_connected(server: tdserve.Server) -> None:
+    with Team(server, 4) as team:
+        for number in range(5):
+            name = f"{team.name}-{number}"
+
+            def play(client: tdserve.Client, rank: int, name: str = name) -> int:
+                with client.group(name, 4, rank) as group:
+                    if rank == 0:
+                        group.send(content(3), 1)
+                    if rank == 1:
+                        return number_in(group.recv(content(0), 0))
+                return 3
+
+            assert team.run(play, team.clients) == [3] * 4
 
 
 def test_check_when_closed_or_forked_then_typed_error(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> None:

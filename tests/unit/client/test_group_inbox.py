@@ -16,7 +16,16 @@ class Listener:
     def __init__(self, inbox: GroupInbox, epoch: int, name: str = "g") -> None:
         self.keys: list[str] = []
         self.lost: list[TDServeError] = []
-        inbox.attach(name, epoch, lambda event: self.keys.append(event.entry.key), self.lost.append)
+        self.left: list[bool] = []
+        inbox.attach(name, epoch, self.on_event, self.lost.append, self.on_leave)
+
+    def on_leave(self, *, stays_connected: bool = False) -> None:
+        """Leaves."""
+        self.left.append(stays_connected)
+
+    def on_event(self, event: control_pb2.GroupEvent) -> None:
+        """Takes an entry."""
+        self.keys.append(event.entry.key)
 
 
 def test_events_when_they_come_before_the_epoch_is_known_then_kept_in_order() -> None:
@@ -51,3 +60,14 @@ def test_lose_when_the_session_ends_then_every_epoch_is_told_and_later_ones_at_o
     inbox.lose(error)
     assert (first.lost, gone.lost) == ([error], [])
     assert Listener(inbox, 2).lost == [error]
+
+
+def test_leave_all_when_the_client_is_closed_then_connections_end_when_the_others_know() -> None:
+    inbox = GroupInbox()
+    flushed: list[list[bool]] = []
+    inbox.leave_all(lambda: flushed.append([]))
+    assert flushed == []
+    first, gone = Listener(inbox, 1), Listener(inbox, 5, "gone")
+    inbox.detach("gone", 5)
+    inbox.leave_all(lambda: flushed.append(list(first.left)))
+    assert (flushed, first.left, gone.left) == ([[True]], [True, False], [])
