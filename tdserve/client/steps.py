@@ -71,7 +71,9 @@ class Step(NamedTuple):
         try:
             return getattr(td, self.name)(*self.args, **self.kwargs)
         except KeyError as error:
-            raise KeyNotFoundError(store=store, key=str(error.args[0] if error.args else "")) from None
+            missing = [key for key in self.args if isinstance(key, (str, tuple)) and key not in td.keys(True)]
+            named = missing[0] if missing else error.args[0] if error.args else ""
+            raise KeyNotFoundError(store=store, key=str(named)) from None
 
 
 def narrowed(dims: Sequence[Dim], index: Sequence[int | slice]) -> tuple[Dim, ...]:

@@ -83,5 +83,5 @@ def test_step_when_a_key_is_missing_then_only_the_check_says_so() -> None:
     td = TensorDict({"a": torch.zeros(2)}, [2])
     step = Step("select", ("a", "z"), {"strict": True})
     assert list(step.apply(td).keys()) == ["a"]
-    with pytest.raises(KeyNotFoundError, match="frames"):
+    with pytest.raises(KeyNotFoundError, match="'frames' has no key 'z'"):
         step.check(td, store="frames")
