@@ -188,3 +188,23 @@ def _array_from_message(array: content_pb2.IntArray | content_pb2.BoolArray, dty
     if not has_room or math.prod(shape) * dtype.itemsize != len(array.data):
         raise RemoteProtocolError(expected=f"an array of shape {list(shape)[:8]}", received=f"{len(array.data)} bytes")
     return np.frombuffer(array.data, dtype).reshape(shape)
+
+
+def split_index(index: Any, num_dims: int) -> tuple[Any, Any]:
+    """An index in two: what selects of the first dimensions, and what is left for the result of that.
+
+    Args:
+        num_dims: How many of the first.
+
+    Returns:
+        The second is None where nothing is left, or nothing can be said before arrays, masks and new dimensions have
+        been applied together.
+    """
+    if num_dims == 0:
+        return ((), None) if index is Ellipsis or (isinstance(index, tuple) and not index) else ((), index)
+    if not isinstance(index, tuple) or len(index) <= num_dims:
+        return index, None
+    first = index[:num_dims]
+    if not all(isinstance(item, (int, slice, np.integer)) and not isinstance(item, bool) for item in first):
+        return index, None
+    return first, (*(FULL for item in first if isinstance(item, slice)), *index[num_dims:])

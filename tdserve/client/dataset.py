@@ -71,6 +71,8 @@ class StoreRows(_Rows):
             TypeError: The store has no batch dimension.
         """
         batch_size = self.spec.batch_size
+        if not batch_size and self.spec.root.inner:  # one piece, whose dimensions are its own
+            return iter(self[...])
         if not batch_size:
             raise TypeError(
                 f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"

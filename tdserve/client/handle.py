@@ -26,6 +26,7 @@ from tdserve.client.tensordict_calls import TensorDictCalls, kept_keys
 from tdserve.client.view import StoreView, bare
 from tdserve.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.selection import Selection, encode
+from tdserve.selection_items import split_index
 from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at, name_dims
 from tdserve.spec.tree import Path, Spec, ValueLeaf, show
@@ -78,7 +79,11 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         if path is not None:
             entry = self._asked(lambda: self.spec.find(path, store=self.name))
             return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
-        return self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
+        below = None
+        if self.spec.root.inner:  # batch dimensions that only the elements know
+            index, below = split_index(index, len(self.spec.batch_size))
+        found = self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
+        return found if below is None else found[below]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """``store["key"] = tensor`` replaces a leaf or part, ``store[3] = td`` rows of everything."""
@@ -109,10 +114,15 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Rows of one leaf or nested part, or the default, as of ``get``."""
+        """Rows of one leaf or nested part, or the default, as of ``get``.
+
+        An index may go on behind the batch dimensions; then whole rows are fetched, and indexed here.
+        """
         path = checked_path(key)
+        index, below = split_index(index, len(self.spec.batch_size))
         try:
-            return entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
+            found = entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
+            return found if below is None else found[below]
         except KeyNotFoundError:
             if default is NO_DEFAULT:
                 raise

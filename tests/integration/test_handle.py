@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import tdserve
 from tests.unit.spec.strategies import Inner, difference
@@ -340,3 +340,34 @@ def test_values_when_set_for_all_rows_then_single_ones_are_forgotten(
     store["prompt"] = NonTensorStack(*"vwxyz")
     assert store["who"] == "everybody"
     assert store["prompt"] == list("vwxyz")
+
+
+@pytest.mark.parametrize("index", [(2, 1), (slice(1, 3), 0), (0, slice(None), 1)], ids=str)
+def test_get_at_when_the_index_goes_beyond_the_batch_then_into_the_rows(
+    client: tdserve.Client, name: str, index: Any
+) -> None:
+    td = TensorDict(
+        {"x": torch.arange(24).view(4, 3, 2), "n": TensorDict({"y": torch.arange(12).view(4, 3)}, [4, 3])}, [4]
+    )
+    store = client.memmap(td, name)
+    assert torch.equal(store.get_at("x", index), td.get_at("x", index))
+    if len(index) == 2:
+        assert torch.equal(store.get_at("n", index)["y"], td.get_at("n", index)["y"])
+
+
+def test_get_at_when_there_is_no_batch_dimension_then_into_the_tensor(client: tdserve.Client, name: str) -> None:
+    store = client.memmap(TensorDict({"x": torch.arange(6).view(2, 3)}, []), name)
+    assert store.get_at("x", 1).tolist() == [3, 4, 5]
+    assert store.get_at("x", (slice(None), 2)).tolist() == [2, 5]
+    assert store.get_at("x", ...).shape == (2, 3)
+
+
+@pytest.mark.parametrize("index", [0, (slice(None), 1), (..., 0), slice(1, 2), (1, 2)], ids=str)
+def test_getitem_when_rows_of_another_dimension_have_other_keys_then_as_of_the_lazy_stack(
+    client: tdserve.Client, name: str, index: Any
+) -> None:
+    parts = [TensorDict({"x": torch.full((2, size), size), f"only{size}": torch.ones(2)}, [2]) for size in (1, 2, 3)]
+    td = LazyStackedTensorDict(*parts, stack_dim=1, stack_dim_name="agent")
+    store = client.memmap(td, name)
+    assert difference(store[index], td[index]) is None
+    assert [difference(row, part) for row, part in zip(store, td, strict=True)] == [None, None]

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from tdserve.errors import RemoteProtocolError
-from tdserve.selection_items import describe, is_same, item_from_message, item_to_message, num_covered, parse_item
+from tdserve.selection_items import (
+    describe,
+    is_same,
+    item_from_message,
+    item_to_message,
+    num_covered,
+    parse_item,
+    split_index,
+)
 from tdserve.v1 import content_pb2
 
 
@@ -111,3 +119,24 @@ def test_num_covered_when_mask_then_its_dimensions_else_one_or_none() -> None:
 def test_describe_when_strange_then_short() -> None:
     assert describe({1, 2}) == "<set>"
     assert describe(slice(None, None, -1)) == "::-1"
+
+
+@pytest.mark.parametrize(
+    ("index", "num_dims", "expected"),
+    [
+        (1, 1, (1, None)),
+        ((1, 2), 2, ((1, 2), None)),
+        ((1, 2), 1, ((1,), (2,))),
+        ((slice(1, 3), 0, 2), 2, ((slice(1, 3), 0), (slice(None), 2))),
+        (..., 0, ((), None)),
+        ((), 0, ((), None)),
+        (3, 0, ((), 3)),
+        ((..., 0), 1, ((..., 0), None)),
+        ((None, 0), 1, ((None, 0), None)),
+        ((True, 0), 1, ((True, 0), None)),
+    ],
+)
+def test_split_index_when_it_goes_beyond_then_the_rest_is_for_what_was_selected(
+    index: Any, num_dims: int, expected: Any
+) -> None:
+    assert split_index(index, num_dims) == expected
