@@ -211,16 +211,22 @@ def with_value(number: int, value: Any) -> TensorDict:
     return TensorDict({"a": torch.tensor(number), "v": NonTensorData(value)}, [])
 
 
-def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_rows_are_held_back_all_the_same(
-    world: World, run: Loop
-) -> None:
+def crowded(world: World, run: Loop) -> tuple[Entry, bytes]:
+    """A table with room for 1 MiB of values, and those of three rows that are more."""
     like = with_value(0, "x")
     entry = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
     huge: Any = torch.stack([with_value(number, "y" * (1 << 20)) for number in range(3)])
+    return entry, content_of(huge).values
+
+
+def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_rows_are_held_back_all_the_same(
+    world: World, run: Loop
+) -> None:
+    entry, huge = crowded(world, run)
 
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
-            write = begin(world, stopped, here(entry, 3, values=content_of(huge).values))
+            write = begin(world, stopped, here(entry, 3, values=huge))
             await stopped.accepted()
             await stopped.leave()
             with pytest.raises((CapacityError, PeerLostError)):
@@ -234,13 +240,11 @@ def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_r
 def test_extend_when_its_values_are_refused_and_its_client_has_written_then_its_rows_are_free(
     world: World, run: Loop
 ) -> None:
-    like = with_value(0, "x")
-    entry = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
-    huge: Any = torch.stack([with_value(number, "y" * (1 << 20)) for number in range(3)])
+    entry, huge = crowded(world, run)
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            write = begin(world, peer, here(entry, 3, values=content_of(huge).values))
+            write = begin(world, peer, here(entry, 3, values=huge))
             await peer.accepted()
             peer.done()
             with pytest.raises(CapacityError):
