@@ -186,14 +186,20 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         return self
 
     def to_tensordict(
-        self, *, device: torch.device | str | None = None, pad: Pad = None, timeout_s: float | None = None
+        self,
+        *,
+        retain_none: bool | None = None,
+        device: torch.device | str | None = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
     ) -> Any:
         """Everything, as a local tensordict; never live.
 
         With ``pad`` ragged tensors are filled up to the longest of them, and there are masks of what is content under
-        ``("masks", *key)``.
+        ``("masks", *key)``. With ``retain_none``, of a tensorclass, as ``to_tensordict`` of the instance.
         """
-        return self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+        found = self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+        return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     def read_entries(
         self,

@@ -124,9 +124,16 @@ class StoreView(TensorDictCalls):
             return default
         return entry_at(self._fetch(path, index, timeout_s=timeout_s), path)
 
-    def to_tensordict(self, *, device: torch.device | str | None = None, timeout_s: float | None = None) -> Any:
-        """All of it, as a local tensordict."""
-        return self._fetch((), ..., device=device, timeout_s=timeout_s)
+    def to_tensordict(
+        self,
+        *,
+        retain_none: bool | None = None,
+        device: torch.device | str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """All of it, as a local tensordict; ``retain_none`` as of a store."""
+        found = self._fetch((), ..., device=device, timeout_s=timeout_s)
+        return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     # ------------------------------------------------------------------------------- writing
 

@@ -371,3 +371,12 @@ def test_getitem_when_rows_of_another_dimension_have_other_keys_then_as_of_the_l
     store = client.memmap(td, name)
     assert difference(store[index], td[index]) is None
     assert [difference(row, part) for row, part in zip(store, td, strict=True)] == [None, None]
+
+
+def test_to_tensordict_when_retain_none_is_given_then_as_of_tensordict(client: tdserve.Client, name: str) -> None:
+    td = TensorDict({"x": torch.ones(2), "note": "text"}, [2])
+    store = client.memmap(td, name)
+    for retain_none in (True, False, None):
+        expected = td.to_tensordict(retain_none=retain_none)
+        assert difference(store.to_tensordict(retain_none=retain_none), expected) is None
+        assert difference(store.select("x").to_tensordict(retain_none=retain_none), expected.select("x")) is None
