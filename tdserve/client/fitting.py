@@ -150,7 +150,9 @@ class _Fitting:
             except (RuntimeError, ValueError, NotImplementedError, IndexError):
                 expected = f"batch size {list(node.batch_size)}"
                 raise self.mismatch(path, expected, f"{list(batch_size)}") from None
-        captured = capture(value, store=self.store, like=Spec(node), allow_pickle=self.allow_pickle)
+        like = Spec(node)
+        is_exact = bool(like.packed)  # what describes itself is replaced, not filled
+        captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
         entries = dict(node.entries)
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)

@@ -105,6 +105,14 @@ def on_cpu(spec: Spec) -> Spec:
     return spec.on_cpu if device is None or device == "cpu" else spec.with_device("cpu")
 
 
+def only(td: Any, keys: Sequence[Path], spec: Spec) -> Any:
+    """What was read of some keys, without what came along because it is stored with them; no keys are all of them."""
+    if not any(key[:depth] in spec.packed for key in keys for depth in range(len(key))):
+        return td
+    masks = [("masks", *key) for key in keys]
+    return td.select(*keys, *masks, strict=False)
+
+
 class Destination:
     """The caller's ``out=``: received into directly where its leaves are contiguous and on the CPU, else copied into.
 

@@ -12,7 +12,7 @@ from tdserve.client.handle import StoreHandle
 from tdserve.client.live import with_live_leaves
 from tdserve.client.padding import Pad
 from tdserve.client.queue import QueueHandle
-from tdserve.client.reading import Content, Destination, brought, read_selection
+from tdserve.client.reading import Content, Destination, brought, only, read_selection
 from tdserve.client.replay import ReplayHandle
 from tdserve.client.session import Session
 from tdserve.client.writing import write_selection
@@ -125,7 +125,7 @@ class TensorDictClient(SessionClient):
 
         def fetch() -> Any:
             content = brought(self._fetch(name, deadline, keys=paths, destination=destination, device=device))
-            return self._shown(name, content, device, pad) if out is None else out
+            return only(self._shown(name, content, device, pad), paths, content.spec) if out is None else out
 
         return self.perform(fetch, return_early)
 

@@ -107,7 +107,7 @@ def capture(
 def capture_packed(
     td: Any, batch_size: tuple[int, ...], *, store: str = "", allow_pickle: bool = False
 ) -> tuple[Node, Any]:
-    """Takes a tensordict apart into elements that describe themselves.
+    """Takes a tensordict apart into elements that describe themselves, exactly as they are.
 
     Args:
         td: As of ``capture``.
@@ -121,7 +121,7 @@ def capture_packed(
     Raises:
         NotSupportedError, InvalidSpecError: As ``capture``.
     """
-    reader = _Reader(store, False, frozenset({()}), checks=not allow_pickle)
+    reader = _Reader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=True)
     return reader.node(td, (), batch_size), reader.values[()]
 
 
@@ -141,7 +141,8 @@ class _Reader(LeafReader):
             (td, _NOTHING, None, None) if type(td) is TensorDict else self._unwrap(td, path)
         )
         if path in self.packed:
-            return self._packed(plain, extra, tensorclass, path, above)
+            is_element = params is not None and above == ()
+            return self._packed(td if is_element else plain, extra, tensorclass, path, above)
         if isinstance(plain, LazyStackedTensorDict):
             return self._stack(plain, extra, tensorclass, path, above)
         batch_size = tuple(plain.batch_size)

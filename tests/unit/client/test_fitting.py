@@ -9,6 +9,7 @@ from tensordict import NonTensorData, TensorDict, lazy_stack
 from tdserve.client.fitting import fitted
 from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.capture import capture
+from tdserve.spec.packing import pack, unpack
 from tests.unit.spec.ragged import jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec
@@ -117,3 +118,17 @@ def test_fitted_when_whole_rows_come_then_everything() -> None:
 def test_fitted_when_key_lies_in_a_packed_node_then_says_what_to_write() -> None:
     with pytest.raises(NotSupportedError, match="write h"):
         fitted(["x"], RAGGED, at=("h", "role"), store="x")
+
+
+def test_fitted_when_what_it_replaces_requires_grad_then_content_counts() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2).requires_grad_()}, [3])
+    chosen = capture(td, is_exact=True).spec
+    captured, _ = fitted(TensorDict({"a": torch.ones(3, 2)}, [3]), chosen, store="x")
+    assert captured.tensors[("a",)].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_fitted_when_rows_describe_themselves_then_parameters_stay_what_they_are() -> None:
+    rows = [TensorDict({"w": torch.nn.Parameter(torch.ones(2))}), TensorDict({"v": torch.ones(1)})]
+    chosen = capture(lazy_stack(rows), is_exact=True).spec
+    captured, _ = fitted(lazy_stack(rows), chosen, store="x")
+    assert type(unpack(pack(captured.values[()][0])).get("w")) is torch.nn.Parameter

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tdserve.client.incoming import post
-from tdserve.client.reading import Destination, finish_posted, on_cpu, read_selection
+from tdserve.client.reading import Destination, finish_posted, on_cpu, only, read_selection
 from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, InvalidSpecError, NotSupportedError, SpecMismatchError
@@ -92,3 +92,11 @@ def test_read_when_nothing_newer_comes_then_deadline(client: tdserve.Client, nam
     client.init_remote(TD, name)
     with pytest.raises(DeadlineExceededError, match="newer than version 1"):
         read_selection(client, name, Selection(), newer_than=1, deadline=Deadline.after(0.05))
+
+
+def test_only_when_rows_are_stored_as_a_whole_then_the_keys_that_were_asked_for() -> None:
+    rows = lazy_stack([TensorDict({"x": torch.ones(2), "y": torch.ones(1)}), TensorDict({"x": torch.ones(1)})])
+    spec = capture(rows).spec
+    assert list(only(rows, [("x",)], spec)[0].keys()) == ["x"]
+    assert only(rows, [], spec) is rows
+    assert only(TD, [("b",)], capture(TD).spec) is TD
