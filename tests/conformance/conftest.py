@@ -14,3 +14,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
     """A live server."""
     with tdserve.Server(str(tmp_path_factory.mktemp("root"))).start() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """One for which no content is small enough to ride in messages."""
+    with tdserve.Server(tmp_path_factory.mktemp("channels"), port=0, inline_bytes=0) as made:
+        yield made

@@ -5,13 +5,32 @@ An example is made anew by every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 ROWS = 4
 """Rows of every example that has rows."""
+
+
+_HANDLING: list[bool] = []
+
+
+@contextmanager
+def by_tensordict() -> Iterator[None]:
+    """Whatever tensordict does in here to an instance runs no ``__post_init__``: its own indexing does, once more."""
+    _HANDLING.append(True)
+    try:
+        yield
+    finally:
+        _HANDLING.pop()
+
+
+def is_by_tensordict() -> bool:
+    """Whether this is asked by an instance that tensordict itself makes of another."""
+    return bool(_HANDLING)
 
 
 def itself(td: Any) -> Any:
@@ -26,7 +45,6 @@ class Kind(NamedTuple):
         make: Gives an example, equal ones at every call.
         expected: What a whole read of a store gives that was made of an example.
         has_rows: Whether its first batch dimension numbers ``ROWS`` rows.
-        in_table: Whether single rows of it make a replay.
         ragged: What is declared of such a row, as of ``create_replay``.
         local: Makes of an example what tensordict itself can index, where it cannot index the example.
     """
@@ -34,7 +52,6 @@ class Kind(NamedTuple):
     make: Callable[[], Any]
     expected: Callable[[Any], Any] = itself
     has_rows: bool = True
-    in_table: bool = True
     ragged: Any = None
     local: Callable[[Any, Any], Any] | None = None
 
@@ -43,7 +60,8 @@ class Kind(NamedTuple):
         td = self.expected(self.make())
         if td.is_locked:
             td.unlock_()
-        return td[index] if self.local is None else self.local(td, index)
+        with by_tensordict():
+            return td[index] if self.local is None else self.local(td, index)
 
 
 KINDS: dict[str, Kind] = {}
@@ -55,7 +73,6 @@ def kind(
     *,
     expected: Callable[[Any], Any] = itself,
     has_rows: bool = True,
-    in_table: bool = True,
     ragged: Any = None,
     local: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
@@ -64,7 +81,7 @@ def kind(
     def enter(make: Callable[[], Any]) -> Callable[[], Any]:
         if name in KINDS:
             raise KeyError(name)
-        KINDS[name] = Kind(make, expected, has_rows, in_table and has_rows, ragged, local)
+        KINDS[name] = Kind(make, expected, has_rows, ragged, local)
         return make
 
     return enter

@@ -20,7 +20,7 @@ from tensordict import (
     tensorclass,
 )
 
-from tests.conformance.kind import ROWS, kind, numbers
+from tests.conformance.kind import ROWS, is_by_tensordict, kind, numbers
 
 
 class Plain(TensorClass):
@@ -138,7 +138,7 @@ class Counted(TensorClass):
     doubled: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        if _IS_INDEXING:  # tensordict's own indexing runs it once more
+        if is_by_tensordict():
             return
         self.x = self.x + 1
         self.doubled = self.x * 2
@@ -165,18 +165,6 @@ class SubState(State):
     """With a field more."""
 
     z: torch.Tensor
-
-
-_IS_INDEXING: list[bool] = []
-
-
-def indexed(td: Any, index: Any) -> Any:
-    """Rows, without ``__post_init__`` of ``Counted``."""
-    _IS_INDEXING.append(True)
-    try:
-        return td[index]
-    finally:
-        _IS_INDEXING.pop()
 
 
 def plain(*batch_size: int) -> Any:
@@ -286,13 +274,13 @@ def defaults() -> Any:
     return Defaults(x=numbers(ROWS), batch_size=[ROWS])
 
 
-@kind("__post_init__", in_table=False, local=indexed)
+@kind("__post_init__")
 def counted() -> Any:
     """Run once."""
     return Counted(x=numbers(ROWS), batch_size=[ROWS])
 
 
-@kind("tensorclasses in one another", in_table=False, local=indexed)
+@kind("tensorclasses in one another")
 def holder() -> Any:
     """Instances in instances, and what holds them."""
     return Holder(
@@ -311,13 +299,13 @@ def in_tensordict() -> Any:
     return TensorDict({"plain": plain(ROWS), "nocast": nocast(), "frozen": frozen(), "shadow": shadow()}, [ROWS])
 
 
-@kind("locked tensorclass", in_table=False, local=indexed)
+@kind("locked tensorclass")
 def locked_instance() -> Any:
     """All of it."""
     return holder().lock_()
 
 
-@kind("lazy stack of instances of different shapes", in_table=False)
+@kind("lazy stack of instances of different shapes")
 def stacked_instances() -> Any:
     """Each row an instance."""
     rows = [Plain(tensor=numbers(size), non_tensor=f"row {size}", batch_size=[]) for size in (1, 2, 3, 4)]
@@ -331,13 +319,13 @@ def stack_of_instances() -> Any:
     return LazyStackedTensorDict(*rows, stack_dim=0)
 
 
-@kind("lazy stack of frozen instances", in_table=False)
+@kind("lazy stack of frozen instances")
 def stacked_frozen() -> Any:
     """Nothing of them is ever set."""
     return lazy_stack([Frozen(x=numbers(size), word=f"row {size}", batch_size=[]) for size in (1, 2, 3, 4)])
 
 
-@kind("lazy stack of instances that hold instances", in_table=False)
+@kind("lazy stack of instances that hold instances")
 def stacked_holders() -> Any:
     """Of different sizes, with and without some."""
     rows = [
@@ -347,13 +335,13 @@ def stacked_holders() -> Any:
     return lazy_stack(rows)
 
 
-@kind("lazy stack of instances in a tensordict", in_table=False)
+@kind("lazy stack of instances in a tensordict")
 def stacked_in_tensordict() -> Any:
     """As a node of it."""
     return TensorDict({"turns": stacked_instances(), "x": numbers(ROWS)}, [ROWS])
 
 
-@kind("tensorclass around a lazy stack", in_table=False)
+@kind("tensorclass around a lazy stack")
 def around_stack() -> Any:
     """Its rows are of a stack."""
     rows = [TensorDict({"tensor": numbers(size), "non_tensor": NonTensorData("a")}) for size in (1, 2, 3, 4)]
@@ -373,20 +361,20 @@ def typed() -> Any:
     return State(eta=numbers(ROWS), x=numbers(ROWS, 2), batch_size=[ROWS])
 
 
-@kind("subclass of a TypedTensorDict", in_table=False)
+@kind("subclass of a TypedTensorDict")
 def typed_sub() -> Any:
     """In a tensordict, locked."""
     inner = SubState(eta=numbers(ROWS), x=numbers(ROWS, 2), z=numbers(ROWS), batch_size=[ROWS])
     return TensorDict({"state": inner, "x": numbers(ROWS)}, [ROWS]).lock_()
 
 
-@kind("UnbatchedTensor", in_table=False)
+@kind("UnbatchedTensor")
 def unbatched() -> Any:
     """One for the whole batch."""
     return TensorDict({"table": UnbatchedTensor(numbers(3, 4)), "b": numbers(ROWS, 3)}, [ROWS])
 
 
-@kind("UnbatchedTensor in a lazy stack", in_table=False)
+@kind("UnbatchedTensor in a lazy stack")
 def unbatched_in_stack() -> Any:
     """In each row, beside what differs."""
     rows = [TensorDict({"table": UnbatchedTensor(numbers(2)), "x": numbers(size)}) for size in (1, 2, 3, 4)]

@@ -42,7 +42,7 @@ def two_dimensions() -> Any:
     return TensorDict({"x": numbers(ROWS, 2, 3)}, [ROWS, 2], names=["row", "column"])
 
 
-@kind("no rows", in_table=False, has_rows=False)
+@kind("no rows", has_rows=False)
 def no_rows() -> Any:
     """A batch of size zero."""
     return TensorDict({"x": torch.empty(0, 3), "n": TensorDict({"y": torch.empty(0, 2)}, [0, 2])}, [0])

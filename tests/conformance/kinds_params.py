@@ -114,7 +114,7 @@ def from_modules_as_module() -> Any:
     return TensorDict.from_modules(*(torch.nn.Linear(2, 3) for _ in range(ROWS)), as_module=True)
 
 
-@kind("from_modules as a lazy stack", in_table=False)
+@kind("from_modules as a lazy stack")
 def from_modules_lazy() -> Any:
     """Members are the parameters of each."""
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def params_in_stack() -> Any:
     return lazy_stack([TensorDict({"w": torch.nn.Parameter(numbers(size))}) for size in (1, 2, 3, 4)])
 
 
-@kind("TensorDictParams in a lazy stack", in_table=False)
+@kind("TensorDictParams in a lazy stack")
 def params_stacked() -> Any:
     """Members of a stack."""
     return LazyStackedTensorDict(*(TensorDictParams(TensorDict({"w": numbers(2)})) for _ in range(ROWS)), stack_dim=0)

@@ -32,14 +32,14 @@ def stack_shapes() -> Any:
     return lazy_stack([row(size) for size in (2, 1, 0, 3)])
 
 
-@kind("lazy stack of different keys", in_table=False)
+@kind("lazy stack of different keys")
 def stack_keys() -> Any:
     """Rows with keys of their own."""
     more: list[dict[str, Any]] = [{}, {"extra": torch.ones(2)}, {"text": "a"}, {"n": TensorDict({"z": torch.zeros(1)})}]
     return lazy_stack([row(2, **each) for each in more])
 
 
-@kind("lazy stack of different dtypes and kinds", in_table=False)
+@kind("lazy stack of different dtypes and kinds")
 def stack_dtypes() -> Any:
     """Rows that hold different things at one key."""
     entries = [torch.ones(2), torch.ones(2, dtype=torch.int64), "text", TensorDict({"a": torch.ones(1)})]
@@ -53,7 +53,7 @@ def stack_named() -> Any:
     return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name="time")
 
 
-@kind("lazy stack along dimension 1", in_table=False)
+@kind("lazy stack along dimension 1")
 def stack_dim_1() -> Any:
     """Its rows are columns."""
     rows = [TensorDict({"x": numbers(ROWS, size)}, [ROWS], names=["time"]) for size in (1, 2, 3)]
@@ -73,7 +73,7 @@ def stack_nested() -> Any:
     return lazy_stack([lazy_stack([row(size), row(size + 1)]) for size in range(ROWS)])
 
 
-@kind("lazy stack in a tensordict", in_table=False)
+@kind("lazy stack in a tensordict")
 def stack_in_dense() -> Any:
     """A node of a tensordict."""
     return TensorDict({"plain": numbers(ROWS), "stack": stack_shapes(), "other": stack_keys()}, [ROWS])
@@ -91,7 +91,7 @@ def stack_locked() -> Any:
     return lazy_stack([row(size) for size in (2, 1, 0, 3)]).lock_()
 
 
-@kind("locked lazy stack of different keys", in_table=False)
+@kind("locked lazy stack of different keys")
 def stack_keys_locked() -> Any:
     """Locked as a whole."""
     return stack_keys().lock_()
@@ -142,7 +142,7 @@ def strided_nested() -> Any:
     return TensorDict({"x": torch.nested.nested_tensor([numbers(2, size) for size in (1, 3, 2, 4)])}, [ROWS])
 
 
-@kind("nested tensors in a lazy stack", in_table=False)
+@kind("nested tensors in a lazy stack")
 def nested_in_stack() -> Any:
     """Each row holds one."""
     parts = [[numbers(1), numbers(size)] for size in (1, 2, 3, 4)]
@@ -150,7 +150,7 @@ def nested_in_stack() -> Any:
     return LazyStackedTensorDict(*rows, stack_dim=0)
 
 
-@kind("strided nested tensors in a lazy stack", in_table=False)
+@kind("strided nested tensors in a lazy stack")
 def strided_in_stack() -> Any:
     """Each row holds one."""
     parts = [[numbers(1), numbers(size)] for size in (1, 2, 3, 4)]

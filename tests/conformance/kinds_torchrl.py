@@ -53,7 +53,7 @@ def conversation() -> Any:
     return history(4)
 
 
-@kind("History, appended", in_table=False)
+@kind("History, appended")
 def appended() -> Any:
     """One turn after the others."""
     with tensordict.set_list_to_stack(True):
@@ -74,14 +74,14 @@ def structured() -> Any:
         return History(role="user", content=content)
 
 
-@kind("History of several conversations", in_table=False)
+@kind("History of several conversations")
 def conversations() -> Any:
     """As many turns in each."""
     with tensordict.set_list_to_stack(True):
         return torch.stack([history(3) for _ in range(4)])
 
 
-@kind("History of conversations of different lengths", in_table=False)
+@kind("History of conversations of different lengths")
 def uneven() -> Any:
     """A lazy stack of them, beside what belongs to them."""
     stack = lazy_stack([history(size) for size in (1, 3, 2, 4)])
@@ -106,7 +106,7 @@ def scores_missing() -> Any:
     return IFEvalScoreData(strict, None, None, None, batch_size=[])
 
 
-@kind("IFEvalScoreData in a tensordict", in_table=False)
+@kind("IFEvalScoreData in a tensordict")
 def scores_stacked() -> Any:
     """One for each row, of as many instructions as each has."""
     rows = [

@@ -1,4 +1,4 @@
-"""Every kind of tensordict over gloo."""
+"""Every kind of tensordict over gloo: content that rides in messages, and content that goes over the channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import tdserve
 from tests.conformance.kinds_suite import Connect, KindsSuite
 
 
-class TestGlooKinds(KindsSuite):
+class TestInlineKinds(KindsSuite):
     @pytest.fixture
     def connect(self, server: tdserve.Server) -> Connect:
         return lambda: server.client(transport="gloo")
+
+
+class TestLargeKinds(KindsSuite):
+    @pytest.fixture
+    def connect(self, channels: tdserve.Server) -> Connect:
+        return lambda: channels.client(transport="gloo")

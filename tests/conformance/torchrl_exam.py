@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from torchrl.data.llm import History
@@ -12,6 +12,17 @@ from tests.conformance import kinds_torchrl
 from tests.conformance.kind import KINDS, Kind
 from tests.conformance.kinds_suite import Connect, KindsSuite
 from tests.sameness import assert_same
+
+
+class Tokenizer:
+    """What of a tokenizer a template needs."""
+
+    chat_template = "none"
+
+    def apply_chat_template(self, conversation: Any, **_: Any) -> str:
+        """All of it, in one string."""
+        return repr(conversation)
+
 
 OWN = {name: kind for name, kind in KINDS.items() if kind.make.__module__ == kinds_torchrl.__name__}
 
@@ -41,6 +52,31 @@ class TestTorchRLGloo(KindsSuite):
         assert_same(whole[1:3], told[1:3])
         more = whole.to_tensordict().append(kinds_torchrl.history(2)[1], inplace=False)
         assert more.content == [*told.content, "turn 0 of 2"]
+
+    def test_classes_when_their_methods_are_called_then_as_of_the_original(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        told, scores = kinds_torchrl.history(3), kinds_torchrl.scores()
+        client.save(told, name)
+        client.dumps(scores, f"{name}-scores")
+        found, score = client.load(name), client.load_memmap(f"{name}-scores")
+        assert found.fields() == told.fields()
+        assert (found.device, found.default_spec(), found.get("role")) == (told.device, told.default_spec(), told.role)
+        assert found.apply_chat_template(tokenizer=Tokenizer()) == told.apply_chat_template(tokenizer=Tokenizer())
+        chats = [[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]]
+        client.init_remote(History.from_chats(chats), f"{name}-chats")
+        assert_same(client.from_remote_init(f"{name}-chats"), History.from_chats(chats))
+        for mine, theirs in ((found, told), (score, scores)):
+            cls = type(theirs)
+            assert_same(cls.from_tensordict(mine.to_tensordict()), cls.from_tensordict(theirs.to_tensordict()))
+            for join in (cls.stack, cls.lazy_stack, cls.maybe_dense_stack):
+                assert_same(join([mine, mine]), join([theirs, theirs]))
+        assert score.state_dict().keys() == scores.state_dict().keys()
+        assert found[0].state_dict().keys() == told[0].state_dict().keys()
+        for mine, theirs in zip(found.unbind(0), told.unbind(0), strict=True):
+            assert_same(mine, theirs)
+        client.load_(into := told.clone(), name)
+        assert_same(into, told)
 
     def test_scores_when_rows_differ_then_each_has_its_own(self, client: tdserve.Client, name: str) -> None:
         client.init_remote(kinds_torchrl.scores_stacked(), name)

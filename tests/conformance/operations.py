@@ -1,0 +1,254 @@
+"""What is done with a store, a table or weights of every kind: each operation by name, and what it must give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TypedTensorDict, is_tensorclass
+from tensordict.nn import TensorDictParams
+
+import tdserve
+from tests.conformance.kind import ROWS, Kind, by_tensordict
+from tests.sameness import difference
+
+INDICES: tuple[Any, ...] = (2, slice(1, 3), [2, 0], torch.arange(ROWS) % 2 == 0)
+
+PLACES: tuple[tuple[Any, Any], ...] = (
+    (2, 0),
+    (slice(1, 3), slice(0, 2)),
+    ([2, 0], [1, 3]),
+    (torch.arange(ROWS) == 1, slice(2, 3)),
+)
+"""Rows that are written, and of which rows of the example."""
+
+
+class Trial:
+    """One kind under trial by one client; its stores have names that begin with ``name``."""
+
+    def __init__(self, client: tdserve.Client, name: str, kind: Kind) -> None:
+        self.client = client
+        self.name = name
+        self.kind = kind
+
+    @cached_property
+    def store(self) -> Any:
+        """A store that ``init_remote`` made, and that operations leave as it was."""
+        self.client.init_remote(self.kind.make(), self.name)
+        return self.client[self.name]
+
+    def fresh(self, what: str) -> str:
+        """A name for a store of an operation's own."""
+        return f"{self.name}-{what}"
+
+    @property
+    def expected(self) -> Any:
+        """What comes back of a whole example."""
+        return self.kind.expected(self.kind.make())
+
+    def rows(self, index: Any) -> Any:
+        """Rows as a table keeps them, which keeps content only: no locks, nothing that requires grad."""
+        td = self.kind.rows(index)
+        with by_tensordict():
+            return unlocked(td.detach())
+
+
+class Operation(NamedTuple):
+    """One of them.
+
+    Attributes:
+        attempt: Does it, and fails unless what comes is what is expected.
+        column: Of the README's table.
+        on_rows: Whether it is for kinds that have rows.
+        needs: A transport without which it is refused.
+    """
+
+    attempt: Callable[[Trial], None]
+    column: str
+    on_rows: bool = False
+    needs: str = ""
+
+
+OPERATIONS: dict[str, Operation] = {}
+"""Every one by its name."""
+
+
+def operation(
+    column: str, *, on_rows: bool = False, needs: str = ""
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Puts a function into the table; arguments as of ``Operation``."""
+
+    def enter(attempt: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        OPERATIONS[attempt.__name__] = Operation(attempt, column, on_rows, needs)
+        return attempt
+
+    return enter
+
+
+def check_same(found: Any, expected: Any, where: str) -> None:
+    """Fails with the first difference, and where it was looked for."""
+    text = difference(found, expected)
+    assert text is None, f"{where}: {text}"
+
+
+def unlocked(td: Any) -> Any:
+    """Itself, to be changed."""
+    return td.unlock_() if td.is_locked else td
+
+
+def published(td: Any) -> Any:
+    """What of a tensordict is content: plain tensors, in plain tensordicts instead of TensorDictParams."""
+    if not is_tensorclass(td):
+        with by_tensordict():
+            td = (td._param_td if isinstance(td, TensorDictParams) else td).data
+    return td.lock_().unlock_()  # below it too
+
+
+def without_class(td: Any) -> Any:
+    """An instance as the TensorDict that has its keys; others as they are."""
+    if isinstance(td, TypedTensorDict):
+        return td._source
+    if not is_tensorclass(td):
+        return td
+    with by_tensordict():
+        inside = td._tensordict.copy()
+    for key, value in (td._non_tensordict or {}).items():
+        inside.set_non_tensor(key, value)
+    return inside
+
+
+@operation("whole")
+def init_remote(trial: Trial) -> None:
+    """Read in every way that there is."""
+    store = trial.store
+    check_same(trial.client.from_remote_init(trial.name), trial.expected, "from_remote_init")
+    check_same(store.to_tensordict(), trial.expected, "to_tensordict")
+
+
+@operation("whole")
+def memmap(trial: Trial) -> None:
+    """The family of ``memmap``."""
+    name = trial.fresh("memmap")
+    trial.client.memmap(trial.kind.make(), name)
+    check_same(trial.client.load_memmap(name), trial.expected, "load_memmap")
+
+
+@operation("whole")
+def send(trial: Trial) -> None:
+    """Content anew, and into what is there."""
+    name = trial.fresh("send")
+    trial.client.init_remote(trial.kind.make(), name)
+    version = trial.client.send(trial.kind.make(), name)
+    check_same(trial.client.from_remote_init(name), trial.expected, "sent")
+    into = unlocked(trial.expected)  # what is ragged takes the place of what was there, which a lock forbids
+    assert trial.client.recv(into, name) == version
+    check_same(into, unlocked(trial.expected), "recv")
+
+
+@operation("whole")
+def out(trial: Trial) -> None:
+    """Filled in place."""
+    assert trial.store is not None
+    into = unlocked(trial.expected)
+    assert trial.client.from_remote_init(trial.name, out=into) is into
+    check_same(into, unlocked(trial.expected), "out")
+
+
+@operation("part (`keys=`)")
+def keys(trial: Trial) -> None:
+    """One entry of the root after the other."""
+    assert trial.store is not None
+    for key in list(without_class(trial.expected).keys()):
+        expected = trial.expected
+        with by_tensordict():  # what is stored packed is selected from
+            found = trial.client.from_remote_init(trial.name, keys=[key])
+        assert type(found) is type(expected) or isinstance(expected, TensorDictParams)
+        if isinstance(expected, TensorDictParams):  # which refuse to be selected from when they are locked
+            expected.unlock_()
+        with by_tensordict():
+            part = without_class(expected).select(key, strict=False)  # of an instance it runs ``__post_init__``
+        check_same(without_class(found), part, f"keys {key!r}")
+
+
+@operation("rows: read", on_rows=True)
+def read_rows(trial: Trial) -> None:
+    """As tensordict's own indexing."""
+    for index in INDICES:
+        check_same(trial.store[index], trial.kind.rows(index), f"rows {index}")
+
+
+@operation("rows: write", on_rows=True)
+def write_rows(trial: Trial) -> None:
+    """Some rows of the example in place of others, by every sort of index."""
+    for number, (place, source) in enumerate(PLACES):
+        name = trial.fresh(f"write-{number}")
+        trial.client.init_remote(trial.kind.make(), name)
+        handle = trial.client[name]
+        handle[place] = trial.kind.rows(source)
+        sources = torch.arange(ROWS)
+        sources[place] = sources[source].clone()
+        check_same(handle[list(range(ROWS))], trial.kind.rows(sources.tolist()), f"rows {place}")
+
+
+@operation("replay, queue", on_rows=True)
+def replay(trial: Trial) -> None:
+    """Rows that were extended, by their numbers and drawn."""
+    table = trial.client.create_replay(trial.fresh("replay"), trial.kind.rows(0), 2 * ROWS, ragged=trial.kind.ragged)
+    index = table.extend(trial.kind.make())
+    assert index.tolist() == list(range(ROWS))
+    drawn = table.sample(3)
+    found = table[index]
+    for number in range(ROWS):
+        with by_tensordict():
+            row = found[number]
+        check_same(row, trial.rows(number), f"row {number}")
+    for number, row in enumerate(drawn["index"].tolist()):
+        check_drawn(drawn[number], trial.rows(row), f"drawn {row}")
+
+
+@operation("replay, queue", on_rows=True)
+def queue(trial: Trial) -> None:
+    """Rows that were taken, in their order."""
+    table = trial.client.create_queue(trial.fresh("queue"), trial.kind.rows(0), 2 * ROWS)
+    table.extend(trial.kind.make())
+    with table.take(ROWS) as found:
+        for number in range(ROWS):
+            check_drawn(found[number], trial.rows(number), f"row {number}")
+
+
+def check_drawn(found: Any, expected: Any, where: str) -> None:
+    """Of a row that has more keys than its class: it is a TensorDict."""
+    with by_tensordict():
+        check_same(found.exclude("index", "generation"), without_class(expected), where)
+
+
+@operation("weights")
+def publish(trial: Trial) -> None:
+    """Weights are content only."""
+    name = trial.fresh("weights")
+    trial.client.publish(name, trial.kind.make())
+    found = trial.client.latest(name)
+    assert found is not None
+    check_same(found.data, published(trial.expected), "latest")
+    into = published(trial.expected)
+    trial.client.latest(name, out=into)
+    check_same(into, published(trial.expected), "latest into")
+
+
+@operation("live values")
+def share_non_tensor(trial: Trial) -> None:
+    """Values that are read anew at each look, and a snapshot of them."""
+    name = trial.fresh("live")
+    handle = trial.client.memmap(trial.kind.make(), name, share_non_tensor=True)
+    check_same(handle.to_tensordict(), trial.expected, "to_tensordict")
+    loaded = trial.client.load_memmap(name)
+    assert type(loaded) is type(trial.expected)
+    assert list(without_class(loaded).keys()) == list(without_class(trial.expected).keys())
+
+
+@operation("`map()`", needs="shm")
+def map_(trial: Trial) -> None:
+    """The store's own memory, which is locked."""
+    check_same(trial.store.map(), trial.expected.lock_(), "map")

@@ -1,0 +1,77 @@
+"""What of each kind an operation refuses, by a typed error that says why; and the little that comes otherwise."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import tdserve
+
+
+class Note(NamedTuple):
+    """Why a kind does not come out equal.
+
+    Attributes:
+        error: What is raised; AssertionError: it comes, and it differs.
+        pattern: Found in its message, which names the key or the reason.
+        text: For the README.
+    """
+
+    error: type[Exception]
+    pattern: str
+    text: str
+
+    def accepts(self, error: Exception) -> bool:
+        """Whether this is what was announced."""
+        return isinstance(error, self.error) and re.search(self.pattern, str(error)) is not None
+
+
+NOTES: dict[str, Note] = {
+    "shared": Note(
+        tdserve.NotSupportedError,
+        "mapping store",
+        "as the column says",
+    ),
+    "structure": Note(
+        tdserve.SpecMismatchError,
+        r"key .*: expected .*, got ",
+        "Rows of a table have the structure of `like=`: one with another key, or something else at a key, is refused by"
+        " `SpecMismatchError`, which names it. A store takes them.",
+    ),
+    "unbatched": Note(
+        tdserve.NotSupportedError,
+        "an UnbatchedTensor at key 'table'",
+        "It belongs to no row: refused by name; give it a store of its own.",
+    ),
+    "elements": Note(
+        AssertionError,
+        "NonTensorStack'> against .*NonTensorData",
+        "One value for several elements of a row comes back as a stack of it.",
+    ),
+}
+"""By the word that ``REFUSED`` has for them."""
+
+_TABLES = ("replay", "queue")
+
+REFUSED: dict[str, dict[str, str]] = {
+    kind: dict.fromkeys(_TABLES, note)
+    for note, kinds in {
+        "structure": (
+            "lazy stack of different keys",
+            "lazy stack of different dtypes and kinds",
+            "lazy stack in a tensordict",
+            "locked lazy stack of different keys",
+            "lazy stack of instances that hold instances",
+        ),
+        "unbatched": ("UnbatchedTensor", "UnbatchedTensor in a lazy stack"),
+        "elements": ("tensorclasses in one another", "locked tensorclass"),
+    }.items()
+    for kind in kinds
+}
+"""By kind and operation, the word of its note."""
+
+
+def note_of(kind: str, operation: str) -> Note | None:
+    """Why an operation of a kind does not come out equal; None where it does."""
+    word = REFUSED.get(kind, {}).get(operation)
+    return None if word is None else NOTES[word]
