@@ -183,6 +183,9 @@ def _read_dense(
     source: Any = {key: _READERS[entry[0]](*entry[1:]) for key, entry in zip(keys, entries, strict=True)}
     size = torch.Size(batch_size)
     for entry in source.values():
+        if type(entry) is UnbatchedTensor:
+            entry.batch_size = size
+            continue
         is_strided = isinstance(entry, torch.Tensor) and entry.is_nested and entry.layout is not torch.jagged
         sizes = (entry.size(0),) if is_strided else tuple(entry.shape)  # it has no shape
         if sizes[: len(size)] != batch_size[: len(sizes)]:

@@ -107,3 +107,10 @@ def test_unbatched_when_unpacked_then_knows_the_batch_it_is_in() -> None:
     assert found.batch_size == (2,)
     with pytest.raises(RemoteProtocolError, match="unbatched"):
         unbatched(pack(torch.ones(2)), (2,))
+
+
+def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_own() -> None:
+    td = TensorDict({"table": unbatched_tensor(torch.arange(3)), "x": torch.ones(2)}, [2])
+    found = unpack(pack(td))
+    assert found["table"].tolist() == [0, 1, 2]
+    assert found[0]["table"].tolist() == [0, 1, 2]
