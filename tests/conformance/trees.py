@@ -16,6 +16,10 @@ from tests.unit.spec.strategies import Inner, keys, non_tensors, tensors
 DIFFERENTIABLE = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
 
 
+ROOT_DEPTH = 2
+"""Levels of nodes below the root."""
+
+
 class Frozen(TensorClass["frozen"]):
     """Nothing of it is ever set."""
 
@@ -37,10 +41,10 @@ class State(TypedTensorDict):
 
 
 @st.composite
-def trees(draw: st.DrawFn, depth: int = 2) -> Any:
+def trees(draw: st.DrawFn) -> Any:
     """One of any kind, of zero to two batch dimensions, in part or as a whole locked."""
     batch_size = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
-    td = draw(nodes(batch_size, depth))
+    td = draw(nodes(batch_size, ROOT_DEPTH))
     return td.lock_() if draw(st.integers(0, 4)) == 0 else td
 
 
@@ -104,7 +108,9 @@ def stacks(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
         members = [draw(dense(inner, depth - 1)) for _ in range(batch_size[dim])]
         for member in members:
             member.names = None
-    return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=draw(st.sampled_from([None, "time"])))
+    # below others its name would have to be theirs
+    name = draw(st.sampled_from([None, "time"])) if depth == ROOT_DEPTH else None
+    return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=name)
 
 
 @st.composite
