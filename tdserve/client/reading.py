@@ -109,8 +109,7 @@ def only(td: Any, keys: Sequence[Path], spec: Spec) -> Any:
     """What was read of some keys, without what came along because it is stored with them; no keys are all of them."""
     if not any(key[:depth] in spec.packed for key in keys for depth in range(len(key))):
         return td
-    masks = [("masks", *key) for key in keys]
-    return td.select(*keys, *masks, strict=False)
+    return td.select(*keys, *(("masks", *key) for key in keys), strict=False)
 
 
 class Destination:
