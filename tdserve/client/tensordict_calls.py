@@ -95,7 +95,8 @@ class TensorDictCalls(ViewCalls, Operators):
         raise NotSupportedError(feature="assigning names of a store", reason=REFUSED["rename_"])
 
     def __len__(self) -> int:
-        return self.batch_size[0] if self.batch_size else 0
+        num_rows = self.batch_size[0] if self.batch_size else 0
+        return num_rows if num_rows >= 0 else len(self.to_tensordict())  # one piece, which knows it alone
 
     def keys(
         self,

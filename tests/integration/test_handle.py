@@ -380,3 +380,11 @@ def test_to_tensordict_when_retain_none_is_given_then_as_of_tensordict(client: t
         expected = td.to_tensordict(retain_none=retain_none)
         assert difference(store.to_tensordict(retain_none=retain_none), expected) is None
         assert difference(store.select("x").to_tensordict(retain_none=retain_none), expected.select("x")) is None
+
+
+def test_len_when_rows_of_rows_differ_then_asks_the_content(client: tdserve.Client, name: str) -> None:
+    pairs = [[TensorDict({"x": torch.zeros(size), f"only{size}": torch.ones(())}, []) for size in (1, 2)]] * 3
+    td = LazyStackedTensorDict(*[LazyStackedTensorDict(*pair, stack_dim=0) for pair in pairs], stack_dim=1)
+    store = client.memmap(td, name)
+    assert len(store) == len(td) == 2
+    assert [difference(row, part) for row, part in zip(list(store), td, strict=True)] == [None, None]
