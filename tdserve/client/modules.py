@@ -8,13 +8,18 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from tdserve.client.leaves import Leaves
 from tdserve.client.reading import Content, Destination
 from tdserve.errors import SpecMismatchError
-from tdserve.spec.tree import Entry, Path, Spec, describe
+from tdserve.layout import Layout
+from tdserve.spec.sent import FLOATING
+from tdserve.spec.tree import Entry, Path, Spec, TensorLeaf, describe
 
 
 class ModuleDestination(Destination):
     """Fills parameters and buffers in place: they stay the same objects, and nothing else of them changes.
+
+    Floating-point numbers are converted to the dtype of the parameter, as ``load_state_dict`` does.
 
     Args:
         module: With every parameter and buffer that comes, and no other.
@@ -23,14 +28,18 @@ class ModuleDestination(Destination):
 
     def __init__(self, module: nn.Module, *, store: str) -> None:
         super().__init__(TensorDict.from_module(module).data, store=store)
+        self._is_converted = False
 
     def _check(self, spec: Spec) -> None:
         """Names the parameter or buffer as the module does."""
         came: Mapping[Path, Entry] = dict((*spec.tensors, *spec.values))
         mine: Mapping[Path, Entry] = dict(self._captured.spec.tensors)
+        self._is_converted = False
         for path in sorted(came.keys() | mine.keys()):
             theirs, own = came.get(path), mine.get(path)
-            if theirs != own:
+            if theirs != own and _is_convertible(theirs, own):
+                self._is_converted = True
+            elif theirs != own:
                 raise SpecMismatchError(
                     store=self._store,
                     key=".".join(path),
@@ -38,9 +47,19 @@ class ModuleDestination(Destination):
                     actual="no such parameter" if own is None else describe(own),
                 )
 
+    def places(self, layout: Layout) -> Leaves | None:
+        """The parameters and buffers in the layout's order; None when they cannot be received into."""
+        return None if self._is_converted else super().places(layout)
+
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place, on whatever device it goes to."""
         if not was_direct:
             with torch.no_grad():
                 for path, tensor in self._captured.tensors.items():
                     tensor.copy_(content.leaves[path])
+
+
+def _is_convertible(theirs: Entry | None, own: Entry | None) -> bool:
+    if not isinstance(theirs, TensorLeaf) or not isinstance(own, TensorLeaf):
+        return False
+    return theirs.shape == own.shape and {theirs.dtype, own.dtype} <= set(FLOATING)

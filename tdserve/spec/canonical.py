@@ -59,6 +59,8 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
         message.is_locked = True
     if node.params is not None:
         _write_params(node.params, message.params)
+    if node.is_typed:
+        message.is_typed = True
     # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
     for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
         _write_entry(entry, message.entries.add(key=key), is_sorted=is_sorted)

@@ -164,8 +164,9 @@ class _Reader(LeafReader):
             entries.append((key, self._bare_value(value, (*path, key), batch_size)))
         device = plain.device
         device_name = None if device is None else _device_name(device)
+        is_typed = tensorclass is not None and isinstance(td, TypedTensorDict)
         if not self.is_exact:
-            return Node(batch_size, _names(plain), device_name, tensorclass, tuple(entries))
+            return Node(batch_size, _names(plain), device_name, tensorclass, tuple(entries), is_typed=is_typed)
         return Node(
             batch_size,
             _names(plain),
@@ -174,6 +175,7 @@ class _Reader(LeafReader):
             tuple(entries),
             is_locked=bool(td.is_locked),
             params=params,
+            is_typed=is_typed,
         )
 
     def _unwrap(self, td: Any, path: Path) -> tuple[TensorDictBase, dict[str, Any], str | None, Params | None]:

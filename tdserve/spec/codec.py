@@ -89,6 +89,7 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
         inner=_inner(message, path),
         is_locked=bool(message.is_locked),
         params=_params(message.params, path) if message.HasField("params") else None,
+        is_typed=bool(message.is_typed),
     )
 
 

@@ -138,6 +138,7 @@ class Node(NamedTuple):
         inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
         is_locked: Whether no entry may be added, replaced or removed; what is below a locked node is locked too.
         params: Of the ``TensorDictParams`` around it, if there is one.
+        is_typed: Whether its class is a ``TypedTensorDict``, which plain tensordict stores as if it had none.
     """
 
     batch_size: tuple[int, ...]
@@ -149,6 +150,7 @@ class Node(NamedTuple):
     inner: tuple[int, ...] | None = None
     is_locked: bool = False
     params: Params | None = None
+    is_typed: bool = False
 
     @property
     def shown_batch_size(self) -> tuple[int, ...]:

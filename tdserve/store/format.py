@@ -99,7 +99,7 @@ def encode_key(key: str) -> str:
 
 
 def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> None:
-    if node.tensorclass is not None:
+    if node.tensorclass is not None and not node.is_typed:
         folder.texts.append((_META_FILE, _dump({"_type": f"<class '{node.tensorclass}'>"})))
         inner = Folder("_tensordict")
         folder.folders.append(inner)
@@ -118,7 +118,8 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
             if name not in taken and _fits(key, name, node, num_path_bytes):
                 child = Folder(name)
                 folder.folders.append(child)
-                meta[key] = {"type": entry.tensorclass.rpartition(".")[2] if entry.tensorclass else "TensorDict"}
+                is_class = entry.tensorclass is not None and not entry.is_typed
+                meta[key] = {"type": str(entry.tensorclass).rpartition(".")[2] if is_class else "TensorDict"}
                 _plan_node(entry, child, (*path, key), num_path_bytes + len(name.encode()) + 1)
     folder.texts.append((_META_FILE, _dump(_in_key_order(meta, node) | _own_meta(node, meta))))
 

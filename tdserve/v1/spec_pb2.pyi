@@ -86,7 +86,7 @@ class Spec(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked", "params")
+    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked", "params", "is_typed")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class Node(_message.Message):
     INNER_FIELD_NUMBER: _ClassVar[int]
     IS_LOCKED_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    IS_TYPED_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     has_names: bool
     names: _containers.RepeatedCompositeFieldContainer[DimName]
@@ -109,7 +110,8 @@ class Node(_message.Message):
     inner: _containers.RepeatedScalarFieldContainer[int]
     is_locked: bool
     params: Params
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ..., params: _Optional[_Union[Params, _Mapping]] = ...) -> None: ...
+    is_typed: bool
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ..., params: _Optional[_Union[Params, _Mapping]] = ..., is_typed: bool = ...) -> None: ...
 
 class Params(_message.Message):
     __slots__ = ("convert", "locks_content", "is_content_locked", "is_in_eval", "is_in_class")

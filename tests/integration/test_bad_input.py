@@ -72,10 +72,11 @@ def test_extend_when_batch_does_not_fit_then_names_key_expected_and_actual(
 
 
 WRONG_WRITES: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
-    "key": (lambda store: store.set("z", torch.zeros(4)), tdserve.KeyNotFoundError, "z"),
-    "nested key": (lambda store: store.set(("n", "z"), torch.zeros(4)), tdserve.KeyNotFoundError, "z"),
-    "key of update": (lambda store: store.update_({"z": torch.zeros(4)}), tdserve.SpecMismatchError, "z"),
-    "key of td": (lambda store: store.update_(with_leaf("z", torch.zeros(4))), tdserve.SpecMismatchError, "z"),
+    "key": (lambda store: store.set_("z", torch.zeros(4)), tdserve.KeyNotFoundError, "z"),
+    "nested key": (lambda store: store.set_(("n", "z"), torch.zeros(4)), tdserve.KeyNotFoundError, "z"),
+    "key of update": (lambda store: store.update_({"z": torch.zeros(4)}), tdserve.KeyNotFoundError, "z"),
+    "key of td": (lambda store: store.update_(with_leaf("z", torch.zeros(4))), tdserve.KeyNotFoundError, "z"),
+    "shape of a new key": (lambda store: store.set("z", torch.zeros(3)), tdserve.TDServeError, "z"),
     "key type": (lambda store: store.set(3, torch.zeros(4)), tdserve.InvalidRequestError, "3"),
     "shape": (lambda store: store.set("x", torch.zeros(4, 2)), tdserve.SpecMismatchError, r"\[4, 2\]"),
     "shape of rows": (

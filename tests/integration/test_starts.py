@@ -146,6 +146,8 @@ SAID: dict[str, str] = {
     "--inline-bytes": "100",
     "--memory-limit": "64M",
     "--umask": "027",
+    "--adopt": "ADOPTED=adopted:ro",
+    "--adoptable": "/var/empty",
 }
 """A value of each option of ``tdserve serve``, and so of each variable."""
 
@@ -154,7 +156,8 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
     options = {option.opts[0]: str(option.name) for option in serve.params if isinstance(option, click.Option)}
     assert set(SAID) == set(options), "each option has a case here"
     (tmp_path / "token").write_text("secret")
-    values = {**SAID, "--token-file": str(tmp_path / "token")}
+    TensorDict({"x": torch.ones(3)}, [3]).save(tmp_path / "adopted")
+    values = {**SAID, "--token-file": str(tmp_path / "token"), "--adopt": f"{tmp_path / 'adopted'}=adopted:ro"}
     environ = {f"TDSERVE_{options[option].upper()}": value for option, value in values.items()}
     environ["TDSERVE_ROOT"] = str(tmp_path / "root")
     command = [sys.executable, "-m", "tdserve", "serve"]
@@ -172,6 +175,7 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
             with tdserve.connect(f"localhost:{port}", token="secret", transport="gloo") as client:
                 assert len(client.stats()["workers"]) == 2
                 client.publish("x", TensorDict({"x": torch.zeros(10_000)}))
+                assert client["adopted"]["x"].tolist() == [1.0] * 3
         finally:
             server.terminate()
     assert server.returncode == 0

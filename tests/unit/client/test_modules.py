@@ -60,7 +60,7 @@ def test_places_when_on_the_cpu_then_the_parameters_own_memory() -> None:
         (lambda module: setattr(module, "2", nn.Linear(4, 5)), "2.bias"),
         (lambda module: module[1].register_buffer("more", torch.ones(1)), "1.more"),
         (lambda module: delattr(module, "2"), "2.bias"),
-        (lambda module: module[2].double(), "2.bias"),
+        (lambda module: setattr(module[2], "bias", nn.Parameter(torch.ones(3).long(), requires_grad=False)), "2.bias"),
     ],
 )
 def test_check_when_a_parameter_does_not_fit_then_error_names_it_as_the_module_does(change: object, name: str) -> None:
@@ -88,3 +88,15 @@ def test_finish_when_the_module_is_on_a_gpu_then_filled_there() -> None:
     assert destination.places(read_layout(content.spec, is_packed=True)) is None
     destination.finish(content, was_direct=False)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(state(target).values(), state(source).values(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_finish_when_numbers_are_of_another_dtype_then_converted_as_load_state_dict_does(dtype: torch.dtype) -> None:
+    source, target = policy().to(dtype), policy()
+    destination, content = ModuleDestination(target, store="w"), content_of(source)
+    destination.check(content.spec)
+    assert destination.places(read_layout(content.spec, is_packed=True)) is None
+    destination.finish(content, was_direct=False)
+    expected = policy()
+    expected.load_state_dict(source.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(state(target).values(), state(expected).values(), strict=True))
