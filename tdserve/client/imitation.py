@@ -80,5 +80,6 @@ def imitate(
         shown = on_cpu(spec) if wanted is None else spec.with_device(str(wanted))
         columns = padded(shown, tensors, values, pad)
         td = build(columns.spec.without_state, columns.tensors, columns.values)
-        td = change_tensors(td, without_content) if spec.has_ragged else td
+        has_tensors = spec.has_ragged or any(leaf.is_unbatched for _, leaf in spec.values)
+        td = change_tensors(td, without_content) if has_tensors else td
         return restored(td, columns.spec.root) if columns.spec.has_state else td

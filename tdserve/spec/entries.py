@@ -11,12 +11,15 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
+    UnbatchedTensor,
     is_non_tensor,
     is_tensor_collection,
     is_tensorclass,
 )
 from tensordict.nn import TensorDictParams
+from torch._subclasses.fake_tensor import FakeTensor
 
+from tdserve.errors import NotSupportedError
 from tdserve.spec.instances import inside
 from tdserve.spec.live_values import ValueSource, live_entry
 from tdserve.spec.nodes import DimNames, Path
@@ -77,6 +80,9 @@ def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
     Returns:
         ``td``; for a TensorDictParams another of its kind.
+
+    Raises:
+        NotSupportedError: An UnbatchedTensor would become a fake tensor.
     """
     if isinstance(td, TensorDictParams):
         return params_around(change_tensors(td._param_td, change), params_of(td))
@@ -88,9 +94,20 @@ def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         for key, entry in list(td._tensordict.items()):
             if is_tensor_collection(entry):
                 td._tensordict[key] = entry if is_non_tensor(entry) else change_tensors(entry, change)
+            elif type(entry) is UnbatchedTensor:
+                td._tensordict[key] = _changed_unbatched(entry, change)
             else:
                 td._tensordict[key] = change(entry)
     return td
+
+
+def _changed_unbatched(entry: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    changed = change(entry.as_subclass(torch.Tensor))
+    if isinstance(changed, FakeTensor):
+        reason = "torch makes no subclass of a fake tensor; use device='meta'"
+        raise NotSupportedError(feature="an UnbatchedTensor under a FakeTensorMode", reason=reason)
+    make: Any = UnbatchedTensor
+    return make(changed, entry.batch_size)
 
 
 def entry_at(td: Any, path: Path) -> Any:
