@@ -68,8 +68,9 @@ class Client(WeightsClient):
 
         No tensor is copied: what is written to the store changes the user's files, and what others write into these
         files meanwhile is read without the service's promises. They must not be truncated while the store is there.
-        ``delete`` forgets the store and leaves the folder as it is. Non-tensor values are read now and kept by the
-        server: writing them does not change the folder's ``meta.json``.
+        ``delete`` forgets the store and leaves the folder as it is. Non-tensor values, which lie in the folder's
+        ``meta.json``, are read now, and cannot be written: a write that has some is a NotSupportedError, before
+        anything is written. To change them, copy the store: ``client.memmap(store.to_tensordict(), name)``.
 
         Args:
             path: Of the folder, on the server's machine; relative ones are taken from here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -11,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.catalog import StoreRecord, why_read_only
-from tdserve.errors import KeyNotFoundError, ReadOnlyError, WrongStateError
+from tdserve.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
 from tdserve.replay.table import Table
 from tdserve.server.lost import LostRows
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
-from tdserve.spec.tree import Path, Spec
+from tdserve.spec.tree import Path, Spec, quote
 from tdserve.store.generations import Generations
 from tdserve.v1 import worker_pb2
 from tdserve.weights import Versions
@@ -79,6 +80,19 @@ class Entry:
         """Raises ReadOnlyError when every write to the store is refused."""
         if self.record.read_only:
             raise ReadOnlyError(store=self.name, reason=why_read_only(self.record.adopted))
+
+    def check_values_writable(self, keys: Sequence[Path]) -> None:
+        """Raises NotSupportedError for a write of non-tensor leaves at or below ``keys`` (all of them for none) to an
+        adopted store: the user's folder would keep the old ones."""
+        path = self.record.adopted
+        found = self.spec.select(keys, store=self.name).values if path and keys else self.spec.values if path else ()
+        if found:
+            reason = (
+                f"{path} keeps it in meta.json, which stays as it is, and nothing was written; write the tensors by "
+                "their keys alone, or copy the store with client.memmap(store.to_tensordict(), name) to change it"
+            )
+            written = f"writing the non-tensor value {quote(found[0][0])} of adopted store {self.name!r}"
+            raise NotSupportedError(feature=written, reason=reason)
 
     def check_present(self) -> None:
         """Raises StoreNotFoundError once the store was deleted: nothing more may be committed to it."""

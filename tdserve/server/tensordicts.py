@@ -183,6 +183,7 @@ class TensorDicts:
 
         Raises:
             ReadOnlyError, SpecMismatchError, SelectionError, CapacityError: Nothing was written.
+            NotSupportedError: It has non-tensor values, of an adopted store; nothing was written.
             PeerLostError: The client or its worker went away before everything had arrived; nothing was written.
         """
         entry = self._stores.get(asked.store)
@@ -190,6 +191,8 @@ class TensorDicts:
             raise entry.wrong_kind("tensordict or replay")
         entry.check_writable()
         _check_fingerprint(entry, asked.content)
+        if entry.record.adopted:
+            entry.check_values_writable([tuple(key.parts) for key in asked.keys])
         if entry.table is not None:
             _check_rows(entry, asked)
         if session.local is not None:

@@ -101,16 +101,41 @@ def test_write_when_adopted_then_the_users_files_change(client: tdserve.Client, 
     store = client.adopt(folder, name)
     store.set_at_("x", torch.full((3,), 9.0), 1)
     store.set("n", {"y/z": torch.full((NUM_ROWS,), 7), "empty": torch.zeros(NUM_ROWS, 0)})
-    store.set_at_("text", "other", 0)
     changed = loaded(folder)
     assert (changed["x"][1] == 9).all()
     assert (changed["n", "y/z"] == 7).all()
-    assert store["text"][0] == "other"
-    assert changed["text"][0] == "row 0"  # the server's own copy changed, not meta.json
-    td = content()
-    td["x"] += 100
-    assert client.send(td, name) > 1
-    assert torch.equal(loaded(folder)["x"], td["x"])
+    assert difference(changed, client.load_memmap(name)) is None
+    store[2] = TensorDict({"x": torch.full((3,), 8.0)}, [])
+    assert (loaded(folder)["x"][2] == 8).all()
+
+
+def test_send_when_adopted_without_values_then_the_users_files_change(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    TensorDict({"x": torch.zeros(4, 2)}, [4]).memmap(tmp_path / "plain")
+    client.adopt(tmp_path / "plain", name)
+    assert client.send(TensorDict({"x": torch.ones(4, 2)}, [4]), name) == 2
+    assert (loaded(tmp_path / "plain")["x"] == 1).all()
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("write", ["send", "row", "value", "init_remote"])
+def test_write_when_adopted_and_it_has_values_then_refused_and_nothing_changed(
+    server: tdserve.Server, name: str, folder: Path, write: str, transport: str
+) -> None:
+    with server.client(transport=transport) as client:
+        client.adopt(folder, name)
+        before, version = bytes_of(folder), client.describe(name).version
+        with pytest.raises(tdserve.NotSupportedError, match=rf"value .*{name}.*{folder}.*client\.memmap\("):
+            WRITES[write](client, name)
+        assert bytes_of(folder) == before
+        assert client.describe(name).version == version
+        assert difference(loaded(folder), client.load_memmap(name)) is None
+        client.memmap(client[name].to_tensordict(), f"{name}-own")
+        own = client[f"{name}-own"]
+        own.set_at_("text", "other", 0)
+        assert own["text"][0] == "other"
+        client.delete(name)
 
 
 WRITES: dict[str, Callable[[tdserve.Client, str], object]] = {
