@@ -47,6 +47,7 @@ class StoreRecord:
         adopted: The user's folder that the tensors lie in, absolute; "" when they lie in the store's own.
         read_only: Whether every write is refused.
         structure: How many times its structure has changed.
+        order: Names the order of its keys among those with this fingerprint; "" is the first that came.
     """
 
     name: str
@@ -66,6 +67,7 @@ class StoreRecord:
     adopted: str = ""
     read_only: bool = False
     structure: int = 0
+    order: str = ""
 
     def to_bytes(self) -> bytes:
         """The record for the disk: JSON, equal for equal records."""

@@ -42,6 +42,7 @@ class VersionRecord:
         created_s: When it became visible, seconds since the epoch.
         metadata: The publisher's, opaque.
         fingerprint: Of its structure; a file is recycled only for an equal one.
+        order: Names the order of its keys among those with this fingerprint.
     """
 
     version: int
@@ -49,6 +50,7 @@ class VersionRecord:
     created_s: float
     metadata: bytes
     fingerprint: bytes
+    order: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +62,14 @@ class Publishing:
         recycles: Retired version whose file becomes this one's, or ``None`` for a fresh file.
         fingerprint: Of its structure.
         drops: Versions whose files the caller deletes: pooled ones of another structure.
+        order: Names the order of its keys among those with this fingerprint.
     """
 
     version: int
     recycles: int | None
     fingerprint: bytes
     drops: tuple[int, ...]
+    order: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class Versions:
         fanout: To how many each end sends a version at once, where clients pass it on; 0 leaves that to the server.
         wants_checksums: Whether readers come who could use them.
         is_mostly_unchanged: Whether the last version of which it is known had at least half of the one before it.
+        mixes_orders: Whether there were versions that differ in the order of their keys only: who knows a fingerprint
+            may not know the order.
     """
 
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
@@ -108,6 +114,7 @@ class Versions:
         self.fanout = 0
         self.wants_checksums = False
         self.is_mostly_unchanged = False
+        self.mixes_orders = False
         self._num_in_vain = 0
         self._next_checksummed = 0
 
@@ -139,7 +146,7 @@ class Versions:
         """Readers that acquired the version and did not release it."""
         return self._num_readers.get(version, 0)
 
-    def begin(self, *, fingerprint: bytes) -> Publishing:
+    def begin(self, *, fingerprint: bytes, order: str = "") -> Publishing:
         """Begins a version. Its number is taken from now on: write the state down before the file."""
         self._last_begun += 1
         recycles = next((version for version, has in self._pool.items() if has == fingerprint), None)
@@ -149,7 +156,7 @@ class Versions:
         drops = tuple(version for version, has in self._pool.items() if has != fingerprint)
         for version in drops:
             del self._pool[version]
-        publishing = Publishing(self._last_begun, recycles, fingerprint, drops)
+        publishing = Publishing(self._last_begun, recycles, fingerprint, drops, order)
         self._open[publishing.version] = publishing
         return publishing
 
@@ -166,7 +173,11 @@ class Versions:
         """
         self._close(publishing, "commit")
         version = publishing.version
-        self._kept[version] = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint)
+        record = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint, publishing.order)
+        self.mixes_orders |= any(
+            other.fingerprint == record.fingerprint and other.order != record.order for other in self._kept.values()
+        )
+        self._kept[version] = record
         self._kept = dict(sorted(self._kept.items()))
         return self._retire()
 
@@ -278,6 +289,8 @@ class Versions:
                 [record.version, record.nbytes, record.created_s, _text(record.metadata), _text(record.fingerprint)]
                 for record in self._kept.values()
             ],
+            "orders": [[record.version, record.order] for record in self._kept.values() if record.order],
+            "mixes_orders": self.mixes_orders,
             "free": [[version, _text(fingerprint)] for version, fingerprint in free.items()],
             "checksums": [
                 [version, _text(each.fingerprint), _text(each.content)] for version, each in self._checksums.items()
@@ -298,9 +311,11 @@ class Versions:
             versions = cls(state["keep"])
             versions.fanout = int(state.get("fanout", 0))
             versions._last_begun = int(state["last_begun"])
+            versions.mixes_orders = bool(state.get("mixes_orders", False))
+            orders = {number: str(order) for number, order in state.get("orders", ())}
             for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
-                record = VersionRecord(number, nbytes, created_s, _bytes(metadata), _bytes(fingerprint))
-                versions._kept[number] = record
+                content = _bytes(metadata), _bytes(fingerprint), orders.get(number, "")
+                versions._kept[number] = VersionRecord(number, nbytes, created_s, *content)
             versions._pool = {number: _bytes(fingerprint) for number, fingerprint in state["free"]}
             for number, fingerprint, content in sorted(state.get("checksums", ())):
                 versions._checksums[number] = Checksums(_bytes(fingerprint), _bytes(content))

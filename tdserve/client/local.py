@@ -112,12 +112,11 @@ class LocalEnd:
         found = self._stores.find(uid)
         if found is not None and found.structure == structure:
             return found
-        self._stores.know(spec)
         self._stores.forget_deleted()
         folder = self.root / (path or f"stores/{name}")
         ref = worker_pb2.StoreRef(uid=uid, folder=str(folder), fingerprint=spec.fingerprint, structure=structure)
         try:
-            return self._stores.get(ref)
+            return self._stores.get(ref, spec)
         except (CorruptDataError, StoreNotFoundError) as error:
             if isinstance(error, CorruptDataError) and is_of(folder / GENERATION_FILE, uid=uid):
                 raise

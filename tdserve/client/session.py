@@ -28,6 +28,7 @@ from tdserve.errors import (
     TransferAbortedError,
     TransportError,
 )
+from tdserve.spec.tree import Spec
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.forming import JOIN_TIMEOUT_S, Forming
 from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, KVStore
@@ -66,6 +67,7 @@ class Session:
         why_not_local: Why it does not, for messages.
         groups: Where events of groups arrive.
         relays: What it does for other clients.
+        told_specs: Those that the server was told of, the last by fingerprint: others differ in the order of keys.
         connect_timeout_s: For whoever uses the channel first: its call may take no longer than it was told.
 
     Raises:
@@ -88,7 +90,7 @@ class Session:
         self.why_not_local = ""
         self.groups = GroupInbox()
         self.address = connection.address
-        self.known_specs: set[bytes] = set()
+        self.told_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
         greeting = Pending(on_silence=self.close)

@@ -102,8 +102,8 @@ def publish(
             timeout_s=deadline.remaining_s,
             metadata=said,
         )
-        if spec.fingerprint not in session.known_specs:
-            session.known_specs.add(spec.fingerprint)
+        if session.told_specs.get(spec.fingerprint) != spec:  # its keys may have been in another order
+            session.told_specs[spec.fingerprint] = spec
             request.spec.CopyFrom(codec.encode(spec))
         return {"publish": request}
 

@@ -178,10 +178,6 @@ class OpenStores:
         if fingerprint not in self._specs:
             self._specs[fingerprint] = codec.decode(message)
 
-    def know(self, spec: Spec) -> None:
-        """Remembers a structure that this process has."""
-        self._specs.setdefault(spec.fingerprint, spec)
-
     def spec(self, fingerprint: bytes) -> Spec:
         """The structure with this fingerprint."""
         spec = self._specs.get(fingerprint)
@@ -193,8 +189,11 @@ class OpenStores:
         """The store of this incarnation, if it is mapped already."""
         return self._stores.get(uid)
 
-    def get(self, ref: worker_pb2.StoreRef) -> OpenStore:
+    def get(self, ref: worker_pb2.StoreRef, spec: Spec | None = None) -> OpenStore:
         """The store of a reference, mapped.
+
+        Args:
+            spec: Its structure, in its own order of keys; None takes the one that was learnt, in any order.
 
         Raises:
             CorruptDataError: Its files are missing or damaged.
@@ -204,7 +203,7 @@ class OpenStores:
         store = self._stores.get(ref.uid)
         if store is not None and store.structure == ref.structure:
             return store
-        spec = self.spec(ref.fingerprint)
+        spec = spec or self.spec(ref.fingerprint)
         with self._lock:
             store = self._stores.get(ref.uid)
             if store is None or store.structure != ref.structure:

@@ -53,10 +53,10 @@ class Publishing:
             CapacityError: The disk is full. The version before stays the newest.
             PeerLostError: The publisher or its worker went away. The version before stays the newest.
         """
-        spec = self._spec(asked)
+        spec, order = self._spec(session, asked)
         entry = await self._store(asked, spec)
         versions = entry.weight_versions()
-        publishing = versions.begin(fingerprint=spec.fingerprint)
+        publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
         self._drop(entry, publishing.drops)
         try:
             if session.local is not None:
@@ -136,8 +136,8 @@ class Publishing:
         deadline: Deadline,
     ) -> control_pb2.Done | None:
         """Has a version sent, or what of it the client wants or needs."""
-        spec = self._stores.spec_of(version.fingerprint)
-        accepted = self._accepted(version, spec, asked)
+        spec = self._stores.spec_of(version.fingerprint, version.order)
+        accepted = self._accepted(entry, version, spec, asked)
         sent = converted(spec, _dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
@@ -177,14 +177,16 @@ class Publishing:
         ref = self._ref(entry, newest.version, self._stores.spec_of(newest.fingerprint), worker)
         self._checksums.make(entry, newest, ref, worker)
 
-    def _accepted(self, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest) -> control_pb2.Accepted:
+    def _accepted(
+        self, entry: Entry, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest
+    ) -> control_pb2.Accepted:
         accepted = control_pb2.Accepted(
             fingerprint=version.fingerprint,
             version=version.version,
             metadata=version.metadata,
             created_s=version.created_s,
         )
-        if asked.fingerprint != version.fingerprint:
+        if asked.fingerprint != version.fingerprint or entry.weight_versions().mixes_orders:
             accepted.spec.CopyFrom(self._stores.message_of(spec))
         return accepted
 
@@ -220,7 +222,8 @@ class Publishing:
         self, session: ClientSession, entry: Entry, version: VersionRecord, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done:
         """Tells a local client which file to open; it asks again when that was retired before it has."""
-        accepted = self._accepted(version, self._stores.spec_of(version.fingerprint), asked)
+        spec = self._stores.spec_of(version.fingerprint, version.order)
+        accepted = self._accepted(entry, version, spec, asked)
         accepted.uid = entry.record.uid
         accepted.path = self._below_root(_path(entry, version.version))
         self._traffic.sent(session.transport, 0)
@@ -234,11 +237,15 @@ class Publishing:
         newest = entry.weight_versions().newest if entry is not None else None
         return newest is None or newest.version <= asked.newer_than
 
-    def _spec(self, asked: control_pb2.PublishRequest) -> Spec:
+    def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> tuple[Spec, str]:
+        """The structure that came along, or the last with this fingerprint that the session has sent; and what names
+        the order of its keys."""
         if asked.HasField("spec"):
-            spec = codec.decode(asked.spec)
-            self._stores.learn_spec(spec)
-        return self._stores.spec_of(asked.content.fingerprint)
+            told = codec.decode(asked.spec)
+            session.told_orders[told.fingerprint] = self._stores.learn_spec(told)
+        fingerprint = asked.content.fingerprint
+        order = session.told_orders.get(fingerprint, "")
+        return self._stores.spec_of(fingerprint, order), order
 
     async def _store(self, asked: control_pb2.PublishRequest, spec: Spec) -> Entry:
         entry = self._stores.find(asked.store)

@@ -42,6 +42,7 @@ class ClientSession:
         local: The client, once it reads and writes the files by itself.
         cancelled_requests: Those under way that are to be given up when they begin to wait.
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
+        told_orders: What names the order of keys in which the client has told each structure last, by fingerprint.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ClientSession:
         self.accepted_requests: set[int] = set()
         self.mailed_requests: set[int] = set()
         self.cancelled_requests: set[int] = set()
+        self.told_orders: dict[bytes, str] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface
         self._is_opened: set[bool] = set()

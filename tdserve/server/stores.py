@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import shutil
@@ -185,8 +186,8 @@ class Stores:
                 extra: list[str] = []
             else:
                 extra = await asyncio.to_thread(_make_files, folder, stored, hidden, adopted)
-            final = replace(hidden, extra=tuple(extra), loading=record.loading)
-            self.learn_spec(spec)
+            order = self.learn_spec(spec)
+            final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
             self.db.put("stores", name.encode(), final.to_bytes())
             entry = self._entries[name] = self._open(final)
         except BaseException:
@@ -254,21 +255,38 @@ class Stores:
             message = spec.memo["message"] = codec.encode(spec)
         return message
 
-    def spec_of(self, fingerprint: bytes) -> Spec:
-        """A structure that some store or version has."""
-        spec = self._specs.get(fingerprint)
+    def spec_of(self, fingerprint: bytes, order: str = "") -> Spec:
+        """A structure that some store or version has, in that order of keys which ``learn_spec`` has named so.
+
+        Raises:
+            InvalidSpecError: None has it.
+        """
+        spec = self._find_spec(fingerprint + bytes.fromhex(order)) if fingerprint else None
         if spec is None:
-            content = self.db.get("specs", fingerprint) if fingerprint else None
-            if content is None:
-                raise InvalidSpecError(reason=f"no store has a structure {fingerprint.hex()[:16]}; send it along")
-            spec = self._specs[fingerprint] = codec.decode(spec_pb2.Spec.FromString(content))
+            raise InvalidSpecError(reason=f"no store has a structure {fingerprint.hex()[:16]}; send it along")
         return spec
 
-    def learn_spec(self, spec: Spec) -> None:
-        """Remembers a structure, also on disk."""
-        if spec.fingerprint not in self._specs:
-            self.db.put("specs", spec.fingerprint, codec.encode(spec).SerializeToString(deterministic=True))
-            self._specs[spec.fingerprint] = spec
+    def learn_spec(self, spec: Spec) -> str:
+        """Remembers a structure, also on disk; returns what names its order of keys among those with its fingerprint:
+        "" for the first of them, else the digest of its message."""
+        first = self._find_spec(spec.fingerprint)
+        if first == spec:
+            return ""
+        content = codec.encode(spec).SerializeToString(deterministic=True)
+        order = b"" if first is None else hashlib.sha256(content).digest()
+        key = spec.fingerprint + order
+        if self._find_spec(key) is None:
+            self.db.put("specs", key, content)
+            self._specs[key] = spec
+        return order.hex()
+
+    def _find_spec(self, key: bytes) -> Spec | None:
+        spec = self._specs.get(key)
+        if spec is None:
+            content = self.db.get("specs", key)
+            if content is not None:
+                spec = self._specs[key] = codec.decode(spec_pb2.Spec.FromString(content))
+        return spec
 
     def _show(self, entry: Entry) -> None:
         self.catalog.replace(entry.record)
@@ -297,9 +315,10 @@ class Stores:
             kept = {version.version for version in versions.kept}
             tidy(folder / "versions", kept=kept, free=set(versions.files) - kept)
             newest = versions.newest
-            spec = self.spec_of(newest.fingerprint if newest is not None else record.fingerprint)
+            named = record if newest is None else newest
+            spec = self.spec_of(named.fingerprint, named.order)
             return Entry(record, spec, folder, versions=versions)
-        spec = self.spec_of(record.fingerprint)
+        spec = self.spec_of(record.fingerprint, record.order)
         if record.adopted and checks:
             check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)

@@ -106,6 +106,5 @@ def lazy_view() -> Any:
 def in_a_file() -> Any:
     """Read as it is sent."""
     make: Any = PersistentTensorDict
-    # a structure of its own: stores that differ only in the order of their keys show one order
-    content = TensorDict({"in file": numbers(ROWS, 3), "n": {"y": numbers(ROWS).long()}}, [ROWS])
+    content = TensorDict({"x": numbers(ROWS, 3), "n": {"y": numbers(ROWS).long()}}, [ROWS])
     return make.from_dict(content, Path(_folder().name) / f"{next(_numbers)}.h5")

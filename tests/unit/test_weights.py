@@ -206,6 +206,19 @@ def test_restore_when_a_reader_held_a_retired_version_then_its_file_is_recycled(
     assert _publish(again) == 1
 
 
+def test_restore_when_versions_differ_in_the_order_of_keys_then_each_has_its_own() -> None:
+    versions = Versions(2)
+    for order in ("", "0b", ""):
+        versions.commit(versions.begin(fingerprint=b"a", order=order), 0.0, nbytes=1)
+    state = json.loads(json.dumps(versions.state()))
+    again = Versions.restore(state)
+    assert [record.order for record in again.kept] == ["0b", ""]
+    assert again.mixes_orders
+    older = {key: content for key, content in state.items() if key not in ("orders", "mixes_orders")}
+    assert [record.order for record in Versions.restore(older).kept] == ["", ""]
+    assert not Versions.restore(older).mixes_orders
+
+
 def test_newest_when_nothing_was_published_then_none() -> None:
     assert Versions().newest is None
 

@@ -45,8 +45,7 @@ def files(tmp_path: Path) -> StoredTensorDict:
 def store(files: StoredTensorDict) -> OpenStore:
     """The same, mapped by a client."""
     stores = OpenStores(writes_values=False)
-    stores.know(files.spec)
-    return stores.get(files.ref)
+    return stores.get(files.ref, files.spec)
 
 
 def rows_for(rows: list[int], *columns: tuple[str, ...]) -> control_pb2.Accepted:

@@ -133,5 +133,4 @@ class LocalPeer:
 def mapped(entry: Entry) -> OpenStore:
     """The files of a store as a client maps them."""
     stores = OpenStores(writes_values=False)
-    stores.know(entry.spec)
-    return stores.get(entry.ref(set()))
+    return stores.get(entry.ref(set()), entry.spec)

@@ -135,6 +135,24 @@ def test_spec_of_when_learnt_then_known_also_after_a_restart(world: World) -> No
     assert world.stores.spec_of(SPEC.fingerprint) == SPEC
 
 
+def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(
+    world: World, run: Loop
+) -> None:
+    ab, ba = (
+        Spec(Node((4,), None, None, None, tuple((key, TensorLeaf("int64", (4,))) for key in keys)))
+        for keys in ("ab", "ba")
+    )
+    assert ab.fingerprint == ba.fingerprint
+    record = replace(RECORD, fingerprint=ab.fingerprint)
+    for name, spec in (("x", ab), ("y", ba), ("z", ab)):
+        assert run(world.stores.create(replace(record, name=name), spec)).spec == spec
+    world.reopen()
+    run(world.stores.create(replace(record, name="w"), ba))  # before any of the others was opened
+    world.reopen()
+    assert [world.stores.get(name).spec for name in "xyzw"] == [ab, ba, ab, ba]
+    assert [bool(world.stores.get(name).record.order) for name in "xyzw"] == [False, True, False, True]
+
+
 def test_stored_spec_when_of_a_replay_then_has_its_capacity_and_no_key_of_ours() -> None:
     replay = replace(RECORD, kind="replay", capacity=9)
     assert stored_spec(replay, SPEC).batch_size == (9, 4)

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from tdserve.control.status import decode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.errors import CorruptDataError
+from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.store.version_checksums import leaf_checksum
 from tdserve.store.versions import VersionFile
@@ -33,7 +34,7 @@ class Worker:
         self.busy = Event()
         self.asked = Event()
         stores = OpenStores(writes_values=False)
-        stores.know(CAPTURED.spec)
+        stores.learn(CAPTURED.spec.fingerprint, codec.encode(CAPTURED.spec))
         self.checksumming = Checksumming(stores, self.reports.put, self._is_busy)
         self._last_order = 0
 
