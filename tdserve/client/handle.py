@@ -12,6 +12,7 @@ from tdserve.client.by_address import ByAddress
 from tdserve.client.calls import SessionClient
 from tdserve.client.dataset import StoreRows
 from tdserve.client.description import StoreDescription
+from tdserve.client.fake_modes import check_real
 from tdserve.client.key_list import KeyList
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.live import with_live_leaves
@@ -283,6 +284,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
+        check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
         content = brought(
             read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
@@ -296,6 +298,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         return td
 
     def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:
+        check_real("writing to a store")
         deadline = self._client.deadline(timeout_s)
 
         def write() -> None:

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from tdserve.client.memmap_arguments import named_device
@@ -22,12 +21,6 @@ from tdserve.spec.tree import Path, Spec
 
 FetchValues = Callable[[Sequence[Path]], "dict[Path, Any]"]
 """Reads the leaves of these paths that are stored value by value."""
-
-
-def fake_mode() -> FakeTensorMode | None:
-    """The FakeTensorMode that is active in the calling thread; None without one."""
-    found: FakeTensorMode | None = active_fake_mode()
-    return found
 
 
 def is_imitation(device: torch.device | str | int | None, mode: FakeTensorMode | None) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tdserve.client.fake_modes import fake_mode
 from tdserve.client.handle import StoreHandle
-from tdserve.client.imitation import fake_mode, imitate, is_imitation
+from tdserve.client.imitation import imitate, is_imitation
 from tdserve.client.live import with_live_leaves
 from tdserve.client.memmap_arguments import check_mode, check_part, checked_subpath, device_of, has_parameters
 from tdserve.client.padding import Pad

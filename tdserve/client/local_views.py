@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.fake_modes import check_real
 from tdserve.client.reading import on_cpu
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
@@ -20,6 +21,7 @@ from tdserve.v1 import control_pb2
 
 def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, deadline: Deadline) -> Any:
     """A locked tensordict over the store's files; see ``StoreHandle.map``."""
+    check_real("mapping a store")
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:
         local = session.local

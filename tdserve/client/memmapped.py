@@ -9,6 +9,7 @@ import torch
 
 from tdserve.client.alterable import AlterableHandle
 from tdserve.client.altering import addition
+from tdserve.client.fake_modes import check_real
 from tdserve.client.keys import checked_path
 from tdserve.client.reading import brought, read_selection
 from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
@@ -70,6 +71,7 @@ class MemmappedHandle(AlterableHandle):
         """
         if name is None or name == self.name:
             return self.memmap_refresh_()
+        check_real("reading a store")
         deadline = self._client.deadline(timeout_s)
         found = brought(read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle))
         td = found.build()

@@ -8,6 +8,7 @@ from typing import Any
 from tdserve.catalog import checked_max_object_bytes
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription, from_message
+from tdserve.client.fake_modes import check_real
 from tdserve.client.handle import StoreHandle
 from tdserve.client.live import with_live_leaves
 from tdserve.client.padding import Pad
@@ -261,6 +262,7 @@ class TensorDictClient(SessionClient):
         device: Any = None,
         allow_pickle: bool | None = None,
     ) -> Content | None:
+        check_real("reading a store")
         return read_selection(
             self,
             check_store_name(name),

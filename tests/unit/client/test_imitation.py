@@ -10,7 +10,8 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from tdserve.client.imitation import fake_mode, imitate, is_imitation
+from tdserve.client.fake_modes import fake_mode
+from tdserve.client.imitation import imitate, is_imitation
 from tdserve.errors import NotSupportedError
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Path
