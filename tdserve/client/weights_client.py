@@ -30,8 +30,9 @@ class WeightsClient(MemmapClient):
     * ``dtype`` is one of floating-point numbers, such as ``torch.bfloat16``: leaves of floating-point numbers are
       converted to it before they travel, whole.
     * ``copy=False`` maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the
-      size, and all processes share the memory. What is written into these tensors stays in this process. The file lives
-      as long as any of them. With ``dtype``, or over another transport, it makes no difference.
+      size, and all processes share the memory. What is written into these tensors stays in this process, so they are
+      not locked, as those of ``StoreHandle.map`` are. The file lives as long as any of them. With ``dtype``, or over
+      another transport, it makes no difference.
     """
 
     def __init__(
