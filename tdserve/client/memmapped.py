@@ -89,6 +89,26 @@ class MemmappedHandle(AlterableHandle):
         )
         return self
 
+    load_ = load_memmap_
+
+    def load_memmap(
+        self,
+        name: str,
+        device: Any = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """The content of a store, by its name, as a local tensordict; what ``client.load_memmap(name)`` returns."""
+        check_real("reading a store")
+        deadline = self._client.deadline(timeout_s)
+        found = read_selection(
+            self._client, name, Selection(), deadline=deadline, device=device, allow_pickle=allow_pickle
+        )
+        return brought(found).build(device)
+
+    load = load_memmap
+
     def consolidate(self, filename: Any = None, **options: Any) -> Any:
         """A local copy whose leaves are one block of memory; arguments as of ``TensorDict.consolidate``."""
         return self.to_tensordict().consolidate(filename, **options)

@@ -66,6 +66,12 @@ def test_load_in_place_when_of_another_store_then_as_that_one(
     assert_same(client.load_memmap(name), other)
     assert store.load_memmap_() is store.load_memmap_(name) is store
     assert_same(client.load_memmap(name), other)
+    assert_same(store.load(f"{name}-other"), other)
+    assert store.load_memmap(f"{name}-other", "meta")["a"].is_meta
+    other["a"] += 1
+    client.send(other, f"{name}-other")
+    assert store.load_(f"{name}-other") is store
+    assert_same(client.load_memmap(name), other)
     client.memmap(TensorDict({"a": torch.ones(2)}, [2]), f"{name}-short")
     with pytest.raises(SpecMismatchError):
         store.load_memmap_(f"{name}-short")

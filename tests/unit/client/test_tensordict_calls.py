@@ -22,7 +22,7 @@ ELSEWHERE = {
     **dict.fromkeys(["cuda", "pin_memory", "record_stream"], "needs a GPU"),
     "as_tensor": "memory-mapped content comes as plain tensors",
     "is_memmap": "a store is",
-    "load_memmap_": "it takes a store's name",
+    **dict.fromkeys(["load", "load_", "load_memmap", "load_memmap_"], "they take a store's name"),
     **dict.fromkeys(["map", "map_iter"], "needs processes"),
     "memmap_refresh_": "every read is of what the store holds now",
     "new_empty": "what it returns is not initialised",
