@@ -80,6 +80,12 @@ def publish(
 ) -> int:
     """Stores the next version; see ``Client.publish``."""
     check_store_name(name)
+    if isinstance(td, dict):
+        reason = (
+            f"a {type(td).__qualname__} does not say how its names are nested; give the module itself, publish(name, "
+            "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
+        )
+        raise InvalidRequestError(argument="td", reason=reason)
     content = TensorDict.from_module(td) if isinstance(td, nn.Module) else td
     captured = _in_dtype(capture(content, store=name, allow_pickle=client.allow_pickle), dtype)
     spec = captured.spec
