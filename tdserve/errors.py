@@ -70,7 +70,10 @@ class TDServeError(Exception):
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
         self.fields: dict[str, Field] = {**self.defaults, **fields}
-        super().__init__(self.template.format(**self.fields))
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        return self.template.format(**self.fields)
 
     def __getattr__(self, name: str) -> Any:
         fields: dict[str, Field] = self.__dict__.get("fields", {})
@@ -186,10 +189,14 @@ class LockedError(RequestError, RuntimeError):
 
     code = "FAILED_PRECONDITION"
     template = (
-        "store {store!r} is locked at {key!r}: no entry may be added, replaced or removed; call unlock_() first, or "
+        "store {store!r} is locked as a whole: no entry may be added, replaced or removed; call unlock_() first, or "
         "write over existing content with set_(), set_at_() or update_()"
     )
     defaults = {"store": "", "key": ""}
+
+    def _message(self) -> str:
+        template = self.template.replace(" as a whole", " at {key!r}") if self.fields["key"] else self.template
+        return template.format(**self.fields)
 
 
 class UnauthenticatedError(RequestError):

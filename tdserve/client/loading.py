@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from tensordict import is_tensor_collection
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tdserve.client.fake_modes import fake_mode
@@ -74,8 +75,8 @@ class LoadingClient(TensorDictClient):
         Raises:
             StoreNotFoundError: With ``timeout_s=0``.
             DeadlineExceededError: The store did not come in time.
-            InvalidRequestError: There is no tensordict at ``subpath``, ``mode`` is none, or ``device`` is not that of
-                ``out``.
+            InvalidRequestError: There is no tensordict at ``subpath``, ``mode`` is none, ``out`` is no tensordict, or
+                ``device`` is not that of ``out``.
             SpecMismatchError: ``out`` is of another kind (a tensorclass, a lazy stack). Nothing was written to it.
             NotSupportedError: With ``mode="r+"``: this client may not write the server's memory.
         """
@@ -83,6 +84,8 @@ class LoadingClient(TensorDictClient):
         check_mode(mode, device)
         if allow_pickle is not None and not isinstance(allow_pickle, bool):
             raise InvalidRequestError(argument="allow_pickle", reason=f"{allow_pickle!r} is neither a bool nor None")
+        if out is not None and not is_tensor_collection(out):
+            raise InvalidRequestError(argument="out", reason=f"an object of {type(out).__qualname__} is no tensordict")
         wanted = device if out is None else device_of(out, device)
         deadline = self.deadline(timeout_s)
         fake = fake_mode()

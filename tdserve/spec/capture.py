@@ -197,6 +197,8 @@ class _Reader(LeafReader):
                 )
             return plain, extra, class_name(kind), None
         if is_tensorclass(kind):
+            if issubclass(kind, NonTensorData):
+                raise self._refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
             if kind._is_non_tensor or getattr(kind, "_pass_through", False):
                 raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")
             inner, _, _, params = self._unwrap(td._tensordict, path)

@@ -58,6 +58,11 @@ def test_message_when_fields_are_set_then_shows_every_one(cls: type[TDServeError
     assert hidden == []
 
 
+def test_locked_when_a_part_or_all_of_it_is_then_said_so() -> None:
+    assert "store 's' is locked at 'k': " in str(errors.LockedError(store="s", key="k"))
+    assert "store 's' is locked as a whole: " in str(errors.LockedError(store="s"))
+
+
 @every_class
 def test_message_when_no_field_is_given_then_still_renders(cls: type[TDServeError]) -> None:
     assert str(cls()) == cls.template.format(**cls.defaults)

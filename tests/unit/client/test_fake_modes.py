@@ -43,7 +43,7 @@ def test_check_real_when_under_a_fake_mode_then_refused() -> None:
         check_real("reading")
     with FakeTensorMode() as mode:
         assert fake_mode() is mode
-        with pytest.raises(NotSupportedError, match="reading under a FakeTensorMode.*load_memmap"):
+        with pytest.raises(NotSupportedError, match=r"reading under a FakeTensorMode.*load_memmap"):
             check_real("reading")
         with unset_fake_temporarily():
             check_real("reading")

@@ -66,6 +66,12 @@ def test_load_when_under_a_fake_mode_then_fake_and_no_tensor_travels(client: tds
     assert difference(content(), client.load_memmap(stored)) is None
 
 
+@pytest.mark.parametrize("out", [5, {"big": torch.zeros(1)}, torch.zeros(2)], ids=["int", "dict", "tensor"])
+def test_load_when_out_is_no_tensordict_then_refused(client: tdserve.Client, stored: str, out: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"out.*no tensordict"):
+        client.load_memmap(stored, out=out)
+
+
 @pytest.mark.parametrize("subpath", ["n", ("n",), "/n/"])
 def test_load_when_a_subpath_is_given_then_only_that_part(client: tdserve.Client, stored: str, subpath: Any) -> None:
     before = sent_nbytes(client)

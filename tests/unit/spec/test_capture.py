@@ -215,3 +215,9 @@ def test_capture_when_exact_then_notes_what_is_locked() -> None:
     assert [entries[key].is_locked for key in "ac"] == [True, False]
     assert not capture(td).spec.has_state
     assert capture(td.lock_(), is_exact=True).spec == capture(td).spec.with_locked(True)
+
+
+@pytest.mark.parametrize("root", [NonTensorData("x"), NonTensorStack("x", "y")], ids=["data", "stack"])
+def test_capture_when_the_root_is_a_value_then_refused_by_where_to_put_it(root: Any) -> None:
+    with pytest.raises(NotSupportedError, match="by itself is not supported: put it into a tensordict, under a key"):
+        capture(root)
