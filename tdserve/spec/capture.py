@@ -35,7 +35,7 @@ from tdserve.spec.nodes import (
     Path,
     has_state,
 )
-from tdserve.spec.packing import exact
+from tdserve.spec.packing import exact, holds_exact
 from tdserve.spec.recall import Recall
 from tdserve.spec.stacks import Part, known_of, stacked
 from tdserve.spec.state import params_of
@@ -271,13 +271,15 @@ class _Reader(LeafReader):
                 td.set_non_tensor(key, value)
         elements = elements_of(td, batch_size)
         stack_dim = None
+        is_noted = False
         if rows is not None and not batch_size:
             stack_dim = td.stack_dim
         elif rows is None or len(batch_size) != 1 or not can_list:
             reader = self._apart()
             rows = [reader.node(element, path, ()) for element in flat_elements(elements, len(batch_size))]
+            is_noted = self.is_exact and any(map(holds_exact, reader.values.values()))
         inner, entries = known_of(rows, batch_size, stack_dim)
-        if self.is_exact and any(has_state(row, is_locked=not is_locked) for row in rows):
+        if is_noted or (self.is_exact and any(has_state(row, is_locked=not is_locked) for row in rows)):
             elements = exact(elements, len(batch_size), keeps_locks=not is_locked)
         self.values[path] = elements
         names = _names(td)

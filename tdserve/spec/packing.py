@@ -57,6 +57,11 @@ def exact(elements: Any, num_dims: int, *, keeps_locks: bool) -> Any:
     return [exact(element, num_dims - 1, keeps_locks=keeps_locks) for element in elements]
 
 
+def holds_exact(elements: Any) -> bool:
+    """Whether any of (nested lists of) elements is an exact one."""
+    return isinstance(elements, Exact) or (isinstance(elements, list) and any(map(holds_exact, elements)))
+
+
 def pack(entry: Any) -> tuple[Any, ...]:
     """The plain value of a tensordict, tensorclass instance, tensor, or non-tensor entry.
 

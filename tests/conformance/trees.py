@@ -67,7 +67,9 @@ def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
     for key in draw(st.lists(keys, max_size=3, unique=True)):
         if depth and draw(st.booleans()):
             below = draw(nodes(batch_size, depth - 1))
-            td.set(key, below.lock_() if draw(st.integers(0, 5)) == 0 else below)
+            # what is around a typed one locks it only if it was not locked before
+            is_locked = draw(st.integers(0, 5)) == 0 and not isinstance(below, State)
+            td.set(key, below.lock_() if is_locked else below)
         else:
             td.set(key, draw(leaves(batch_size)))
     if not batch_size and depth and draw(st.integers(0, 3)) == 0:

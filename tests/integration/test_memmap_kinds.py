@@ -88,7 +88,11 @@ def test_load_when_into_another_then_equal_to_what_is_stored(client: tdserve.Cli
         assert outline(other) == outline(stored)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CANNOT_BE_CHANGED = ("a sub-tensordict", "a lazy view", "in an HDF5 file")
+"""Ways in which content is held that memmap_ cannot put a store's memory into."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CANNOT_BE_CHANGED])
 def test_refresh_when_others_have_written_then_it_is_as_what_is_loaded(
     client: tdserve.Client, name: str, kind: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_pool_when_a_process_sends_its_memory_then_it_is_filled_anew_once_the_re
     context = torch.multiprocessing.get_context("fork")
     batches, go_on = context.Queue(), context.Semaphore(0)
     process = context.Process(target=_work, args=(batches, go_on))
+    before = set(multiprocessing.active_children())
     process.start()
     kept = []
     for number in range(NUM_BATCHES):
@@ -75,4 +76,4 @@ def test_pool_when_a_process_sends_its_memory_then_it_is_filled_anew_once_the_re
     process.join(60.0)
     assert process.exitcode == 0
     assert [int(pair[1][-1]) for pair in kept] == [0, 1]
-    assert not multiprocessing.active_children()
+    assert not set(multiprocessing.active_children()) - before

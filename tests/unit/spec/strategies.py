@@ -107,10 +107,10 @@ def _row(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
 
 
 @st.composite
-def tensordicts(draw: st.DrawFn, depth: int = 2) -> Any:
+def tensordicts(draw: st.DrawFn, depth: int = 2, *, is_named: bool = True) -> Any:
     """A TensorDict or Outer with nested ones below it, each with batch dimensions, names and a device of its own."""
     batch_size = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-    names = draw(st.none() | st.just([*"ab"[: len(batch_size)]]))
+    names = draw(st.none() | st.just([*"ab"[: len(batch_size)]])) if is_named else None
     return draw(_nested(batch_size, names, draw(st.sampled_from([None, "cpu"])), depth))
 
 

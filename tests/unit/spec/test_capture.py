@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import (
+    LazyStackedTensorDict,
     MetaData,
     NonTensorData,
     NonTensorStack,
@@ -19,6 +20,7 @@ from tensordict.nn import TensorDictParams
 from tdserve.errors import InvalidSpecError, NotSupportedError
 from tdserve.spec.capture import capture
 from tdserve.spec.nodes import MAX_DEPTH
+from tdserve.spec.packing import Exact
 from tdserve.spec.tree import Node, TensorLeaf, ValueLeaf
 from tests.unit.spec.strategies import Inner, difference
 
@@ -221,3 +223,12 @@ def test_capture_when_exact_then_notes_what_is_locked() -> None:
 def test_capture_when_the_root_is_a_value_then_refused_by_where_to_put_it(root: Any) -> None:
     with pytest.raises(NotSupportedError, match="by itself is not supported: put it into a tensordict, under a key"):
         capture(root)
+
+
+def test_capture_when_like_has_elements_that_require_grad_then_it_is_noted_again() -> None:
+    rows = [TensorDict({"x": torch.zeros(1, 3, requires_grad=True)}, [1]) for _ in range(2)]
+    first = capture(LazyStackedTensorDict(*rows, stack_dim=1), is_exact=True)
+    assert first.spec.packed
+    again = capture(LazyStackedTensorDict(*rows, stack_dim=1), like=first.spec, is_exact=True)
+    assert isinstance(first.values[()], Exact)
+    assert isinstance(again.values[()], Exact)

@@ -29,7 +29,7 @@ class Weights(TensorClass):
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if "file" not in name])  # those are read when they are sent
 def test_kind_when_captured_sent_and_built_then_the_same(name: str) -> None:
     captured = capture(KINDS[name].make(), is_exact=True)
     spec = codec.decode(spec_pb2.Spec.FromString(codec.encode(captured.spec).SerializeToString()))

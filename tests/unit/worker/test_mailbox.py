@@ -126,7 +126,7 @@ def test_reap_when_the_client_takes_nothing_then_its_session_is_lost(client: Cli
     client.mailbox.reap(0.05)
     lost = client.next_report()
     assert (lost.order, lost.session) == (0, 7)
-    assert "0.05 s" in lost.session_lost.reason
+    assert any(told in lost.session_lost.reason for told in ("0.05 s", "timeout"))  # as this end or gloo notices first
 
 
 def test_channel_when_the_client_goes_then_its_session_is_lost(client: Client) -> None:
