@@ -80,6 +80,7 @@ class StoreDescription:
         fanout: Of weights: to how many each end sends a version at once, 0 where the server decides.
         adopted: The user's folder that its tensors lie in; "" when they lie in the store's own.
         read_only: Whether every write is refused.
+        num_waiting: Calls of clients that wait for it right now: for rows, for room, for a version.
     """
 
     name: str
@@ -113,6 +114,7 @@ class StoreDescription:
     fanout: int = 0
     adopted: str = ""
     read_only: bool = False
+    num_waiting: int = 0
 
     @property
     def rows(self) -> int:
@@ -214,4 +216,5 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         fanout=message.fanout,
         adopted=message.adopted,
         read_only=message.read_only,
+        num_waiting=message.num_waiting,
     )

@@ -89,7 +89,7 @@ class TableHandle(TableRows, ByAddress):
         return self._client.describe(self.name).num_rows
 
     def info(self) -> dict[str, Any]:
-        """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, settings, nbytes and more."""
+        """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more."""
         return self._client.describe(self.name).as_dict()
 
     def extend(

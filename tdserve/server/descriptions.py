@@ -35,6 +35,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         max_object_bytes=record.max_object_bytes,
         adopted=record.adopted,
         read_only=record.read_only,
+        num_waiting=entry.changed.num_waiting,
     )
     if with_spec:
         description.spec.CopyFrom(stores.message_of(spec))

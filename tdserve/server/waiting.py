@@ -52,6 +52,11 @@ class Waiters:
         if self._deleted_name is not None:
             raise StoreNotFoundError(name=self._deleted_name)
 
+    @property
+    def num_waiting(self) -> int:
+        """How many wait right now."""
+        return sum(map(len, self._lines.values()))
+
     def has_line(self, line: Hashable) -> bool:
         """Whether somebody waits in this line, behind whom a newcomer has to stand."""
         return bool(self._lines.get(line))  # empty: the last was served just now, and has not gone on yet

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 import tdserve
 from tests import chi_square
 from tests.integration.fleet import Fleet
+from tests.integration.processes import wait_for
 from tests.unit.spec.strategies import difference
 
 pytestmark = pytest.mark.integration
@@ -256,17 +257,16 @@ def test_set_limiter_when_callers_wait_then_the_new_one_wakes_them(server: tdser
     with server.client(timeout_s=30.0) as waiting, server.client(timeout_s=30.0) as changing:
         create(waiting, name, 16, num_rows=4, limiter=tdserve.Queue(4))
         table = changing.replay(name)
-        sample = waiting.later(lambda: waiting.replay(name).sample(6))
         extend = waiting.later(lambda: waiting.replay(name).extend(rows(4, 5)))
-        assert not sample.done()
-        assert not extend.done()
+        wait_for(lambda: table.info()["num_waiting"] == 1, "a writer that waits for room")
         table.set_limiter(tdserve.Queue(8))
         assert extend.result(20.0).tolist() == [4, 5]
-        assert len(sample.result(20.0)) == 6
         table.set_limiter(tdserve.MinSize(7))
-        again = waiting.later(lambda: waiting.replay(name).sample(6))
+        samples = [waiting.later(lambda: waiting.replay(name).sample(6)) for _ in range(2)]
+        wait_for(lambda: table.info()["num_waiting"] == 2, "two samplers that wait for a row")
         table.set_limiter(tdserve.MinSize(6))
-        assert len(again.result(20.0)) == 6
+        assert [len(sample.result(20.0)) for sample in samples] == [6, 6]
+        assert table.info()["num_waiting"] == 0
         assert waiting.replay(name).settings.limiter == tdserve.MinSize(6)
 
 

@@ -56,9 +56,10 @@ def test_description_when_of_a_table_then_says_its_rules_and_who_holds_rows() ->
     message = control_pb2.StoreDescription(spec=MESSAGE.spec, kind=control_pb2.STORE_KIND_REPLAY)
     assert (from_message(message).as_dict()["settings"], from_message(message).is_closed) == ({}, False)
     message.settings, message.num_leased, message.is_closed = '{"limiter":{"kind":"queue","max_size":4}}', 3, True
+    message.num_waiting = 2
     said = from_message(message).as_dict()
     assert said["settings"] == {"limiter": {"kind": "queue", "max_size": 4}}
-    assert (said["num_leased"], said["is_closed"]) == (3, True)
+    assert (said["num_leased"], said["is_closed"], said["num_waiting"]) == (3, True, 2)
 
 
 def test_description_when_a_table_has_a_policy_then_says_how_old_its_rows_are() -> None:

@@ -50,15 +50,21 @@ def test_wait_when_the_state_changes_unseen_then_found_in_the_last_moment(run: L
 
 
 def test_wait_when_cancelled_then_nobody_waits_any_more(run: Loop) -> None:
-    async def scenario() -> int:
+    async def scenario() -> list[int]:
         waiters = Waiters()
-        waiting = asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: ""))
+        waiting = [
+            asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: "", line=line))
+            for line in ("one", "one", "another")
+        ]
         await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        return len(waiters._lines)
+        counts = [waiters.num_waiting]
+        for each in waiting:
+            each.cancel()
+            await asyncio.wait([each])
+            counts.append(waiters.num_waiting)
+        return counts
 
-    assert run(scenario()) == 0
+    assert run(scenario()) == [3, 2, 1, 0]
 
 
 def test_wake_when_ten_thousand_wait_then_all_return(run: Loop) -> None:
