@@ -142,6 +142,11 @@ class Versions:
         begun = [number for each in self._open.values() for number in (each.version, each.recycles) if number]
         return tuple(sorted({*self._kept, *self._held, *self._pool, *begun}))
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was ever committed, and nothing is being written."""
+        return not (self._kept or self._open)
+
     def num_readers(self, version: int) -> int:
         """Readers that acquired the version and did not release it."""
         return self._num_readers.get(version, 0)

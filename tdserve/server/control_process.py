@@ -95,7 +95,7 @@ class ControlProcess:
             traffic=self._traffic,
         )
         publishing = Publishing(self._stores, answers, traffic=self._traffic)
-        self._relays = publishing.relays
+        self._publishing, self._relays = publishing, publishing.relays
         self._answers = answers
         self._groups = Groups()
         self._adoption = Adoption(self._stores, answers, values_worker=values_worker, folders=config.adoptable)
@@ -143,6 +143,7 @@ class ControlProcess:
 
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
+        self._publishing.restore()
         self._departures.tidy()
         for client_id in self._answers.clients():
             self._forget_later(client_id)

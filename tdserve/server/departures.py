@@ -46,6 +46,10 @@ class Departures:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="tdserve-departures")
 
+    def left(self) -> list[str]:
+        """Locks that somebody holds; while no session is open, those of before a restart."""
+        return [name for name in os.listdir(self._folder) if not self.is_gone(name)]
+
     def tidy(self) -> None:
         """Removes the files that nobody holds, but for those that are watched; while no session is open."""
         for name in os.listdir(self._folder):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path as FilePath
 
-from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, StoreExistsError
+from tdserve.errors import InvalidRequestError
 from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.checksums import MIN_NBYTES, Checksums
@@ -18,6 +17,7 @@ from tdserve.server.relays import Relays
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
+from tdserve.server.unpublished import Unpublished
 from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
 from tdserve.spec.dtypes import NAMES
@@ -42,30 +42,36 @@ class Publishing:
         self._answers = answers
         self._traffic = traffic
         self._checksums = Checksums(stores)
+        self._unpublished = Unpublished(stores)
         self.relays = Relays(traffic)
+
+    def restore(self) -> None:
+        """Removes, after a restart, what was to become the first version of some weights. To be called on the event
+        loop, before anybody may ask."""
+        self._unpublished.restore()
 
     async def publish(
         self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
     ) -> control_pb2.Done:
-        """Stores the next version of some weights; the first makes their store.
+        """Stores the next version of some weights; the first makes their store, which is seen from then on.
 
         Raises:
-            CapacityError: The disk is full. The version before stays the newest.
-            PeerLostError: The publisher or its worker went away. The version before stays the newest.
+            CapacityError: The disk is full. The version before stays the newest; without one there is no store.
+            PeerLostError: The publisher or its worker went away. The same.
         """
         spec, order = self._spec(session, asked)
-        entry = await self._store(asked, spec)
+        entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
         versions = entry.weight_versions()
         publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
-        self._drop(entry, publishing.drops)
         try:
+            self._drop(entry, publishing.drops)
             if session.local is not None:
                 await self._let_write(session.local, request, entry, publishing)
             else:
                 await session.worker.order(self._receiving(session, request, entry, publishing, spec, asked))
             entry.check_present()
         except BaseException:
-            self._drop(entry, versions.abort(publishing))
+            self._give_up(session, request, entry, publishing)
             raise
         self._traffic.received(session.transport, asked.content)
         done = control_pb2.Done(version=publishing.version)
@@ -75,6 +81,7 @@ class Publishing:
         drops = dropped + versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.save_state(entry, txn, versions.state())
+            self._unpublished.show(entry, txn)
         for version in kept - {record.version for record in versions.kept}:
             self._retire(entry, version)
         self._drop(entry, drops)
@@ -247,15 +254,15 @@ class Publishing:
         order = session.told_orders.get(fingerprint, "")
         return self._stores.spec_of(fingerprint, order), order
 
-    async def _store(self, asked: control_pb2.PublishRequest, spec: Spec) -> Entry:
-        entry = self._stores.find(asked.store)
-        if entry is not None:
-            return entry
-        record = StoreRecord(name=asked.store, kind="weights", uid="", fingerprint=spec.fingerprint)
+    def _give_up(self, session: ClientSession, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
+        """Nothing of a publish stays that has failed; of the first, not even the name."""
+        local = session.local
+        writer = local.lock_name if local is not None and local.may_still_write(request) else ""
+        drops = entry.weight_versions().abort(publishing)
         try:
-            return await self._stores.create(record, spec)
-        except StoreExistsError:  # another publisher was quicker
-            return await self._stores.wait(asked.store, Deadline.after(asked.timeout_s))
+            self._drop(entry, drops)
+        finally:
+            self._unpublished.give_up(entry, writer)
 
     def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
         ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)

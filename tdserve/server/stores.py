@@ -41,9 +41,6 @@ from tdserve.weights import Versions
 
 _log = logging.getLogger("tdserve.server")
 
-_TRASH = ".deleted-"
-"""No store's name begins with a dot."""
-
 
 class Stores:
     """All stores of a root.
@@ -58,6 +55,7 @@ class Stores:
     """
 
     def __init__(self, root: Root, db: CatalogDB, departures: Departures) -> None:
+        self.departures = departures
         self.unfinished = Unfinished(db, departures)
         self.root = root
         self.db = db
@@ -72,13 +70,13 @@ class Stores:
         removed."""
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
-            if record.loading:
-                self._remove_files(record)
+            # Of weights, a local client may still be writing the first version: whoever publishes next must know that.
+            if record.loading and not (record.kind == "weights" and self.db.get("states", record.uid.encode())):
+                self.root.move_to_trash(record.name, record.uid)
                 self.db.delete("stores", key)
             else:
                 self.catalog.add(record)
-        for trash in (self.root.path / "stores").glob(f"{_TRASH}*"):
-            shutil.rmtree(trash, ignore_errors=True)
+        self.root.empty_trash("*")
         redo = Redo.load(self.db)
         if redo is not None:
             self._repair(redo)
@@ -124,6 +122,16 @@ class Stores:
         if entry is None or not entry.record.loading or entry.owner_session != session:
             raise StoreNotFoundError(name=name)
         return entry
+
+    def find_unpublished(self, name: str) -> Entry | None:
+        """The weights store of this name that nobody sees before its first version; None when there is none."""
+        if name not in self._entries and self.catalog.is_taken(name):
+            record = self.catalog.get(name, with_loading=True)
+            # Without a state it is not one of before a restart, but one whose making has just failed.
+            if record.kind == "weights" and self.db.get("states", record.uid.encode()):
+                self._entries[name] = self._open(record)
+        entry = self._entries.get(name)
+        return entry if entry is not None and entry.record.loading and entry.versions is not None else None
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
         """Whether this session has begun just such a store under this name."""
@@ -213,16 +221,17 @@ class Stores:
         self._entries.pop(entry.name, None)
         if entry.generations is not None:
             entry.generations.mark_deleted()
-        with self.db.transaction() as txn:  # as one that never became visible: a crash from here on ends in removal too
-            txn.put("stores", entry.name.encode(), replace(entry.record, loading=True).to_bytes())
-            txn.delete("states", entry.record.uid.encode())
-            self.unfinished.forget(entry.record.uid, txn)
-        self._move_to_trash(entry.record)
-        self.db.delete("stores", entry.name.encode())
-        self.catalog.remove(entry.name)
+        self._remove(entry.record)
         entry.changed.delete(entry.name)
         self.changed.wake()
-        await asyncio.to_thread(self._empty_trash, entry.record)
+        await asyncio.to_thread(self.root.empty_trash, entry.record.uid)
+
+    def discard(self, record: StoreRecord) -> None:
+        """Removes, at once, a store that nobody has seen and that holds next to nothing."""
+        self._entries.pop(record.name, None)
+        self._remove(record)
+        self.root.empty_trash(record.uid)
+        self.changed.wake()
 
     def loading_of(self, session: int) -> list[Entry]:
         """Stores that this session has begun and not finished."""
@@ -344,21 +353,14 @@ class Stores:
         self.unfinished.restore(entry, reserved)
         return entry
 
-    def _remove_files(self, record: StoreRecord) -> None:
-        self._move_to_trash(record)
-        self._empty_trash(record)
-
-    def _move_to_trash(self, record: StoreRecord) -> None:
-        """Takes the folder out of the way, so that the name is free at once and a crash leaves no half store."""
-        folder = self._folder(record)
-        if folder.exists():
-            folder.rename(self._trash(record))
-
-    def _empty_trash(self, record: StoreRecord) -> None:
-        shutil.rmtree(self._trash(record), ignore_errors=True)
-
-    def _trash(self, record: StoreRecord) -> FilePath:
-        return self._folder(record).with_name(f"{_TRASH}{record.uid}")
+    def _remove(self, record: StoreRecord) -> None:
+        with self.db.transaction() as txn:  # as one that never became visible: a crash from here on ends in removal too
+            txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
+            txn.delete("states", record.uid.encode())
+            self.unfinished.forget(record.uid, txn)
+        self.root.move_to_trash(record.name, record.uid)
+        self.db.delete("stores", record.name.encode())
+        self.catalog.remove(record.name)
 
 
 def stored_spec(record: StoreRecord, spec: Spec) -> Spec:

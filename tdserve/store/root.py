@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -131,10 +132,25 @@ class Root:
         """
         return self.path / "stores" / check_store_name(name)
 
+    def move_to_trash(self, name: str, uid: str) -> None:
+        """Takes a store's folder out of the way, so that the name is free at once and a crash leaves no half store."""
+        folder = self.store_folder(name)
+        if folder.exists():
+            folder.rename(self._trash(uid))
+
+    def empty_trash(self, uid: str) -> None:
+        """Removes what :meth:`move_to_trash` has put away of this store; ``"*"`` of all."""
+        for trash in self._trash("").parent.glob(self._trash(uid).name):
+            shutil.rmtree(trash, ignore_errors=True)
+
     def free_bytes(self) -> int:
         """Bytes that may still be written below the root."""
         with os_faults(self.path):
             return free_bytes(self.path)
+
+    def _trash(self, uid: str) -> Path:
+        """No store's name begins with a dot."""
+        return self.path / "stores" / f".deleted-{uid}"
 
     def _held_fd(self) -> int:
         if self._lock_fd < 0:

@@ -19,6 +19,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SHM_BYTES = 64 << 20
 INSECURE = ("-e", "TDSERVE_INSECURE=1")
 
+PUBLISH = """
+try:
+    client.publish("weights", TensorDict({"a": torch.zeros(SIZE)}, []))
+    print("published")
+except tdserve.ConnectError:
+    pass
+"""
+
 
 @pytest.fixture
 def name() -> Iterator[str]:
@@ -64,12 +72,13 @@ def test_client_when_it_has_one_published_port_then_requests_pass_and_content_sa
     connect = programs.CHECKSUM.partition("from tdserve.examples")[0].replace("timeout_s=60.0", "timeout_s=4.0")
     stack.compose(*outside, connect + made.replace("SIZE", "100"))
     assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\n"
-    done = stack.compose(
-        *outside, connect + made.replace("SIZE", "1_000_000").replace("-outside", "-afar"), check=False
-    )
+    too_much = PUBLISH + made.replace("-outside", "-afar")
+    done = stack.compose(*outside, connect + too_much.replace("SIZE", "1_000_000"), check=False)
     assert done.returncode == 1
+    assert "published" not in done.stdout
     last = done.stderr.splitlines()[-1]
     assert re.match(r"tdserve\.errors\.ConnectError: .*one published port is not enough.*network_mode: host", last)
+    assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\n"
 
 
 @pytest.mark.parametrize("command", [("serve",), ("demo", "--role", "actor", "--address", "server:7707")])

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,18 @@ def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_see
         assert client.replay(name).info()["reserved_rows"] == 0
     assert found_in(client, kind, name) == ({BEFORE, AFTER} if kind == "extend" else {AFTER})
     assert restarts(client) == died_before
+
+
+def test_publish_when_its_client_is_killed_in_the_middle_of_the_first_then_not_even_the_name_is_left(
+    server: tdserve.Server, client: tdserve.Client, nursery: Nursery
+) -> None:
+    with nursery.start("move", server.address, "publish", "new", LOST, at=3) as writer:
+        assert writer.line() == "connected"
+        writer.wait_killed()
+    wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the killed client's session")
+    assert "new" not in client
+    assert not (Path(server.config.root) / "stores" / "new").exists()
+    assert client.publish("new", rows(AFTER)) == 1
 
 
 def test_writes_when_their_clients_stand_still_in_the_middle_then_they_harm_nobody_and_are_stored_once(

@@ -102,10 +102,26 @@ def test_publish_when_its_client_is_killed_in_the_middle_then_the_version_before
         assert publisher.line() == "connected shm"
         publisher.wait_killed()
     assert client.latest(f"new-{at}", newer_than=0, timeout_s=0) is None
-    client.publish(f"new-{at}", rows(AFTER))
-    found = client.latest(f"new-{at}")
-    assert found is not None
-    assert numbers_in(found.data) == [AFTER] * NUM_ROWS
+    assert f"new-{at}" not in client
+    folder = Path(server.config.root) / "stores" / f"new-{at}"
+    wait_for(lambda: not folder.exists(), "the end of what was to become the first version")
+    assert client.publish(f"new-{at}", rows(AFTER)) == 1
+    check_newest(client, f"new-{at}", 1, AFTER)
+
+
+def test_publish_when_the_first_client_stands_still_then_another_shows_the_store_and_neither_is_lost(
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+) -> None:
+    stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
+    with nursery.start("write", server.address, "publish", "first", LOST, **stop) as publisher:
+        publisher.wait_stopped()
+        assert "first" not in client
+        assert client.publish("first", rows(AFTER)) == 2
+        check_newest(client, "first", 2, AFTER)
+        publisher.signal(signal.SIGCONT)
+        assert publisher.line() == "connected shm"
+        assert publisher.line() == "done 1"  # begun before, and so older
+    assert [each.version for each in client.versions("first")] == [1, 2]
 
 
 def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
@@ -125,17 +141,22 @@ def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
     check_newest(client, "still", version, version)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 def test_publish_when_the_server_is_killed_while_its_client_stands_still_then_no_others_version_is_touched(
-    nursery: Nursery, tmp_path: Path
+    nursery: Nursery, tmp_path: Path, is_first: bool
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         address = crashing.server.address
-        assert client.publish("w", rows(BEFORE)) == 1
+        if not is_first:
+            assert client.publish("w", rows(BEFORE)) == 1
         with nursery.start("write", address, "publish", "w", LOST, **stop) as first:
             first.wait_stopped()
             crashing.restart()
-            check_newest(client, "w", 1, BEFORE)
+            if is_first:
+                assert "w" not in client
+            else:
+                check_newest(client, "w", 1, BEFORE)
             with nursery.start("write", address, "publish", "w", AFTER, **stop) as second:
                 second.wait_stopped()
                 first.signal(signal.SIGCONT)

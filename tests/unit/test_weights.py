@@ -293,3 +293,14 @@ def test_restore_when_the_state_is_damaged_then_corrupt(change: dict[str, Any]) 
     _publish(versions)
     with pytest.raises(CorruptDataError):
         Versions.restore({**versions.state(), **change})
+
+
+def test_is_unused_when_nothing_was_committed_and_nothing_is_begun_then_so() -> None:
+    versions = Versions()
+    assert versions.is_unused
+    first = versions.begin(fingerprint=b"a")
+    assert not versions.is_unused
+    versions.abort(first)
+    assert versions.is_unused
+    versions.commit(versions.begin(fingerprint=b"a"), 1.0, nbytes=1)
+    assert not versions.is_unused

@@ -29,6 +29,14 @@ def test_is_gone_when_the_lock_is_held_then_not_and_else_its_file_goes(tmp_path:
     assert departures.is_gone("never there")
 
 
+def test_left_when_some_are_held_then_those_and_the_files_of_the_others_go(tmp_path: Path) -> None:
+    lock = held(tmp_path, "a")
+    (tmp_path / "b").touch()
+    assert Departures(tmp_path).left() == os.listdir(tmp_path) == ["a"]
+    lock.release()
+    assert Departures(tmp_path).left() == os.listdir(tmp_path) == []
+
+
 def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
         departures, told = Departures(tmp_path), list[str]()

@@ -167,6 +167,65 @@ def here() -> control_pb2.PublishRequest:
     return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content)
 
 
+def check_nothing_left(world: World) -> None:
+    """As if nobody had ever published."""
+    assert not world.stores.catalog.is_taken("w")
+    assert list((world.root.path / "stores").iterdir()) == []
+
+
+def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_first(world: World, run: Loop) -> None:
+    short = asked(1)
+    short.content.inline = short.content.inline[:-1]
+    with pytest.raises(RemoteProtocolError):
+        run(world.publishing.publish(world.session(), 1, short))
+    check_nothing_left(world)
+    assert publish(world, run, 2) == 1
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_publish_when_the_first_client_leaves_in_the_middle_then_nothing_is_left_once_it_is_gone(
+    world: World, run: Loop, is_killed: bool
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer)
+            make(world, await peer.accepted(), 1)
+            if is_killed:
+                peer.let_go()
+            await peer.leave()
+            with pytest.raises(PeerLostError):
+                await write
+            assert world.stores.find("w") is None
+            assert world.stores.catalog.is_taken("w") != is_killed  # one that only stands still may go on
+        over = asyncio.Event()
+        world.departures.watch(peer.lock_name, over.set)
+        await over.wait()
+
+    run(scenario())
+    check_nothing_left(world)
+
+
+def test_publish_when_two_are_the_first_at_once_then_both_are_whole_and_none_shows_the_others(
+    world: World, run: Loop
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer, LocalPeer(world, 2) as other:
+            writes = [begin(world, peer), begin(world, other)]
+            made = [make(world, await each.accepted(), number) for number, each in enumerate((peer, other), 1)]
+            assert world.stores.find("w") is None
+            made[1].seal()
+            other.done()
+            assert (await writes[1]).version == 2
+            assert [each.version for each in world.stores.get("w").weight_versions().kept] == [2]
+            made[0].seal()
+            peer.done()
+            assert (await writes[0]).version == 1
+
+    run(scenario())
+    assert latest(world, run).accepted.version == 2
+    assert [load_file(path)["w"][0, 0].item() for path in files(world)] == [1, 2]
+
+
 def begin(world: World, peer: LocalPeer, request: int = 1) -> asyncio.Task[control_pb2.Done]:
     """The publication, under way."""
     return asyncio.create_task(world.publishing.publish(peer.session, request, here()))
@@ -261,3 +320,4 @@ def test_publish_when_the_local_client_only_reads_then_refused(world: World, run
 
     run(scenario())
     assert latest(world, run, newer_than=0).nothing_newer
+    check_nothing_left(world)

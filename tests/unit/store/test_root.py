@@ -104,3 +104,16 @@ def test_store_folder_when_name_is_unfit_then_is_refused(tmp_path: Path, name: s
     with pytest.raises(InvalidRequestError):
         root.store_folder(name)
     root.release()
+
+
+def test_move_to_trash_when_emptied_then_that_store_or_all_go_and_a_name_is_free_before(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path)
+    for uid in ("a1", "b2", "c3"):
+        (root.store_folder("w") / "rows").mkdir(parents=True)
+        root.move_to_trash("w", uid)
+    root.move_to_trash("never there", "d4")
+    root.empty_trash("b2")
+    assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == [".deleted-a1", ".deleted-c3"]
+    root.empty_trash("*")
+    assert list((tmp_path / "stores").iterdir()) == []
+    root.release()
