@@ -13,7 +13,7 @@ def statistic(counts: NDArray[np.int64], probabilities: NDArray[np.float64] | No
 
 
 def limit(num_cells: int) -> float:
-    """The statistic that a fair source exceeds once in about 100,000 times (Wilson and Hilferty)."""
+    """The statistic that a fair source exceeds once in about ten million times (Wilson and Hilferty)."""
     freedom = num_cells - 1
     part = 2 / (9 * freedom)
-    return float(freedom * (1 - part + 4.265 * part**0.5) ** 3)
+    return float(freedom * (1 - part + 5.199 * part**0.5) ** 3)

@@ -58,7 +58,7 @@ def fresh_server(tmp_path: Path) -> Iterator[FreshServer]:
     started: list[tdserve.Server] = []
 
     def start(root: Path | None = None, **settings: Any) -> tdserve.Server:
-        server = tdserve.Server(root or tmp_path / f"root{len(started)}", port=0, **settings)
+        server = tdserve.Server(root or tmp_path / f"root{len(started)}", **{"port": 0, **settings})
         started.append(server)
         return server.start()
 

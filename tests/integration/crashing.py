@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import tdserve
-from tests.integration.processes import wait_for
+from tests.integration.processes import quiet_port, wait_for
 
 
 class Crashing:
@@ -17,8 +17,8 @@ class Crashing:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.server = tdserve.Server(root, port=0, transfer_timeout_s=5.0).start()
-        self.port = int(self.server.address.rpartition(":")[2])
+        self.port = quiet_port()
+        self.server = tdserve.Server(root, port=self.port, transfer_timeout_s=5.0).start()
 
     def kill(self) -> None:
         """SIGKILL to the control process."""

@@ -260,7 +260,7 @@ def exchange(say: Say, address: str, *, writer: int, num_writes: int) -> None:
 
 
 def watch(say: Say, address: str, *, reader: int, until: int, transport: str) -> None:
-    """Reads them in every way until so many writes were done; every row must be whole."""
+    """Reads them in every way until so many writes were done; every row must be whole. Says when it begins."""
     rng = random.Random(reader)
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         store, replay = client["td"], client.replay("r")
@@ -277,6 +277,8 @@ def watch(say: Say, address: str, *, reader: int, until: int, transport: str) ->
             for read in reads:
                 numbers_in(read())
                 num_reads += 1
+            if num_reads == len(reads):
+                say("begins")
         say("read", num_reads)
 
 
@@ -320,7 +322,8 @@ def use_slowly(say: Say, address: str, kind: str, name: str) -> None:
 
 
 def follow(say: Say, address: str, name: str, last: int, *, transport: str, copy: bool = True) -> None:
-    """Pulls every version that it is quick enough for, up to one; each must be whole, and above the one before."""
+    """Pulls every version that it is quick enough for, up to one; each must be whole, and above the one before. Says
+    which is the first, and at the end all."""
     with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
         say("connected", client.stats()["transport"])
         seen: list[int] = [0]
@@ -329,6 +332,8 @@ def follow(say: Say, address: str, name: str, last: int, *, transport: str, copy
             assert numbers == {weights.version}, f"version {weights.version} holds {numbers}"
             assert weights.version > seen[-1], f"version {weights.version} after {seen}"
             seen.append(weights.version)
+            if len(seen) == 2:
+                say("begins with", weights.version)
             if weights.version == last:
                 break
         say("seen", *seen[1:])

@@ -9,7 +9,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from tests.integration.processes import REPOSITORY
+from tests.integration.processes import REPOSITORY, wait_for
 
 MARK = "TEST_MARK"
 
@@ -52,6 +52,10 @@ class MarkedProgram:
             except OSError:
                 continue  # it ended meanwhile
         return found
+
+    def wait_gone(self) -> None:
+        """Returns when none of its processes lives: those that end by themselves when it has ended, do so now."""
+        wait_for(lambda: not self.processes(), "the end of all its processes")
 
     def kill(self) -> None:
         """For a test that failed half way."""

@@ -26,7 +26,7 @@ ROLES = ("tests.integration.local_roles", "tests.integration.programs")
 """Modules whose functions children play, unless told."""
 
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """For what a child says: it may share two cores with a dozen others."""
 
 

@@ -4,7 +4,9 @@ time."""
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +37,18 @@ def wait_for(look: Callable[[], _State | None], what: str, *, timeout_s: float =
             return state
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
         Event().wait(0.01)
+
+
+def quiet_port() -> int:
+    """A TCP port of loopback that nobody uses, and that the system gives to nobody who asks for any: it can be bound
+    again after its server was killed, whatever other tests do meanwhile."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = max(1024, first - 20_000)
+    for port in random.SystemRandom().sample(range(lowest, max(first, lowest + 1_000)), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all ports are in use")
 
 
 class Program:
@@ -139,14 +153,18 @@ def num_threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def listening_addresses(pid: int) -> set[str]:
-    """IPv4 addresses, as hexadecimal digits of /proc/net, on which a process accepts TCP connections; IPv6 as it is."""
-    inodes = set()
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to; without those that it closes meanwhile."""
+    found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            target = os.readlink(fd)
-            if target.startswith("socket:["):
-                inodes.add(target[len("socket:[") : -1])
+            found.append(os.readlink(fd))
+    return found
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """IPv4 addresses, as hexadecimal digits of /proc/net, on which a process accepts TCP connections; IPv6 as it is."""
+    inodes = {file[len("socket:[") : -1] for file in open_files(pid) if file.startswith("socket:[")}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:

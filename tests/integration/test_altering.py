@@ -88,7 +88,7 @@ def test_recv_when_keys_come_then_that_is_a_newer_version(client: tdserve.Client
     before = client.init_remote(rows(), name)
     client[name]["z"] = full(1)
     into = rows().set("z", full(0))
-    assert client.recv(into, name, newer_than=before, timeout_s=5.0) == client.describe(name).version > before
+    assert client.recv(into, name, newer_than=before, timeout_s=20.0) == client.describe(name).version > before
     assert torch.equal(into["z"], full(1))
 
 
@@ -159,11 +159,13 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
 ) -> None:
     client.init_remote(rows(), name)
     is_over = Event()
+    begins = Barrier(5)
 
     def read(reading: Callable[[Any], Any]) -> int:
         num_reads = 0
         with server.client(transport=other.transport, timeout_s=20.0) as reader:
             handle = reader[name]
+            begins.wait(60.0)
             while not is_over.is_set():
                 check_whole(reading(handle))
                 num_reads += 1
@@ -172,6 +174,7 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
     def write() -> None:
         handle = other[name]
         number = 0
+        begins.wait(60.0)
         while not is_over.is_set():
             number += 1
             handle.update_({"x": full(number, 8), ("n", "y"): full(number)})
@@ -182,6 +185,7 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
         writer = pool.submit(write)
         try:
             handle = client[name]
+            begins.wait(60.0)
             for number in range(1, 16):
                 handle.update({"z": full(number, 40), ("n", "z"): full(number), "t": f"text {number}"})
                 if number % 2:

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,14 +37,19 @@ def store(client: tdserve.Client, name: str) -> Iterator[tdserve.StoreHandle]:
     before, children = _sessions(client), set(children_of(os.getpid()))
     yield client.memmap(_rows(), name)
     wait_for(lambda: _sessions(client) <= before, "the end of all sessions but the client's")
-    spawned = {pid for pid in children_of(os.getpid()) if pid not in children and not _is_tracker(pid)}
-    assert spawned == set()
+    wait_for(lambda: not _others(children), "the end of all processes")
+
+
+def _others(known: set[int]) -> set[int]:
+    """Children of this process but for those that are known, and multiprocessing's own, which live as long as it."""
+    return {pid for pid in children_of(os.getpid()) if pid not in known and not _is_tracker(pid)}
 
 
 def _is_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's own, which lives as long as the process."""
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read()
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it ended meanwhile
     return b"resource_tracker" in command or b"forkserver" in command
 
 
@@ -123,8 +129,7 @@ def test_loader_when_a_worker_is_killed_then_an_error_and_the_next_epoch_is_whol
     own = set(children_of(os.getpid()))
     batches = iter(_loader(store, multiprocessing_context="fork", collate_fn=_as_it_is))
     next(batches)
-    worker = next(pid for pid in children_of(os.getpid()) if pid not in own)
-    os.kill(worker, signal.SIGKILL)
+    os.kill(min(_others(own)), signal.SIGKILL)
     with pytest.raises(RuntimeError, match="worker"):
         list(batches)
     del batches

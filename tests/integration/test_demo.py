@@ -18,10 +18,10 @@ import tdserve
 from tests.integration.marked import MarkedProgram
 from tests.integration.processes import wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 NOT_OURS = {"torchinductor_root", f"torchinductor_{os.environ.get('USER', 'root')}"}
 """Made by ``import tensordict`` in any process."""
 
@@ -100,7 +100,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         demo.kill()
 
 
-@pytest.mark.timeout(240)
 def test_demo_when_left_alone_then_solves_cartpole_and_leaves_only_its_figures(start: Callable[..., Demo]) -> None:
     demo = start("--seed", "0")
     assert demo.wait(200.0) == 0, demo.printed
@@ -111,6 +110,7 @@ def test_demo_when_left_alone_then_solves_cartpole_and_leaves_only_its_figures(s
     assert {episode["actor"] for episode in figures["episodes"]} == {0, 1}
     assert (demo.out / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
     assert "│ ending" in demo.printed
+    demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
 
@@ -118,6 +118,7 @@ def test_demo_when_the_time_is_up_then_ends_by_itself(start: Callable[..., Demo]
     demo = start("--max-seconds", "3", "--seed", "1")
     assert demo.wait() == 0, demo.printed
     assert demo.figures["ending"] == "time is up"
+    demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
 
@@ -142,6 +143,7 @@ def test_demo_when_a_signal_comes_while_others_look_into_it_then_nothing_stays(
     (os.killpg if to_group else os.kill)(demo.process.pid, number)
     assert demo.wait() == 128 + number, demo.printed
     assert demo.figures["ending"] == f"stopped by {number.name}"
+    demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
 
@@ -158,6 +160,7 @@ def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
     os.kill(pid, signal.SIGKILL)
     assert demo.wait() == 1, demo.printed
     assert named in demo.figures["ending"]
+    demo.wait_gone()
     assert demo.leftovers() == NOTHING
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import tdserve
-from tests.integration.processes import REPOSITORY, wait_for
+from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, quiet_port, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 TOKEN = "a token of the test"
 
@@ -41,7 +40,7 @@ class Role:
     def end(self, number: signal.Signals) -> int:
         """Sends a signal and returns the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(30.0)
+        return self.process.wait(START_TIMEOUT_S)
 
     def __enter__(self) -> Role:
         return self
@@ -53,16 +52,14 @@ class Role:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        found: int = probe.getsockname()[1]
-    return found
+    """One for the server, known before it starts."""
+    return quiet_port()
 
 
 def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run_goes_on_to_its_end(
     tmp_path: Path, port: int
 ) -> None:
-    seconds = ("--max-seconds", "8", "--transport", "gloo")
+    seconds = ("--max-seconds", "12", "--transport", "gloo")
     with (
         Role(tmp_path, "actor", "actor", port, *seconds, "--index", "0") as actor,
         Role(tmp_path, "server", "server", port) as first,
@@ -73,12 +70,12 @@ def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run
             assert policy is not None
             assert learner.end(signal.SIGKILL) == -signal.SIGKILL
         with Role(tmp_path, "learner", "learner", port, *seconds) as learner:
-            wait_for(lambda: "goes on from version" in learner.printed, "the second learner")
+            wait_for(lambda: "goes on from version" in learner.printed, "the second learner", timeout_s=START_TIMEOUT_S)
             client.latest("policy", newer_than=policy.version + 5)
             first.end(signal.SIGKILL)
             with Role(tmp_path, "server", "server", port) as second:
                 assert learner.process.wait(60.0) == 0, learner.printed
-                assert actor.process.wait(30.0) == 0, actor.printed
+                assert actor.process.wait(60.0) == 0, actor.printed
                 newest = client.latest("policy")
                 assert newest is not None
                 num_rows = len(client.replay("transitions"))
@@ -95,6 +92,7 @@ def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run
 @pytest.mark.parametrize("role", ["actor", "server"])
 def test_role_when_told_to_end_before_it_found_anybody_then_exit_code_0(tmp_path: Path, port: int, role: str) -> None:
     with Role(tmp_path, role, role, port) as alone:
-        wait_for(lambda: "connects to" in alone.printed or "ready at" in alone.printed, f"the {role}")
+        said = re.compile("connects to|ready at")
+        wait_for(lambda: said.search(alone.printed), f"the {role}", timeout_s=START_TIMEOUT_S)
         assert alone.end(signal.SIGTERM) == 0, alone.printed
     assert "Traceback" not in alone.printed

@@ -24,7 +24,7 @@ from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.v1 import control_pb2
 from tests.contents import content_of
 from tests.integration.crashing import Crashing, Writer
-from tests.integration.processes import is_gone, wait_for
+from tests.integration.processes import is_gone, open_files, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -250,8 +250,7 @@ def test_root_when_its_server_is_killed_then_it_stays_taken_until_the_data_worke
     crashing: Crashing, client: tdserve.Client
 ) -> None:
     worker = client.stats()["workers"][0]["pid"]
-    files = [os.readlink(f"/proc/{worker}/fd/{fd}") for fd in os.listdir(f"/proc/{worker}/fd")]
-    assert str(crashing.root / "tdserve.lock") in files, "the lock lives as long as anybody may write"
+    assert str(crashing.root / "tdserve.lock") in open_files(worker), "the lock lives as long as anybody may write"
     os.kill(worker, signal.SIGSTOP)
     crashing.restart()
     assert is_gone(worker)

@@ -11,6 +11,7 @@ import pytest
 import tdserve
 from tests.integration.fanout_roles import weights
 from tests.integration.nursery import Child, Nursery
+from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -85,6 +86,10 @@ class Traffic:
         """What went from client to client."""
         return self._counts()[1] - self._before[1]
 
+    def wait_relayed(self, num_versions: float) -> None:
+        """Returns when clients have said that they have passed so many on."""
+        wait_for(lambda: self.relayed >= num_versions, f"{num_versions} versions from client to client")
+
 
 def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few_times(
     publisher: tdserve.Client, nursery: Nursery, name: str
@@ -96,7 +101,7 @@ def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few
             publisher.publish(name, weights(version, NBYTES), fanout=FANOUT if version == 1 else 0)
             pull(children, version)
             assert traffic.from_server <= FANOUT + 1.01
-            assert traffic.relayed >= NUM_PULLERS - FANOUT - 1
+            traffic.wait_relayed(NUM_PULLERS - FANOUT - 1)
         assert publisher.describe(name).fanout == FANOUT
 
 

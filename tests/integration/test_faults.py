@@ -27,8 +27,8 @@ READS = ("sample", "from_remote_init", "latest")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    """Several data workers, so that a dead one's clients go on at once; a stopped client is given up after 2 s."""
-    settings: dict[str, Any] = {"num_workers": 3, "transfer_timeout_s": 2.0}
+    """Several data workers, so that a dead one's clients go on at once; a stopped client is given up after 4 s."""
+    settings: dict[str, Any] = {"num_workers": 3, "transfer_timeout_s": 4.0}
     with tdserve.Server(tmp_path_factory.mktemp("faults"), port=0, **settings) as started:
         pid = started.pid
         yield started
@@ -237,6 +237,7 @@ def test_clients_when_fifty_come_and_go_then_nothing_of_them_stays(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
     client.create_replay("guests", like=row(), capacity=64)
+    wait_for_workers(client)
     pids = [server.pid, *(worker["pid"] for worker in client.stats()["workers"])]
 
     def visit() -> None:

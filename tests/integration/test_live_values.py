@@ -19,7 +19,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 
 import tdserve
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
-from tests.integration.processes import REPOSITORY, START_TIMEOUT_S
+from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, quiet_port
 
 pytestmark = pytest.mark.integration
 
@@ -253,8 +253,8 @@ def test_leaf_when_the_store_is_deleted_then_store_not_found(client: tdserve.Cli
 
 
 def test_leaf_when_the_server_was_restarted_then_goes_on_and_still_shared(tmp_path: Path) -> None:
-    first = tdserve.Server(tmp_path, port=0).start()
-    port = int(first.address.rpartition(":")[2])
+    port = quiet_port()
+    first = tdserve.Server(tmp_path, port=port).start()
     client = first.client(timeout_s=30.0)
     td = client.memmap_(content(), "batch", share_non_tensor=True)
     first.shutdown(timeout_s=0.1)

@@ -145,7 +145,7 @@ def test_fork_when_a_client_is_used_in_the_child_then_refused_and_the_parents_lo
         try:
             assert f"ended {-signal.SIGKILL}" in said
             os.kill(child, 0)  # it lives, and has nothing of the parent's
-            wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that the parent is gone", timeout_s=5.0)
+            wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that the parent is gone")
         finally:
             os.kill(child, signal.SIGKILL)
     assert [line for line in said if line.startswith("child")] == [

@@ -16,7 +16,7 @@ import tdserve
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 from tests.integration.nursery import Nursery
-from tests.integration.processes import is_gone, wait_for
+from tests.integration.processes import is_gone, quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -112,7 +112,7 @@ def test_server_when_told_to_end_while_local_writers_stand_still_then_it_ends_in
     nursery: Nursery, tmp_path: Path
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
-    server = tdserve.Server(tmp_path, port=0, grace_s=0.5).start()
+    server = tdserve.Server(tmp_path, port=quiet_port(), grace_s=0.5).start()
     address = server.address
     try:
         with server.client(transport="shm", timeout_s=20.0) as client:

@@ -166,14 +166,16 @@ def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_i
         client.memmap(rows(0, 24), "td")
         replay = client.create_replay("r", TensorDict({"content": rows(0, 1)[0]}, []), 64)
         replay.extend(TensorDict({"content": rows(0)}, [NUM_ROWS]))
-        writers = [
-            nursery.start("exchange", server.address, writer=n, num_writes=num_writes) for n in range(num_writers)
-        ]
         readers = [
             nursery.start(
                 "watch", server.address, reader=n, until=num_writers * num_writes, transport="gloo" if n > 6 else "shm"
             )
             for n in range(num_readers)
+        ]
+        for reader in readers:
+            assert reader.line() == "begins"
+        writers = [
+            nursery.start("exchange", server.address, writer=n, num_writes=num_writes) for n in range(num_writers)
         ]
         for writer in writers:
             assert writer.line() == f"wrote {num_writes}"

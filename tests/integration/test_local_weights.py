@@ -93,7 +93,7 @@ def test_publish_when_its_client_is_killed_in_the_middle_then_the_version_before
         publisher.wait_killed()
     check_newest(client, name, version, BEFORE)
     wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the publisher's session")
-    assert not any(file.endswith(".part") for file in files_of(server, name))
+    wait_for(lambda: not any(file.endswith(".part") for file in files_of(server, name)), "the end of its file")
     for _ in range(KEEP + 3):
         newest = client.publish(name, rows(AFTER))
         assert newest > version

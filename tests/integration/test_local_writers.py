@@ -37,7 +37,7 @@ def test_extend_when_its_client_is_killed_in_the_middle_then_nothing_is_seen_and
         with nursery.start("write", server.address, "extend", replay.name, LOST, at=at) as writer:
             assert writer.line() == "connected shm"
             writer.wait_killed()
-        wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that the writer is gone", timeout_s=5.0)
+        wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that the writer is gone")
         assert numbers_in(replay[:]) == [BEFORE] * NUM_ROWS
         assert replay.extend(rows(AFTER)).tolist() == list(range(NUM_ROWS, 2 * NUM_ROWS))
         assert numbers_in(replay[:]) == [BEFORE] * NUM_ROWS + [AFTER] * NUM_ROWS

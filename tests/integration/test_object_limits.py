@@ -10,6 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tests.integration.conftest import FreshServer
+from tests.integration.processes import quiet_port
 
 pytestmark = pytest.mark.integration
 
@@ -87,8 +88,8 @@ def test_space_when_values_shrank_then_is_given_back_at_the_next_start_and_clien
     fresh_server: FreshServer, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
-    server = fresh_server(root)
-    port = int(server.address.rpartition(":")[2])
+    port = quiet_port()
+    server = fresh_server(root, port=port)
     with server.client(transport="shm", timeout_s=60.0) as client:
         store = client.memmap(rows("a" * 1_000_000), "big")
         other = client.memmap(rows("b" * 1_000_000), "full")

@@ -105,7 +105,7 @@ def test_queue_when_of_format_1_then_what_nobody_took_waits(client: tdserve.Clie
 
 
 def _look(queue: Any) -> None:
-    with queue.take(NUM_LEFT, timeout_s=5.0) as rows:
+    with queue.take(NUM_LEFT, timeout_s=20.0) as rows:
         check_rows(rows, 1, 1 + NUM_LEFT)
         raise InterruptedError
 

@@ -77,6 +77,7 @@ def test_sample_when_it_waits_for_a_key_then_writing_it_wakes_the_waiting(
     replay.extend(bare(*range(8)))
     with server.client(timeout_s=30.0) as learner:
         waiting = learner.later(lambda: learner.replay(name).sample(4, require=("reward",)))
+        wait_for(lambda: replay.info()["num_waiting"] == 1, "a sampler that waits")
         judge(replay, [3])
         assert numbers(waiting.result(20.0)) == [3] * 4
 
@@ -186,6 +187,7 @@ def test_groups_when_fewer_are_complete_than_asked_then_it_waits_for_the_last_re
         replay.sample(2 * GROUP_SIZE, timeout_s=0, **grouped)
     with server.client(timeout_s=30.0) as learner:
         waiting = learner.later(lambda: learner.replay(name).sample(2 * GROUP_SIZE, **grouped))
+        wait_for(lambda: replay.info()["num_waiting"] == 1, "a sampler that waits")
         judge(replay, index[7:8])
         assert sorted(numbers(waiting.result(20.0))) == [*range(8)]
     with pytest.raises(tdserve.InvalidRequestError):

@@ -14,6 +14,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tests.integration.processes import wait_for
 from tests.unit.spec.strategies import Inner, difference
 
 pytestmark = pytest.mark.integration
@@ -157,6 +158,7 @@ def test_sample_when_it_waits_then_the_missing_rows_wake_it(client: tdserve.Clie
     replay = create(client, name, 100, min_size=4)
     replay.extend(rows(1, 2, 3))
     later = client.later(lambda: replay.sample(8, timeout_s=20.0))
+    wait_for(lambda: replay.info()["num_waiting"] == 1, "a sampler that waits")
     replay.extend(rows(4))
     assert len(later.result(timeout=20.0)) == 8
 
@@ -216,9 +218,10 @@ def test_batches_when_iterated_then_each_is_a_sample(client: tdserve.Client, nam
 def test_batches_when_closed_from_another_thread_then_the_waiting_one_ends_and_the_session_goes_on(
     client: tdserve.Client, name: str, size: int
 ) -> None:
-    create(client, name, 10, size=size)
+    replay = create(client, name, 10, size=size)
     session = client.stats()["session"]
     batches = client.replay(name).batches(4, timeout_s=60.0)
+    wait_for(lambda: replay.info()["num_waiting"] > 0, "requests that wait")
     closing = threading.Timer(0.1, batches.close)
     closing.start()
     with pytest.raises(tdserve.ClosedError, match=name):

@@ -35,7 +35,7 @@ def test_ack_when_the_rows_were_overwritten_and_taken_by_another_then_those_are_
     with pytest.raises(tdserve.WrongStateError):
         replay.ack(first, consumer="y")
     taken.give_back()
-    again = replay.sample(CAPACITY, consumer="y", require=("v",), timeout_s=5.0)
+    again = replay.sample(CAPACITY, consumer="y", require=("v",), timeout_s=20.0)
     assert sorted(again["v"].tolist()) == sorted(second["v"].tolist()) == list(range(100, 108))
 
 
@@ -101,8 +101,8 @@ def test_extend_when_a_value_is_left_out_then_none_also_where_another_row_had_on
 def test_extend_when_its_future_is_cancelled_then_it_is_on_its_way_and_others_go_on(replay: Any) -> None:
     futures = [replay.extend(rows(number), return_early=True) for number in range(60)]
     assert not any(future.cancel() for future in futures[20:])
-    assert len(replay.extend(rows(500), timeout_s=10.0)) == CAPACITY
-    assert all(len(future.result(10.0)) == CAPACITY for future in futures)
+    assert len(replay.extend(rows(500), timeout_s=30.0)) == CAPACITY
+    assert all(len(future.result(30.0)) == CAPACITY for future in futures)
 
 
 def test_extend_early_when_the_server_is_away_then_returns_at_once(fresh_server: Any) -> None:

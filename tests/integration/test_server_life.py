@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 ROW = TensorDict({"x": torch.zeros(4)}, [])
 
-WAIT_S = 5.0
+WAIT_S = 10.0
 """Of calls that a server which ends does not wait for: it is gone in a fraction of that."""
 
 
@@ -97,7 +97,7 @@ def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero
             in_background(lambda: client.latest("nobody-publishes-this", timeout_s=WAIT_S)),
             in_background(lambda: client.replay("nobody-makes-this", timeout_s=WAIT_S)),
         ]
-        wait_for(lambda: client.stats()["num_sessions"] == 1, "the session of the waiting calls")
+        wait_for(lambda: replay.info()["num_waiting"] == 1, "a call that waits")
         workers = children_of(server.process.pid)
         assert len(workers) == 1
         began = time.monotonic()
@@ -234,7 +234,7 @@ def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(ser
         assert len(replay.sample(10_000)) == 10_000
         before = len(replay)
         replay.extend(batch)
-        assert len(replay) == before + 20_000
+        assert len(replay) >= before + 20_000  # what timed out may still come
 
 
 def test_wait_when_nothing_comes_then_ends_at_its_deadline_and_says_why(server: tdserve.Server) -> None:
@@ -253,9 +253,9 @@ def test_wait_when_the_store_is_deleted_then_ends_at_once(server: tdserve.Server
     with server.client() as client, server.client() as other:
         replay = client.create_replay("doomed", like=ROW, capacity=10)
         waiting = in_background(lambda: replay.sample(1, timeout_s=30.0))
-        wait_for(lambda: other.stats()["num_sessions"] >= 2, "both sessions")
+        wait_for(lambda: other.describe("doomed").num_waiting == 1, "a sampler that waits")
         other.delete("doomed")
-        assert isinstance(waiting.exception(timeout=10.0), tdserve.StoreNotFoundError)
+        assert isinstance(waiting.exception(timeout=20.0), tdserve.StoreNotFoundError)
 
 
 def test_sessions_when_there_are_two_workers_then_they_are_spread_and_see_the_same(server: tdserve.Server) -> None:
@@ -284,7 +284,7 @@ def test_batches_when_the_server_goes_away_for_good_then_the_iterator_says_so(tm
     with tdserve.Server(tmp_path, port=0) as server, server.client() as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
         replay.extend(ROW.expand(10).clone())
-        with replay.batches(4, timeout_s=2.0) as batches:
+        with replay.batches(4, timeout_s=5.0) as batches:
             assert len(next(batches)) == 4
             os.kill(server.pid, signal.SIGKILL)
             wait_for(lambda: state_of(server.pid) in ("Z", None), "the end of the server")
@@ -300,7 +300,7 @@ def test_future_when_its_client_is_closed_then_ends_in_closed_error(server: tdse
     try:
         futures = [replay.extend(ROW.expand(20_000).clone(), return_early=True) for _ in range(3)]
         client.close()
-        errors = [future.exception(timeout=10.0) for future in futures]
+        errors = [future.exception(timeout=30.0) for future in futures]
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert [type(error) for error in errors] == [tdserve.ClosedError] * 3

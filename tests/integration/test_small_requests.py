@@ -70,7 +70,7 @@ def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes
         assert waiting.line() == "connected"
         assert waiting.line() == "waits"
         waiting.signal(signal.SIGINT)
-        assert waiting.line(timeout_s=10.0) == "interrupted"
+        assert waiting.line(timeout_s=30.0) == "interrupted"
     replay.extend(TensorDict({"x": torch.ones(200, 1000)}, [200]))
     assert replay.sample(num_rows).batch_size == (num_rows,)
 

@@ -329,7 +329,7 @@ def test_take_when_a_publish_makes_waiting_rows_too_old_then_the_writer_gets_roo
     with server.client(timeout_s=20.0) as other:
         future = other.perform(lambda: other.queue(name).take(4, max_lag=0, ack=False, timeout_s=20.0), True)
         blocked = queue.extend(rows(3, 4, 5, 6), return_early=True, timeout_s=20.0)
-        wait_for(lambda: queue.info()["num_rows"] == 3, "the first rows")
+        wait_for(lambda: queue.info()["num_waiting"] == 2, "a taker and a writer that wait")
         policy.publish()
         assert numbers(future.result(20)) == [3, 4, 5, 6]
         assert len(blocked.result(20)) == 4

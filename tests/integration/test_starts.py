@@ -20,7 +20,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.cli.serve import serve
 from tdserve.server.main import READY_PREFIX
-from tests.integration.processes import REPOSITORY, alarm
+from tests.integration.processes import REPOSITORY, alarm, open_files
 
 pytestmark = pytest.mark.integration
 
@@ -183,8 +183,7 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
 
 def listening_ports(pid: int) -> set[int]:
     """TCP ports on which a process listens."""
-    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if fd.isdigit()]
-    inodes = {found[1] for link in links if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
+    inodes = {found[1] for link in open_files(pid) if (found := re.fullmatch(r"socket:\[(\d+)\]", link))}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 

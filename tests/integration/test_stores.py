@@ -197,7 +197,7 @@ def test_init_remote_when_its_content_finds_no_way_then_the_name_is_free_again(
         other.init_remote(td, "before")  # the data worker is up
         monkeypatch.setenv("TDSERVE_INTERFACE", "192.0.2.1")  # an address that no machine has
         with pytest.raises(ConnectError, match="content needs gloo"):
-            cut_off.init_remote(td, "cut-off", timeout_s=2.0)
+            cut_off.init_remote(td, "cut-off", timeout_s=4.0)
         monkeypatch.delenv("TDSERVE_INTERFACE")
         assert "cut-off" not in other
 
@@ -206,6 +206,6 @@ def test_init_remote_when_its_content_finds_no_way_then_the_name_is_free_again(
                 return bool(other.init_remote(td, "cut-off"))
             return False
 
-        wait_for(made, "the end of the failed call's session", timeout_s=5.0)
+        wait_for(made, "the end of the failed call's session")
         for name in ("before", "cut-off"):
             other.delete(name)

@@ -60,7 +60,7 @@ def test_spec_when_it_contradicts_itself_then_invalid_spec_and_nothing_is_made(
         spec = contradictions()[what]
         request = control_pb2.CreateStoreRequest(name=name, kind=kind, spec=spec, capacity=3)
         with pytest.raises(tdserve.InvalidSpecError):
-            wire.call("CreateStore", request, timeout_s=10.0)
+            wire.call("CreateStore", request, timeout_s=30.0)
     assert name not in client
 
 
@@ -80,7 +80,7 @@ def test_create_when_the_request_is_strange_then_typed_error(client: tdserve.Cli
         ),
     ]:
         with pytest.raises(error):
-            wire.call("CreateStore", request, timeout_s=10.0)
+            wire.call("CreateStore", request, timeout_s=30.0)
     assert "strange" not in client
 
 
