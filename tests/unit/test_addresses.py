@@ -14,6 +14,7 @@ from tdserve.addresses import (
     resolve,
 )
 from tdserve.errors import ConnectError, InvalidRequestError
+from tests.integration.processes import quiet_port
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,8 @@ def test_interface_address_when_there_is_none_then_names_those_here(interface: s
 
 def test_check_listenable_when_free_then_returns_and_when_not_then_says_why() -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port = other.getsockname()[1]
+        port = quiet_port()
+        other.bind(("127.0.0.1", port))
         other.listen()
         with pytest.raises(InvalidRequestError, match=f"127.0.0.1:{port} .* in use.*--port 0"):
             check_listenable("127.0.0.1", port)

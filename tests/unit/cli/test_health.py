@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from threading import Timer
 
 import pytest
 
 from tdserve.cli.main import main
+from tests.integration.processes import quiet_port
 from tests.unit.control.serving import Answering, serving
 
 
 @pytest.fixture
 def free_port() -> int:
     """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return quiet_port()
 
 
 def test_health_when_the_server_serves_then_exit_code_0_without_a_token(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,12 +50,12 @@ def test_health_when_it_waits_then_until_somebody_serves(free_port: int, capsys:
     began_s = time.monotonic()
     code: list[int] = []
     address = f"127.0.0.1:{free_port}"
-    asking = Timer(0.0, lambda: code.append(main(["health", "--address", address, "--wait", "30"])))
+    asking = Timer(0.0, lambda: code.append(main(["health", "--address", address, "--wait", "60"])))
     asking.start()
     with serving(Answering(), port=free_port):
-        asking.join(30.0)
+        asking.join(60.0)
     assert code == [0]
-    assert time.monotonic() - began_s < 20.0
+    assert time.monotonic() - began_s < 30.0
     assert capsys.readouterr().out == f"{address} SERVING\n"
 
 

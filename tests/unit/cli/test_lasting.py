@@ -75,7 +75,7 @@ def test_command_when_sigterm_comes_while_python_starts_then_ends_by_it(command:
 
 def test_command_when_it_fails_then_its_line_at_once_and_its_end_after_the_pause() -> None:
     program = "import sys; from tdserve.cli.main import main; sys.exit(main(['serve', '/nowhere', '--port', '-1']))"
-    with alarm(60.0, "its end"), start(program, delay_s="1.5") as process:
+    with alarm(60.0, "its end"), start(program, delay_s="3") as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("tdserve: invalid port")
         told_s = time.monotonic()

@@ -60,7 +60,7 @@ def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
 @pytest.fixture
 def mailing(remote_client: tdserve.Client) -> Session:
     """A session whose small messages ride a channel already."""
-    session = remote_client.session(Deadline.after(10.0))
+    session = remote_client.session(Deadline.after(20.0))
     mailbox = session._mailbox
     assert mailbox is not None
     wait_for(lambda: mailbox.is_open, "the opening of the mailbox")

@@ -115,6 +115,11 @@ class RecordingTable:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.numbers) >= num_rows, WAIT_S)
 
+    def wait_asked(self, num_times: int) -> None:
+        """Until ``info`` was called so often."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.num_asked >= num_times, WAIT_S)
+
     def wait_called(self) -> None:
         """Until a batch is on its way."""
         with self._changed:

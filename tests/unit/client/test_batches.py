@@ -51,7 +51,7 @@ def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Clie
         waiting = thread.submit(next, batches)
         batches.close()
         with pytest.raises(ClosedError):
-            waiting.result(10.0)
+            waiting.result(20.0)
     assert not batches._thread.is_alive()
 
 
@@ -61,7 +61,7 @@ def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandl
     thread = batches._thread
     del batches
     gc.collect()
-    thread.join(10.0)
+    thread.join(20.0)
     assert not thread.is_alive()
 
 

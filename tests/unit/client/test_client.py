@@ -16,9 +16,9 @@ ROW = TensorDict({"a": torch.zeros(2)}, [])
 def test_connect_when_nobody_is_there_then_connect_error_and_nothing_stays() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(ConnectError, match=address):
-        tdserve.connect(address, timeout_s=0.05)
+        address = f"127.0.0.1:{probe.getsockname()[1]}"  # taken, and nobody listens
+        with pytest.raises(ConnectError, match=address):
+            tdserve.connect(address, timeout_s=0.05)
 
 
 def test_client_when_shown_then_names_its_server(client: tdserve.Client) -> None:

@@ -147,7 +147,7 @@ def test_open_when_the_server_does_not_let_it_in_then_error_nothing_is_held_and_
         )
     assert lost == []
     assert not is_held(refusing.root / "sessions", "lock")
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) == num_open, "the end of its files")
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= num_open, "the end of its files")
 
 
 def test_open_when_somebody_has_the_lock_file_then_error_and_it_stays_theirs(refusing: Refusing) -> None:

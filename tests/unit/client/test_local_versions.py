@@ -143,7 +143,7 @@ def test_version_when_it_was_retired_before_it_was_opened_then_to_be_asked_for_a
         with pytest.raises(TransferAbortedError):
             found_here(local_client, end, copy=copy)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(os.listdir("/proc/self/fd")) <= num_open
 
 
 def test_version_when_its_file_is_damaged_then_that_error(

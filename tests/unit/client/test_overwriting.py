@@ -26,7 +26,7 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
 def write(client: tdserve.Client, replay: tdserve.ReplayHandle, index: Any, value: Any, at: Path) -> None:
     """Overwrites a part of some rows."""
     stored = replay.spec.prepend((replay.capacity,))
-    overwrite(client, replay.name, stored, index, value, at=at, deadline=Deadline.after(10.0))
+    overwrite(client, replay.name, stored, index, value, at=at, deadline=Deadline.after(20.0))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.
 def test_read_when_the_structure_is_known_then_the_selection_of_it(client: tdserve.Client, name: str) -> None:
     client.init_remote(TD, name)
     selection = encode(slice(1, None), batch_size=(3,))
-    deadline = Deadline.after(10.0)
+    deadline = Deadline.after(20.0)
     for spec in (None, capture(TD).spec):
         content = read_selection(client, name, selection, keys=[("b",)], spec=spec, deadline=deadline)
         assert content is not None

@@ -15,6 +15,13 @@ from tdserve.v1 import control_pb2
 from tests.unit.client.relaying import LAYOUT, POOL, SPEC, Office, content, office
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
+    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+
+
 def threads() -> list[str]:
     """Names of threads of relays."""
     return [each.name for each in threading.enumerate() if each.name.startswith("tdserve-relay")]
@@ -48,13 +55,6 @@ def test_pass_on_when_nothing_is_kept_then_only_the_end_is_told() -> None:
         assert threads() == []
 
 
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gives up by itself: who ends, was told to."""
-    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
-
-
-@pytest.mark.usefixtures("patience")
 def test_pass_on_when_it_is_dropped_meanwhile_then_the_other_loses_it() -> None:
     with office() as between:
         kept = between.ends[0].keep(3, LAYOUT, POOL)
@@ -97,7 +97,6 @@ def test_tell_checksums_when_a_version_came_from_the_server_then_control_is_told
         assert len(np.frombuffer(told.checksums, "<u8")) == 2
 
 
-@pytest.mark.usefixtures("patience")
 def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:
     with office() as between:
         between.ends[0].keep(3, LAYOUT, POOL).arrived(1)

@@ -17,6 +17,13 @@ from tests.unit.client.test_relay_kept import LAYOUT
 NUM_MESSAGES = len(LAYOUT.messages)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
+    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+
+
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     """Two threads: one for either end."""

@@ -22,6 +22,13 @@ from tests.unit.client.relaying import LAYOUT, POOL, SPEC, TD, Office, content, 
 Verify = Callable[[control_pb2.TakenRequest], None]
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
+    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+
+
 def out() -> tuple[TensorDict, Leaves]:
     """A destination of the user's."""
     td = TensorDict({"b": torch.zeros(700_000, dtype=torch.int64), "a": torch.zeros(1)}, [])

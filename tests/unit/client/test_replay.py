@@ -78,13 +78,13 @@ def test_sample_when_a_device_is_named_then_the_rows_are_there(replay: tdserve.R
 
 
 def test_batches_when_they_waited_too_long_then_dropped_and_a_fresh_one_comes(replay: tdserve.ReplayHandle) -> None:
-    with replay.batches(2, prefetch=1, drop=1e-9, timeout_s=5.0) as batches, ThreadPoolExecutor(1) as thread:
+    with replay.batches(2, prefetch=1, drop=1e-9, timeout_s=60.0) as batches, ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, batches)
         wait_for(lambda: replay.info()["samples"] >= 6, "the third batch")
         assert not waiting.done(), "none is ever that fresh"
         batches.close()
         with pytest.raises(tdserve.ClosedError):
-            waiting.result(10.0)
+            waiting.result(20.0)
     with replay.batches(2, prefetch=1, drop=20.0) as batches:
         assert len(next(batches)) == 2
 

@@ -233,5 +233,5 @@ def test_sampled_when_a_local_client_cannot_take_the_values_then_the_rows_are_th
         pickling.replay(name).extend(torch.stack([row]))
         for _ in range(2):
             with pytest.raises(NotSupportedError, match="pickle"):
-                table.sample(1, timeout_s=5.0)
-        assert pickling.replay(name).sample(1, timeout_s=5.0)[0]["v"] == {1, 2}
+                table.sample(1, timeout_s=20.0)
+        assert pickling.replay(name).sample(1, timeout_s=20.0)[0]["v"] == {1, 2}

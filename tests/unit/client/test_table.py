@@ -109,7 +109,7 @@ def test_set_limiter_when_it_could_let_nothing_through_then_refused(table: tdser
 def test_sample_when_the_question_is_none_then_refused(
     table: tdserve.ReplayHandle, arguments: dict[str, Any], error: type[Exception]
 ) -> None:
-    for ask in (table.sample, lambda num_rows, **more: next(table.batches(num_rows, timeout_s=5.0, **more))):
+    for ask in (table.sample, lambda num_rows, **more: next(table.batches(num_rows, timeout_s=20.0, **more))):
         with pytest.raises(error):
             ask(4, **arguments)
     assert table.info()["samples"] == 0

@@ -274,11 +274,11 @@ def test_writer_when_the_server_is_gone_then_the_next_calls_say_so(
 ) -> None:
     monkeypatch.setattr(row_sender, "PROBE_S", 0.1)
     with tdserve.Server(str(tmp_path_factory.mktemp("gone"))).start() as own, own.client() as client:
-        client.timeout_s = 0.5
         subject = client.create_replay("frames", row(0), 100).writer(flush_s=None)
         assert isinstance(subject, ReplayWriter)
         subject.append(row(1))
         subject.flush()
+        client.timeout_s = 0.5
         own.shutdown()
         subject.append(row(2))
         with pytest.raises(WriterFailedError) as raised:

@@ -46,7 +46,7 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
 def test_write_when_the_session_was_lost_before_then_stored_once(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int, return_early: bool
 ) -> None:
-    client.session(Deadline.after(10.0)).close()
+    client.session(Deadline.after(20.0)).close()
     done = replay.extend(rows(num_rows), return_early=return_early)
     indices = done.result(20.0) if return_early else done
     assert torch.equal(indices, torch.arange(num_rows))
@@ -58,7 +58,7 @@ def test_write_when_the_session_is_lost_in_the_middle_then_stored_once(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int
 ) -> None:
     done = [replay.extend(rows(num_rows), return_early=True) for _ in range(3)]
-    client.session(Deadline.after(10.0)).close()
+    client.session(Deadline.after(20.0)).close()
     found = torch.cat([each.result(20.0) for each in done])
     assert torch.equal(found.sort().values, torch.arange(3 * num_rows))
     assert replay.info()["inserts"] == 3 * num_rows
@@ -69,7 +69,7 @@ def test_write_when_the_session_is_lost_while_values_are_on_their_way_then_store
 ) -> None:
     made = client.create_replay(name, texts(0)[0], 10 * MANY_VALUES)
     done = [made.extend(texts(each * MANY_VALUES), return_early=True) for each in range(3)]
-    client.session(Deadline.after(10.0)).close()
+    client.session(Deadline.after(20.0)).close()
     for each, future in enumerate(done):
         assert_texts(made[future.result(20.0)], each * MANY_VALUES)
     assert made.info()["inserts"] == 3 * MANY_VALUES
@@ -94,7 +94,7 @@ def test_values_when_another_worker_takes_them_than_the_one_that_writes_them_the
         wait_for(lambda: all(worker["is_ready"] for worker in first.stats()["workers"]), "both workers")
         second = server.client(transport="gloo", timeout_s=20.0)
         clients = [first, second]
-        assert {client.session(Deadline.after(10.0)).welcome.worker for client in clients} == {0, 1}
+        assert {client.session(Deadline.after(20.0)).welcome.worker for client in clients} == {0, 1}
         made = first.create_replay("r", texts(0)[0], 10 * MANY_VALUES)
         for number, client in enumerate(clients):
             table = client["r"]

@@ -68,7 +68,7 @@ def serving(handlers: Any, *, port: int = 0, token: str | None = None, is_servin
     thread.start()
 
     def run(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10.0)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30.0)
 
     async def start() -> ControlServer:
         server = ControlServer(handlers, host="127.0.0.1", port=port, token=token)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -13,18 +12,16 @@ from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
 from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError, WrongStateError
 from tdserve.v1 import control_pb2
+from tests.integration.processes import quiet_port
 from tests.unit.control.serving import Answering, same, serving
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
 def free_port() -> int:
     """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return quiet_port()
 
 
 @pytest.fixture(scope="module")

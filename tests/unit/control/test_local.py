@@ -314,7 +314,7 @@ def test_close_when_never_started_then_no_descriptor_stays(server: Echo, tmp_pat
     Client(tmp_path).end.close()
     server.lost.get(timeout=WAIT_S)
     server(asyncio.sleep(0))
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert len(os.listdir("/proc/self/fd")) <= num_open
 
 
 def test_connect_when_nobody_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_listen_when_stopped_in_this_moment_then_nothing_stays_open(tmp_path: Pa
         listening.cancel()
         await asyncio.wait({listening})
         assert listening.cancelled()
-        assert len(os.listdir("/proc/self/fd")) == num_open
+        assert len(os.listdir("/proc/self/fd")) <= num_open
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from tdserve.errors import LocalProtocolError, StoreNotFoundError, TDServeError,
 from tdserve.v1 import control_pb2
 from tests.unit.control.serving import Answering, same, serving
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 EVERY_ERROR: dict[str, Exception] = {name: cls() for name, cls in error_classes().items()}
 

@@ -193,4 +193,4 @@ def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_is_told() 
         await asyncio.wait({task})
         assert ends == ["cancelled", "answered"]
 
-    asyncio.run(asyncio.wait_for(scenario(), 5.0))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))

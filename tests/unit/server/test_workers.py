@@ -61,7 +61,7 @@ def test_stop_when_it_is_still_starting_then_reaped(run: Loop) -> None:
             await asyncio.sleep(0)
         pid = made.pid
         try:
-            await asyncio.wait_for(made.stop(), 10.0)
+            await asyncio.wait_for(made.stop(), 60.0)
         finally:
             if made._process is not None and made._process.poll() is None:
                 made._process.kill()  # it was not stopped: that is the fault, but no process may stay

@@ -23,10 +23,10 @@ def test_set_when_called_then_published_and_known_here() -> None:
 def test_wait_when_the_other_end_sets_later_then_returns() -> None:
     store = KVStore(lambda key, value: None)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(store.wait, ["a", "b"], timedelta(seconds=1))
+        waiting = thread.submit(store.wait, ["a", "b"], timedelta(seconds=20))
         store.feed("b", b"2")
         store.feed("a", b"1")
-        waiting.result(5.0)
+        waiting.result(20.0)
     assert store.get("a") == b"1"
 
 
@@ -37,7 +37,7 @@ def test_get_when_closed_then_connect_error_but_known_entries_stay() -> None:
         waiting = thread.submit(store.get, "unknown")
         store.close()
         with pytest.raises(ConnectError, match="closed during the rendezvous"):
-            waiting.result(5.0)
+            waiting.result(20.0)
     assert store.get("known") == b"x"
 
 

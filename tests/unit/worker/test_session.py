@@ -150,6 +150,6 @@ def test_order_when_its_channel_never_forms_then_fails_as_soon_as_the_session_is
     number = peer.put(worker_pb2.Order(discard=worker_pb2.Discard(message_nbytes=[8])))
     wait_for(peer.session._orders.empty, "the session's thread to take it")
     peer.session.close()
-    failed = peer.reports.get(timeout=TIMEOUT_S / 4)  # a channel may take as long as all of it
+    failed = peer.reports.get(timeout=TIMEOUT_S / 2)  # a channel may take as long as all of it
     assert failed.order == number
     assert isinstance(decode_failure(failed.failure), PeerLostError)
