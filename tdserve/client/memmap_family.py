@@ -21,6 +21,7 @@ from tdserve.spec.blank import structure_of
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.declaring import Declared, declared, first_values
 from tdserve.spec.tree import Spec
+from tdserve.spec.views import check_own_entries
 from tdserve.v1 import control_pb2
 
 _EVERYTHING = Selection()
@@ -110,7 +111,15 @@ class MemmapClient(LoadingClient):
         From then on it shows what the store holds: its tensors are the store's memory, as of ``StoreHandle.map``, where
         the client shares memory with the server, and of a store made with ``share_non_tensor=True`` its non-tensor
         leaves are live. ``memmap_refresh_`` brings the rest. What is written into its tensors stays in this process.
+
+        Raises:
+            NotSupportedError: It has no entries of its own that could show a store (a sub-tensordict, a lazy view, an
+                HDF5 file, a handle), or is part of a locked tensordict. Nothing was created. ``memmap`` stores them.
         """
+        advice = f"memmap() stores it, and client.load_memmap({name!r}) returns what the store holds"
+        if isinstance(td, TensorDictCalls):
+            raise NotSupportedError(feature="memmap_() of a handle", reason=f"its entries lie elsewhere: {advice}")
+        check_own_entries(td, call="memmap_()", advice=advice)
 
         def share() -> Any:
             handle = self.memmap(

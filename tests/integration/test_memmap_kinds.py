@@ -88,8 +88,12 @@ def test_load_when_into_another_then_equal_to_what_is_stored(client: tdserve.Cli
         assert outline(other) == outline(stored)
 
 
-CANNOT_BE_CHANGED = ("a sub-tensordict", "a lazy view", "in an HDF5 file")
-"""Ways in which content is held that memmap_ cannot put a store's memory into."""
+CANNOT_BE_CHANGED = {
+    "a sub-tensordict": "_SubTensorDict",
+    "a lazy view": "_PermutedTensorDict",
+    "in an HDF5 file": "PersistentTensorDict",
+}
+"""Kinds that show the entries of others, by class: memmap_ cannot put a store's memory into them."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CANNOT_BE_CHANGED])
@@ -101,3 +105,20 @@ def test_refresh_when_others_have_written_then_it_is_as_what_is_loaded(
     assert client.memmap_refresh_(td) is td
     assert td.is_locked
     assert outline(td) == outline(client.load_memmap(name))
+
+
+@pytest.mark.parametrize("kind", CANNOT_BE_CHANGED)
+def test_memmap__when_it_shows_the_entries_of_others_then_refused_before_anything_is_made(
+    client: tdserve.Client, name: str, kind: str
+) -> None:
+    td = KINDS[kind].make()
+    said = rf"^memmap_\(\) of a {CANNOT_BE_CHANGED[kind]} is not supported: .*memmap\(\) stores it"
+    with pytest.raises(NotSupportedError, match=said):
+        client.memmap_(td, name)
+    assert name not in client
+    assert not td.is_locked
+    client.memmap(td, name)
+    for load in (client.load_memmap_, client.recv):
+        with pytest.raises(NotSupportedError, match=CANNOT_BE_CHANGED[kind]):
+            load(td, name)
+    td.update_(client.load_memmap(name))

@@ -91,3 +91,15 @@ def test_memmap_when_of_a_handle_or_a_view_then_what_it_reads_is_stored(client: 
     assert client.keys(name) == ["a"]
     assert client.memmap_refresh_(store) is store
     assert list(store.spec.keys()) == ["a"]
+
+
+def test_memmap__when_it_has_no_entries_of_its_own_then_refused_and_nothing_is_made(
+    client: tdserve.Client, name: str
+) -> None:
+    store = client.memmap(TD, name)
+    whole = TensorDict({"n": {"a": torch.zeros(2)}}, [2]).lock_()
+    for td, said in ((store, "a handle"), (store.select("a"), "a handle"), (whole["n"], "unlock the whole")):
+        with pytest.raises(NotSupportedError, match=said):
+            client.memmap_(td, f"{name}-2")
+    assert f"{name}-2" not in client
+    assert not store.is_locked

@@ -5,12 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, set_lazy_legacy
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack, set_lazy_legacy
 
 from tdserve.errors import NotSupportedError
 from tdserve.spec.build import build
 from tdserve.spec.capture import capture
+from tdserve.spec.views import check_own_entries
 from tests.unit.spec.strategies import difference
+
+
+class Pair(TensorClass):
+    """Holds a tensordict."""
+
+    inner: TensorDict
 
 
 def source() -> TensorDict:
@@ -57,3 +64,40 @@ def test_capture_when_tensordict_is_a_sub_tensordict_then_has_its_rows(index: An
     captured = capture(td._get_sub_tensordict(index))
     found = build(captured.spec, captured.tensors, captured.values)
     assert difference(td[index], found) is None
+
+
+def lazy() -> Any:
+    """A lazy view."""
+    with set_lazy_legacy(True):
+        return source().permute(1, 0)
+
+
+BORROWING: dict[str, Callable[[], Any]] = {
+    "itself": lazy,
+    "at key n": lambda: TensorDict({"x": torch.zeros(4), "n": lazy()}, [4]),
+    "in a stack": lambda: TensorDict({"n": lazy_stack([lazy(), source().permute(1, 0)])}, []),
+    "in a class": lambda: TensorDict({"n": Pair(inner=lazy(), batch_size=[4])}, []),
+}
+
+
+@pytest.mark.parametrize("kind", BORROWING)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_check_when_anything_shows_the_entries_of_others_then_refused_by_key(kind: str) -> None:
+    td = BORROWING[kind]()
+    with pytest.raises(NotSupportedError, match=r"f\(\) of a _PermutedTensorDict.*do that") as caught:
+        check_own_entries(td, call="f()", advice="do that")
+    assert ("'n'" in str(caught.value)) == (kind != "itself")
+
+
+def test_check_when_a_part_of_something_locked_then_refused_as_long_as_that_is() -> None:
+    whole = source().lock_()
+    with pytest.raises(NotSupportedError, match="unlock the whole"):
+        check_own_entries(whole["n"], call="f()", advice="do that")
+    check_own_entries(whole, call="f()", advice="do that")
+    whole.unlock_()
+    check_own_entries(whole["n"].lock_(), call="f()", advice="do that")
+
+
+def test_check_when_everything_is_its_own_then_nothing() -> None:
+    entries = {"s": lazy_stack([source(), source()[0][None]]), "c": Pair(inner=source(), batch_size=[3])}
+    check_own_entries(TensorDict(entries, []), call="f()", advice="do that")
