@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
-from threading import Condition, Lock
+from threading import Condition, Event, Lock
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError, TDServeError
 from tdserve.transport.channel import Work
 from tdserve.transport.waiters import Waiters
 
@@ -43,6 +43,12 @@ CLOSING_TAG = 0
 
 CONNECT_TIMEOUT_S = 20.0
 """Both ends are alive when they start to connect: this only bounds a network that swallows packets."""
+
+_OTHER_WAIT = "Application timeout"
+"""In what gloo says to all other waits of this end when one has lasted too long; only that one knows how long."""
+
+_TOLD_WITHIN_S = 1.0
+"""For that one to say so; it takes microseconds."""
 
 
 class KVStore(dist.Store):  # type: ignore[name-defined,misc]
@@ -147,6 +153,8 @@ class GlooChannel:
         self._other = 1 - rank
         self._large_send_nbytes = LARGE_SEND_BYTES if rank == CLIENT_RANK else LARGE_MESSAGE_BYTES
         self._lock = Lock()
+        self._ended_by = ""
+        self._is_ended = Event()
         self.waiters = Waiters(f"tdserve-gloo-{peer}")
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         try:
@@ -191,13 +199,11 @@ class GlooChannel:
             elif not self.waiters.wait(block):
                 raise PeerLostError(peer=self.peer, reason="the channel was closed during a transfer")
         except RuntimeError as error:
-            self.close()
-            if time.monotonic() >= end_s:
-                raise DeadlineExceededError(what="a gloo transfer", timeout_s=timeout_s) from error
-            raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
+            raise self._failure(error, timeout_s if time.monotonic() >= end_s else None) from error
 
     def close(self) -> None:
         """Ends everything under way, at once: afterwards no buffer is read or written any more."""
+        self._end("the channel was closed")
         with self._lock:
             group, self._group = self._group, None
         self._kv_store.close()
@@ -206,6 +212,34 @@ class GlooChannel:
             with suppress(RuntimeError):
                 group.recv([endless], self._other, CLOSING_TAG).wait(timedelta(milliseconds=1))
         self.waiters.close()
+
+    def _failure(self, error: RuntimeError, timeout_s: float | None) -> TDServeError:
+        """What a wait raises, after the channel was closed: all waits of one channel name the same cause.
+
+        Args:
+            error: Of gloo.
+            timeout_s: Of the wait, if its time is over.
+        """
+        found: TDServeError
+        if timeout_s is not None:
+            found = DeadlineExceededError(what="a gloo transfer", timeout_s=timeout_s)
+            self._end(str(found))
+        else:
+            reason = str(error).partition("\n")[0][:300]
+            if _OTHER_WAIT in reason and self._is_ended.wait(_TOLD_WITHIN_S):
+                reason = self._ended_by
+            else:
+                self._end(reason)
+            found = PeerLostError(peer=self.peer, reason=reason)
+        self.close()
+        return found
+
+    def _end(self, reason: str) -> None:
+        """Notes why the channel ended, which happens once."""
+        with self._lock:
+            if not self._is_ended.is_set():
+                self._ended_by = reason
+                self._is_ended.set()
 
     def _open_group(self) -> Any:
         group = self._group

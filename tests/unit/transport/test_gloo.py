@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from tdserve.errors import ConnectError, DeadlineExceededError
+from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
 from tests.conformance.test_transport_gloo import gloo_pair
 
@@ -69,4 +69,27 @@ def test_wait_when_timeout_is_no_whole_millisecond_then_still_a_deadline(timeout
     with pytest.raises(DeadlineExceededError) as raised:
         second.recv(torch.zeros(8, dtype=torch.uint8), 0).wait(timeout_s)
     assert raised.value.timeout_s == timeout_s
+    first.close()
+
+
+def test_wait_when_another_one_lasts_too_long_then_says_which() -> None:
+    first, second = gloo_pair()
+    with ThreadPoolExecutor(1) as thread:
+        work = second.recv(torch.zeros(8, dtype=torch.uint8), 0)
+        waiting = thread.submit(work.wait, 60.0)
+        with pytest.raises(DeadlineExceededError):
+            second.recv(torch.zeros(8, dtype=torch.uint8), 1).wait(0.05)
+        with pytest.raises(PeerLostError, match=r"a gloo transfer did not happen within 0\.05 s"):
+            waiting.result(10.0)
+    first.close()
+
+
+def test_wait_when_closed_meanwhile_then_says_so() -> None:
+    first, second = gloo_pair()
+    with ThreadPoolExecutor(1) as thread:
+        work = second.recv(torch.zeros(8, dtype=torch.uint8), 0)
+        waiting = thread.submit(work.wait, 60.0)
+        second.close()
+        with pytest.raises(PeerLostError, match="the channel was closed"):
+            waiting.result(10.0)
     first.close()
