@@ -57,8 +57,8 @@ def _check_unlockable(td: Any, call: str, advice: str) -> None:
     try:
         td._check_unlock()
     except RuntimeError as error:
-        feature = f"{call} of a part of a locked tensordict"
-        raise NotSupportedError(feature=feature, reason=f"unlock the whole with .unlock_() before; or {advice}") from error
+        reason = f"unlock the whole with .unlock_() first; or {advice}"
+        raise NotSupportedError(feature=f"{call} of a part of a locked tensordict", reason=reason) from error
 
 
 def _borrowed(td: Any, path: Path) -> Iterator[tuple[Path, type]]:

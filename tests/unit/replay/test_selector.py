@@ -108,9 +108,17 @@ def test_update_when_rows_are_no_members_then_ignored(selector: Selector, column
     assert _drawn(selector) <= {0, 1, 2, 3}
 
 
-def test_draw_when_more_than_could_ever_be_had_then_refused_and_nothing_changes(kind: str, selector: Selector) -> None:
-    if kind in ("uniform", "prioritized"):
-        pytest.skip("a row may come several times")
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"], indirect=True)
+def test_draw_when_a_row_may_come_several_times_then_more_than_there_are_may_be_had(selector: Selector) -> None:
+    selector.add(np.arange(4))
+    drawn = selector.draw(CAPACITY + 1, rng=np.random.default_rng(0))
+    assert drawn is not None
+    assert len(drawn.rows) == CAPACITY + 1
+    assert set(drawn.rows.tolist()) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", sorted(EVERY.keys() - {"uniform", "prioritized"}), indirect=True)
+def test_draw_when_more_than_could_ever_be_had_then_refused_and_nothing_changes(selector: Selector) -> None:
     selector.add(np.arange(4))
     with pytest.raises(InvalidRequestError):
         selector.draw(CAPACITY + 1, rng=np.random.default_rng(0))
