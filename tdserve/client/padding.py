@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from tdserve.errors import InvalidRequestError
+from tdserve.spec.build import build
+from tdserve.spec.capture import capture
 from tdserve.spec.captured import shared_spec
 from tdserve.spec.changes import replaced
 from tdserve.spec.elements import flat_elements
@@ -71,6 +73,16 @@ def padded(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Pat
     # A tensorclass has no field for the masks.
     root = root._replace(entries=(*root.entries, (MASKS, held)), tensorclass=None)
     return columns._replace(spec=shared_spec(root))
+
+
+def filled_up(td: Any, pad: Pad) -> Any:
+    """What ``padded`` makes of a tensordict that was built already; itself where there is nothing to do."""
+    if pad is None:
+        return td
+    captured = capture(td, allow_pickle=True, is_exact=True)
+    if captured.spec.packed:  # elements that describe themselves are noted exactly only on their way to somebody
+        captured = capture(td, allow_pickle=True)
+    return build(*padded(captured.spec, captured.tensors, captured.values, pad))
 
 
 def _fills(spec: Spec, pad: Any) -> Any:

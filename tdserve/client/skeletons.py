@@ -52,6 +52,11 @@ class Skeleton(NamedTuple):
             path = key if isinstance(key, tuple) else (key,)
             yield path, self.paths[int(self.source_of(path))]
 
+    def hollow(self, key: Path = ()) -> list[Path]:
+        """Nodes at or below a key that are empty here and not in the store: nothing is read for them."""
+        found = self.source_of(key) if key else self.sources
+        return list(_hollow(found, key)) if isinstance(found, TensorDict) else []
+
     def spec(self) -> Spec:
         """The structure as a value."""
         return Spec(self._node(self.td, self.sources))
@@ -100,6 +105,15 @@ def skeleton_of(spec: Spec) -> Skeleton:
         td = build(plain, tensors, {path: None for path, _ in plain.values})
         kept = spec.memo["skeleton"] = Skeleton(spec, td, sources, tuple(paths))
     return kept
+
+
+def _hollow(sources: TensorDict, path: Path) -> Iterator[Path]:
+    entries = list(sources.items())
+    if not entries and path:
+        yield path
+    for key, entry in entries:
+        if isinstance(entry, TensorDict):
+            yield from _hollow(entry, (*path, key))
 
 
 def _plain(node: Node) -> Node:

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
-from tdserve.client.dataset import row_by_row
+from tdserve.client.dataset import Epochs, row_by_row
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.padding import Pad, filled_up
 from tdserve.client.skeletons import Skeleton, skeleton_of
 from tdserve.client.steps import (
     INDEX_STEP,
@@ -33,7 +34,7 @@ from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchErro
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names
 from tdserve.selection_torch import to_torch_index
-from tdserve.spec.entries import entry_at
+from tdserve.spec.entries import entry_at, put_in_order
 from tdserve.spec.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 _EVERYTHING = Selection()
@@ -57,7 +58,7 @@ class RowStore(Protocol):
         """Prepares for a batch that goes to another process, if it does."""
 
 
-class StoreView(TensorDictCalls):
+class StoreView(TensorDictCalls, Epochs):
     """What ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store give.
 
     It has the methods of a handle. Reading it is one read of the store, of the keys that are asked for, and of no other
@@ -79,6 +80,7 @@ class StoreView(TensorDictCalls):
         self._steps = steps
         self.name = store.name
         self.spec: Spec = self._shape.spec()
+        self._has_hollow = bool(steps) and bool(self._shape.hollow())
 
     def __repr__(self) -> str:
         return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
@@ -108,6 +110,13 @@ class StoreView(TensorDictCalls):
         if not self.batch_size:
             raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
         return row_by_row(self, len(self), self.spec.nbytes)
+
+    @property
+    def _what(self) -> str:
+        return f"this view of store {self.name!r}"
+
+    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
+        return filled_up(self._fetch((), rows, timeout_s=timeout_s), pad)
 
     def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """One leaf or nested part, whole, or the default where there is none."""
@@ -220,7 +229,7 @@ class StoreView(TensorDictCalls):
         selection = encode(index, batch_size=batch_size, store=self.name)
         keys = self._shape.paths_at(path)
         if not keys:
-            found = _indexed(self._shape.td.select(), selection)
+            found = _indexed(self._shape.td.select(*self._shape.hollow(path)), selection)
             return found if self.device is None else found.to(self.device)
         keys = [] if keys == [()] else keys
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
@@ -235,6 +244,11 @@ class StoreView(TensorDictCalls):
         elif self._is_arranged and is_tensor_collection(td):
             names = result_names(self._shape.td.names, batch_size, selection)
             td.names = names if names is None else [*names]
+        if self._has_hollow and (hollow := self._shape.hollow(path)):
+            td = td.unlock_() if td.is_locked else td
+            for node in hollow:
+                td.set(node, entry_at(self._fetch(node, index, device=device), node))
+            put_in_order(td, self._shape.td)
         return td.lock_() if self.is_locked and selection.is_everything else td
 
     def _place(self, selection: Selection, wanted: Spec) -> tuple[Any, ...] | None:

@@ -118,6 +118,22 @@ def entry_at(td: Any, path: Path) -> Any:
     return td
 
 
+def put_in_order(td: Any, like: Any) -> Any:
+    """Gives the entries of a tensordict, and of those nested in it, the order that another has; returns it.
+
+    Args:
+        td: Changed in place; nobody else's.
+        like: Of the same keys.
+    """
+    if type(td) is TensorDict and type(like) is TensorDict:
+        entries = dict(td._tensordict)
+        td._tensordict.clear()
+        td._tensordict.update({key: entries.pop(key) for key in like._tensordict if key in entries} | entries)
+        for key, entry in td._tensordict.items():
+            put_in_order(entry, like._tensordict.get(key))
+    return td
+
+
 def name_dims(td: Any, names: DimNames) -> None:
     """Names the first batch dimensions of a tensordict, or of what an instance is around, frozen ones too."""
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -168,6 +169,60 @@ def test_batches_when_of_a_class_or_of_rows_that_differ_then_these(client: tdser
     ragged = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(i)}, []) for i in range(1, 5)])
     batches = list(client.memmap(ragged, f"{name}-2").batches(2, pad=0))
     assert [batch["a"].tolist() for batch in batches] == [[[0, 0], [0, 1]], [[0, 1, 2, 0], [0, 1, 2, 3]]]
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "some keys": lambda each: each.select("a", ("n", "b")),
+    "all keys but one": lambda each: each.exclude(("n", "b")),
+    "flat keys": lambda each: each.flatten_keys(),
+    "some rows": lambda each: each.split(40)[1],
+    "some rows of some keys": lambda each: each.select("a", "text").chunk(2)[1].split(11)[2],
+    "rows in two dimensions": lambda each: each.split([100, 3])[0].view(20, 5),
+    "rows turned": lambda each: each.split([100, 3])[0].view(20, 5).permute(1, 0),
+    "rows more than once": lambda each: each.select("a").expand(3, NUM_ROWS),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("sampler", [None, SHUFFLED])
+def test_batches_when_of_a_view_then_its_rows_divided_as_those_of_a_store(
+    store: tdserve.StoreHandle, kind: str, sampler: Any
+) -> None:
+    local, view = VIEWS[kind](_rows()), VIEWS[kind](store)
+    found = []
+    for rank in range(2):
+        options: dict[str, Any] = {"sampler": sampler, "epoch": 1, "rank": rank, "world_size": 2}
+        plain = list(view.batches(7, **options))
+        for batch, numbered in zip(plain, view.batches(7, with_index=True, **options), strict=True):
+            rows = numbered.pop("index")
+            rows = rows.reshape(len(batch), -1)[:, 0]
+            assert difference(local[rows], batch) is None
+            assert difference(batch, numbered) is None
+            found += rows.tolist()
+    assert sorted(found) == list(range(len(local)))
+
+
+def test_batches_when_of_a_view_of_rows_that_differ_then_filled_up_as_those_of_a_store(
+    client: tdserve.Client, name: str
+) -> None:
+    ragged = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(i), "b": torch.tensor(i)}, []) for i in range(1, 5)])
+    store = client.memmap(ragged, name)
+    for pad in (0, 7, {"a": 9}):
+        for mine, its in zip(store.select("a", "b").batches(2, pad=pad), store.batches(2, pad=pad), strict=True):
+            assert difference(its, mine) is None
+    with pytest.raises(tdserve.InvalidRequestError, match="pad"):
+        next(store.select("b").batches(2, pad={"a": 9}))
+
+
+def test_batches_when_of_a_view_without_rows_then_refused(store: tdserve.StoreHandle) -> None:
+    with pytest.raises(tdserve.WrongStateError, match="this view of store"):
+        store.unbind(0)[3].batches(2)
+
+
+def test_batches_when_the_store_is_locked_then_numbered_all_the_same(store: tdserve.StoreHandle) -> None:
+    store.lock_()
+    for each in (store, store.select("a")):
+        assert next(each.batches(NUM_ROWS, with_index=True))["index"].tolist() == list(range(NUM_ROWS))
 
 
 def test_batches_when_an_argument_makes_no_sense_then_refused(client: tdserve.Client, name: str) -> None:

@@ -53,6 +53,14 @@ def test_paths_when_asked_then_the_fewest_that_have_it_all(spec: Spec) -> None:
     assert skeleton._replace(sources=skeleton.sources.select()).paths_at(()) == []
 
 
+def test_hollow_when_all_leaves_of_a_node_are_gone_then_that_node(spec: Spec) -> None:
+    skeleton = skeleton_of(spec)
+    assert skeleton.hollow() == []
+    some = skeleton._replace(sources=skeleton.sources.select("n").exclude(("n", "b"), ("n", "t")))
+    assert some.hollow() == some.hollow(("n",)) == [("n",)]
+    assert some._replace(sources=skeleton.sources).hollow(("n", "b")) == []
+
+
 def test_spec_when_nothing_was_done_then_tells_the_same_of_leaves(spec: Spec) -> None:
     found = skeleton_of(spec).spec()
     for path in [("n", "b"), ("n", "t"), ("rec", "z"), ("each",), ("lazy", "r")]:

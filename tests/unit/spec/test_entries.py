@@ -6,7 +6,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 from tensordict.nn import TensorDictParams
 
-from tdserve.spec.entries import change_tensors, enliven, entry_at, exchange_tensors, name_dims
+from tdserve.spec.entries import change_tensors, enliven, entry_at, exchange_tensors, name_dims, put_in_order
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
 from tests.conformance.kinds_classes import Frozen
 from tests.unit.spec.memory_source import Cell, MemorySource
@@ -94,3 +94,12 @@ def test_name_dims_when_an_instance_is_frozen_then_what_it_is_around_is_named() 
     found: Any = Frozen(x=torch.zeros(2, 3), batch_size=[2, 3])
     name_dims(found, ("time",))
     assert found.names == ["time", None]
+
+
+def test_put_in_order_when_nested_then_the_order_of_the_other_at_every_depth() -> None:
+    like = TensorDict({"b": 1, "n": {"y": 1, "x": 2}, "gone": 1, "a": 2})
+    td = TensorDict({"a": 3, "more": 1, "n": {"x": 4, "y": 5}, "b": 6})
+    assert put_in_order(td, like) is td
+    assert list(td.keys()) == ["b", "n", "a", "more"]
+    assert list(td["n"].keys()) == ["y", "x"]
+    assert (int(td["n", "x"]), int(td["a"])) == (4, 3)
