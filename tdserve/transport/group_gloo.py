@@ -2,8 +2,10 @@
 
 What this file rests on beside the facts in ``gloo``:
 
-* A receive that times out closes *all* pairs of its group at this rank, and every other rank sees that at once
-  (measured with torch 2.13 on Linux).
+* A receive that times out closes *all* pairs of its group at this rank, and every other rank sees that at once; one
+  from a rank whose pair is closed already fails, and closes no other (measured with torch 2.13 on Linux).
+* Who waits for a message that was half on its way is not told that its pair is closed, by whichever end: it waits on
+  (measured). Over loopback 100 KB come whole or not at all, 500 KB do not; a network cuts sooner.
 * A collective of gloo's own runs in a thread of the group, which the group's end waits for (not measured): one that
   hangs could not be left. So only sends and receives are used here, which run in no thread.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,23 +26,41 @@ import torch
 import torch.distributed as dist
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.gloo import CLOSING_TAG, LARGE_MESSAGE_BYTES, LARGE_SEND_BYTES, KVStore, gloo_device
+from tdserve.transport.gloo import CLOSING_TAG, LARGE_SEND_BYTES, KVStore, gloo_device
 from tdserve.transport.waiters import Waiters
+
+LARGE_BYTES = LARGE_SEND_BYTES
+"""From this size on a message may be cut in two, and the wait for it, either way, is made one that can be ended."""
+
+CLOSING_TIMEOUT = timedelta(milliseconds=1)
+"""Of the receive whose end in vain closes all pairs."""
 
 
 class LinkWork:
-    """One send or receive under way; dropping it gives it up, unseen by the other end."""
+    """One send or receive under way; dropping it gives it up, unseen by the other end.
 
-    def __init__(self, work: Any, buffer: torch.Tensor, *, peer: int, is_large: bool) -> None:
+    Attributes:
+        peer: Rank of the other end.
+        is_large: Whether it may be cut in two.
+    """
+
+    def __init__(self, work: Any, buffer: torch.Tensor, peer: int, num_large: list[int]) -> None:
         self._work = work
         self._buffer = buffer  # gloo keeps a bare pointer
+        self._num_large = num_large
         self.peer = peer
-        self.is_large = is_large
+        # What is posted behind a large message may be cut where that one filled the socket.
+        self.is_large = buffer.numel() >= LARGE_BYTES or num_large[peer] > 0
+        num_large[peer] += self.is_large
 
     def block(self, end_s: float) -> None:
         """Waits, uninterrupted, until a moment of the monotonic clock. Raises RuntimeError, as gloo does."""
         timeout_ms = max(math.ceil((end_s - time.monotonic()) * 1000), 1)
         self._work.wait(timedelta(milliseconds=timeout_ms))
+
+    def settle(self) -> None:
+        """It has come, or gone, whole."""
+        self._num_large[self.peer] -= self.is_large
 
 
 class GroupLink:
@@ -54,20 +75,31 @@ class GroupLink:
         host: Address of the interface to listen on and connect from.
         name: Of the group, for errors.
         timeout_s: Seconds for all pairs to form.
+        peers: What errors call the ranks; empty: by number.
 
     Raises:
         ConnectError: They did not form. Nothing was sent.
     """
 
     def __init__(
-        self, kv_store: KVStore, rank: int, world_size: int, *, host: str, name: str, timeout_s: float
+        self,
+        kv_store: KVStore,
+        rank: int,
+        world_size: int,
+        *,
+        host: str,
+        name: str,
+        timeout_s: float,
+        peers: Sequence[str] = (),
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._name = name
+        self._peers = peers or [f"rank {number} of group {name!r}" for number in range(world_size)]
         self._kv_store = kv_store
         self._lock = Lock()
         self._waiters = Waiters(f"tdserve-group-{name}")
+        self._num_large = ([0] * world_size, [0] * world_size)  # under way to each rank, and from it
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         try:
             options._devices = [gloo_device(host, os.getpid())]
@@ -89,7 +121,7 @@ class GroupLink:
             work = group.send([buffer], peer, tag)
         except RuntimeError as error:
             raise self._lost(peer, error) from error
-        return LinkWork(work, buffer, peer=peer, is_large=buffer.numel() >= LARGE_SEND_BYTES)
+        return LinkWork(work, buffer, peer, self._num_large[0])
 
     def recv(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
         """Starts to receive exactly ``len(buffer)`` bytes from a rank.
@@ -102,7 +134,7 @@ class GroupLink:
             work = group.recv([buffer], peer, tag)
         except RuntimeError as error:
             raise self._lost(peer, error) from error
-        return LinkWork(work, buffer, peer=peer, is_large=buffer.numel() >= LARGE_MESSAGE_BYTES)
+        return LinkWork(work, buffer, peer, self._num_large[1])
 
     def wait_all(self, works: Sequence[LinkWork], timeout_s: float) -> None:
         """Waits for several works.
@@ -126,23 +158,27 @@ class GroupLink:
             if not any(work.is_large for work in works):
                 block()
             elif not self._waiters.wait(block):
-                raise PeerLostError(peer=self._peer(waited_for), reason="the link was closed during a transfer")
+                raise PeerLostError(peer=self._peers[waited_for], reason="the link was closed during a transfer")
         except RuntimeError as error:
             self.close()
             if time.monotonic() >= end_s:
-                what = f"a transfer with {self._peer(waited_for)}"
+                what = f"a transfer with {self._peers[waited_for]}"
                 raise DeadlineExceededError(what=what, timeout_s=round(timeout_s, 2)) from error
             raise self._lost(waited_for, error) from error
+        for work in works:
+            work.settle()
 
     def close(self) -> None:
         """Ends everything under way, at once: afterwards no buffer is read or written any more. Idempotent."""
         with self._lock:
             group, self._group = self._group, None
         self._kv_store.close()
-        if group is not None and self.world_size > 1:
+        if group is not None:
             endless = torch.empty(1, dtype=torch.uint8)
-            with suppress(RuntimeError):
-                group.recv([endless], (self.rank + 1) % self.world_size, CLOSING_TAG).wait(timedelta(milliseconds=1))
+            for peer in range(self.world_size):  # all: the first of them may have gone before
+                if peer != self.rank:
+                    with suppress(RuntimeError):
+                        group.recv([endless], peer, CLOSING_TAG).wait(CLOSING_TIMEOUT)
         self._waiters.close()
 
     def _open_group(self) -> Any:
@@ -151,13 +187,11 @@ class GroupLink:
             raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's link is closed")
         return group
 
-    def _peer(self, rank: int) -> str:
-        return f"rank {rank} of group {self._name!r}"
-
     def _lost(self, peer: int, error: BaseException) -> PeerLostError:
         self.close()
-        return PeerLostError(peer=self._peer(peer), reason=_first_line(error))
+        return PeerLostError(peer=self._peers[peer], reason=_first_line(error))
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:300]
+    """Without the place in gloo's sources that stands in front."""
+    return re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0])[:300]

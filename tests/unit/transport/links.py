@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 class Links:
     """The links by rank, and threads to use them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, names: Sequence[str] = ()) -> None:
         self._threads = ThreadPoolExecutor(size)
         stores: list[KVStore] = []
 
@@ -36,7 +36,7 @@ class Links:
         stores += [KVStore(publish(rank)) for rank in range(size)]
 
         def make(rank: int) -> GroupLink:
-            return GroupLink(stores[rank], rank, size, host="127.0.0.1", name="g", timeout_s=TIMEOUT_S)
+            return GroupLink(stores[rank], rank, size, host="127.0.0.1", name="g", timeout_s=TIMEOUT_S, peers=names)
 
         self.links = [future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]]
 
@@ -53,9 +53,9 @@ class Links:
 
 
 @contextmanager
-def linked(size: int) -> Iterator[Links]:
-    """Links of so many ranks."""
-    links = Links(size)
+def linked(size: int, names: Sequence[str] = ()) -> Iterator[Links]:
+    """Links of so many ranks; ``names`` as of ``GroupLink.peers``."""
+    links = Links(size, names)
     try:
         yield links
     finally:

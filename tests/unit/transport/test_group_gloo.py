@@ -8,7 +8,8 @@ import torch
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport.gloo import KVStore
 from tdserve.transport.group_content import Wire
-from tdserve.transport.group_gloo import GroupLink
+from tdserve.transport.group_gloo import LARGE_BYTES, GroupLink
+from tests.integration.processes import wait_for
 from tests.unit.transport.links import linked
 
 
@@ -61,6 +62,52 @@ def test_close_when_another_thread_waits_for_a_large_message_then_it_is_let_go()
 
     with linked(2) as links:
         links.each(wait_or_close)
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_close_when_another_rank_has_gone_before_then_waits_for_the_rest_end_too(gone: int) -> None:
+    with linked(3) as links:
+        link, rest = links.links[1], 2 - gone
+        works = [link.recv(ones(nbytes), rest, 1) for nbytes in (8, 3_000_000)]
+        links.links[gone].close()
+        wait_for(lambda: is_closed(link, gone), f"the end of the pair with rank {gone}")
+        link.close()
+        begin_s = time.monotonic()
+        for work in works:
+            with pytest.raises(RuntimeError):
+                work.block(begin_s + 10.0)
+        assert time.monotonic() - begin_s < 5.0
+
+
+def is_closed(link: GroupLink, peer: int) -> bool:
+    """Whether the pair with a rank is closed already, as this end sees it."""
+    try:
+        link._group.recv([ones(1)], peer, 99)
+    except RuntimeError:
+        return True
+    return False
+
+
+def test_recv_when_behind_a_large_message_then_it_may_be_cut_too() -> None:
+    with linked(2) as links:
+        first, second = links.links
+        coming = [first.recv(ones(nbytes), 1, 1) for nbytes in (LARGE_BYTES - 1, LARGE_BYTES, 8)]
+        going = [second.send(ones(work._buffer.numel()), 0, 1) for work in coming]
+        for works in (coming, going):
+            assert [work.is_large for work in works] == [False, True, True]
+        for work in coming:
+            first.wait_all([work], 5.0)
+        second.wait_all(going, 5.0)
+        assert not first.recv(ones(8), 1, 1).is_large
+        assert not second.send(ones(8), 0, 1).is_large
+
+
+def test_wait_when_a_rank_has_gone_then_the_error_names_it_as_it_was_told() -> None:
+    with linked(2, names=["the first", "the second"]) as links:
+        work = links.links[0].recv(ones(8), 1, 1)
+        links.links[1].close()
+        with pytest.raises(PeerLostError, match="^lost the second: [^[/]"):
+            links.links[0].wait_all([work], 5.0)
 
 
 def test_link_when_of_one_rank_then_formed_and_closed() -> None:
