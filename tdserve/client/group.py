@@ -215,8 +215,10 @@ class Group(GroupCalls):
         Raises:
             DeadlineExceededError: They did not come in time. There is no epoch; this may be called again.
             ClosedError: The group was closed.
+            ForkedClientError: This is a fork of the process that it belongs to.
         """
         deadline = self._client.deadline(timeout_s)
+        self._epoch.check_owner()
         if world_size is not None:
             check_count("world_size", world_size)
         if self._epoch.is_closed:

@@ -88,7 +88,6 @@ class GroupCalls:
         part, own = self._made(make, ranks)
         is_chosen = epoch.rank == (call.root if call.kind in ROOTED else 0)
         with epoch.call(deadline, f"{call.kind}()") as link:
-            epoch.num_calls += 1
             call.number = epoch.num_calls
             if part is not None:
                 call.fingerprint = part.fingerprint

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
 from tdserve.client.group_agreement import Known, meet
+from tdserve.client.group_losses import Losses
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
@@ -59,7 +60,6 @@ class GroupEpoch:
         members: By rank.
         known: Structures that every member has been told of.
         told, heard: Structures that this member has told each other one alone, or heard of it.
-        num_calls: Calls of all members.
         nccl: How content on GPUs moves; None: the backend is gloo.
     """
 
@@ -74,15 +74,14 @@ class GroupEpoch:
         self.known = Known({})
         self.told = [Known({}) for _ in formed.members]
         self.heard = [Known({}) for _ in formed.members]
-        self.num_calls = 0
         self.nccl: NcclLink | None = None
         self._host = host
         self._device = device
         self._pid = os.getpid()
         self._calling = Lock()
         self._changed = Condition()
-        self._loss: control_pb2.GroupLoss | None = None
-        self._left: dict[int, control_pb2.GroupLoss] = {}
+        self._losses = Losses()
+        self._is_open = False
         self._over: TDServeError | None = None
         self._grace: Timer | None = None
         self._link: GroupLink | None = None
@@ -100,7 +99,12 @@ class GroupEpoch:
     @property
     def is_lost(self) -> bool:
         """Whether a member has gone, as far as this one was told."""
-        return self._loss is not None or bool(self._left)
+        return self._losses.is_any
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of all members that this one has begun."""
+        return self._losses.num_begun
 
     @property
     def is_foreign(self) -> bool:
@@ -129,6 +133,7 @@ class GroupEpoch:
                 host=self._host,
                 name=self.name,
                 timeout_s=max(remaining_s, 1.0),
+                peers=[self._shown(rank) for rank in range(len(self.members))],
             )
             if self._device is not None:
                 try:
@@ -141,7 +146,7 @@ class GroupEpoch:
             return link
 
         with self._changed:
-            loss = self._loss_of(None)
+            loss = self._losses.missed(None)
             if loss is not None:
                 raise self._lost(loss)
             name = f"tdserve-group-{self.name}-form"
@@ -156,6 +161,8 @@ class GroupEpoch:
             meet(Wire(link, CALL_TAG, deadline, pool))
         except TDServeError as error:
             raise self._end(error, deadline) from error
+        with self._changed:
+            self._is_open = True
 
     @contextmanager
     def call(self, deadline: Deadline, what: str, peer: int | None = None) -> Iterator[GroupLink]:
@@ -172,44 +179,52 @@ class GroupEpoch:
         if not self._calling.acquire(timeout=deadline.remaining_s or 0.0):
             raise DeadlineExceededError(what=f"the end of another call of {self.name!r}", timeout_s=deadline.timeout_s)
         try:
-            link = self.check(peer)
+            link, is_well = self.check(peer, begins=True), False
             try:
                 yield link
+                is_well = True
             except TDServeError as error:
                 raise self._end(error, deadline, what, peer) from error
             except BaseException as fault:
-                interrupted = PeerLostError(reason=f"{what} was interrupted by {type(fault).__name__}")
-                self._end(interrupted, deadline, what, peer)
+                reason = f"{what} was interrupted by {type(fault).__name__}"
+                self._end(PeerLostError(peer=self._shown(self.rank), reason=reason), deadline, what, peer)
                 raise
+            finally:
+                with self._changed:
+                    self._losses.finish(is_well=is_well)
         finally:
             self._calling.release()
 
-    def check(self, peer: int | None = None) -> GroupLink:
-        """The link, while the epoch is not over; ``peer`` as of ``call``.
+    def check(self, peer: int | None = None, *, begins: bool = False) -> GroupLink:
+        """The link, while the epoch is not over.
+
+        Args:
+            peer: As of ``call``.
+            begins: Whether the call is under way from here on.
 
         Raises:
             PeerLostError: It is over, or a member that is needed has left.
             ClosedError: It was closed by this member.
             ForkedClientError: This is a fork of the process that it belongs to.
         """
-        if self.is_foreign:
-            raise ForkedClientError(what=f"group {self.name!r}", pid=self._pid)
+        self.check_owner()
         with self._changed:
-            if self._over is None and self._loss is not None:
-                self._over = self._lost(self._loss)
-            over, link, left = self._over, self._link, self._loss_of(peer)
+            if self._over is None and self._losses.end is not None:
+                self._over = self._lost(self._losses.end)
+            over, link, missed = self._over, self._link, self._losses.missed(peer)
+            if begins and over is None and link is not None and missed is None:
+                self._losses.begin(peer)
         if over is not None or link is None:
             self._close_link()
             raise over or ClosedError(what=f"group {self.name!r}")
-        if left is not None:
-            raise self._lost(left)
+        if missed is not None:
+            raise self._lost(missed)
         return link
 
-    def _loss_of(self, peer: int | None) -> control_pb2.GroupLoss | None:
-        """Who is missed in a call that needs this member, or all."""
-        if self._loss is not None or not self._left:
-            return self._loss
-        return next(iter(self._left.values())) if peer is None else self._left.get(peer)
+    def check_owner(self) -> None:
+        """Raises ForkedClientError in a fork of the process that it belongs to."""
+        if self.is_foreign:
+            raise ForkedClientError(what=f"group {self.name!r}", pid=self._pid)
 
     def leave(self, *, stays_connected: bool = False) -> None:
         """Ends this member's part; the others are told. Idempotent.
@@ -221,21 +236,26 @@ class GroupEpoch:
             is_first = not isinstance(self._over, ClosedError)
             if is_first:
                 self._over = ClosedError(what=f"group {self.name!r}")
+            parting = self._parting()
         _open.discard(self)
         if self.is_foreign:
             return
         if is_first:
             self.session.groups.detach(self.name, self.number)
             if not self.session.is_lost:
-                self._notify(leave=True)
+                self._notify(leave=True, **parting)
         if not stays_connected:
             self._close_link()
 
     def retire(self) -> None:
-        """Ends the link, and no more: the member goes on to the next epoch."""
+        """Ends the link, and no more: the member goes on to the next epoch. The others are told, for their calls."""
         with self._changed:
-            self._over = self._over or self._finished()
+            is_first = self._over is None and self._losses.end is None
+            self._over = self._over or self._finished("this member has gone on")
+            parting = self._parting()
         _open.discard(self)
+        if is_first and not self.session.is_lost:
+            self._notify(given_up="it has gone on to the next epoch", **parting)
         self.session.groups.detach(self.name, self.number)
         self._close_link()
 
@@ -247,8 +267,8 @@ class GroupEpoch:
         with self._changed:
             if not isinstance(error, DeadlineExceededError):
                 grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
-                self._changed.wait_for(lambda: self._loss_of(peer) is not None, grace_s)
-            loss = self._loss_of(peer)
+                self._changed.wait_for(lambda: self._losses.cause(peer) is not None, grace_s)
+            loss = self._losses.cause(peer)
             if isinstance(self._over, ClosedError):
                 return self._over
             # Who gives up because the time of all is over is not at fault.
@@ -256,16 +276,28 @@ class GroupEpoch:
             if loss is not None and not (loss.has_given_up and is_late):
                 found: TDServeError = self._lost(loss)
             elif isinstance(error, DeadlineExceededError) or is_late:
-                said = f" (it waited for {error.what})" if isinstance(error, DeadlineExceededError) else ""
-                found = DeadlineExceededError(what=f"{what} of group {self.name!r}{said}", timeout_s=deadline.timeout_s)
+                waited = f"it waited for {error.what}; " if isinstance(error, DeadlineExceededError) else ""
+                said = f"{what} of group {self.name!r} ({waited}{self._advice})"
+                found = DeadlineExceededError(what=said, timeout_s=deadline.timeout_s)
+            elif isinstance(error, PeerLostError):
+                found = PeerLostError(peer=error.peer, reason=f"{error.reason}; {self._advice}")
             else:
                 found = error
-            is_first = self._over is None and loss is None
+            # Who has left is missed by some calls alone: the others are told of this member too.
+            is_first = self._over is None and (loss is None or loss.has_left)
+            parting = {"num_finished": self._losses.num_finished} if loss is not None and self._is_open else {}
+            failed = f"{what} has failed: {str(found).replace(f'; {self._advice}', '')}"
             if self._over is None:
-                self._over = self._lost(loss) if loss is not None else self._finished(f"{what} has failed: {found}")
+                self._over = self._lost(loss) if loss is not None else self._finished(failed)
         if is_first and not self.session.is_lost:
-            self._notify(given_up=f"{what} has failed: {found}"[:500])
+            self._notify(given_up=failed[:500], **parting)
         return found
+
+    def _parting(self) -> dict[str, Any]:
+        """What a member that goes says of its calls."""
+        if self._losses.is_in_call or not self._is_open:
+            return {"is_busy": True}
+        return {"num_finished": self._losses.num_finished}
 
     def _close_link(self) -> None:
         with self._changed:
@@ -277,7 +309,7 @@ class GroupEpoch:
         if link is not None:
             link.close()
         elif forming is not None:
-            forming.cancel(self._over or self._finished())
+            forming.cancel(self._over or self._finished("its link was closed"))
         if self.nccl is not None:
             self.nccl.close()
 
@@ -294,27 +326,27 @@ class GroupEpoch:
     def _on_loss(self, loss: control_pb2.GroupLoss) -> None:
         with self._changed:
             # Who has left has done its part, and the others may go on; but who waits for it over NCCL would never know.
-            is_end = not loss.has_left or self.nccl is not None or self._link is None
-            if not is_end:
-                self._left.setdefault(loss.rank, loss)
-            elif self._loss is None:
-                self._loss = loss
+            is_vain = self._link is None or self._losses.ends_call(loss)
+            is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._link is None)
             self._changed.notify_all()
             if self._grace is None and is_end:
-                self._grace = Timer(LOST_GRACE_S if self._link is not None else 0.0, self._close_link)
+                self._grace = Timer(0.0 if is_vain else LOST_GRACE_S, self._close_link)
                 self._grace.name, self._grace.daemon = f"tdserve-group-{self.name}-end", True
                 self._grace.start()
 
-    def _lost(self, loss: control_pb2.GroupLoss) -> PeerLostError:
-        member = self.members[loss.rank]
-        peer = f"rank {loss.rank} of group {self.name!r} (process {member.pid} on {member.host})"
-        return PeerLostError(
-            peer=peer, reason=f"{loss.reason}; epoch {self.number} is over, next_epoch() forms another"
-        )
+    @property
+    def _advice(self) -> str:
+        return f"epoch {self.number} is over, next_epoch() forms another"
 
-    def _finished(self, reason: str = "this member has gone on") -> PeerLostError:
-        said = f"{reason}; epoch {self.number} is over, next_epoch() forms another"
-        return PeerLostError(peer=f"group {self.name!r}", reason=said)
+    def _shown(self, rank: int) -> str:
+        member = self.members[rank]
+        return f"rank {rank} of group {self.name!r} (process {member.pid} on {member.host})"
+
+    def _lost(self, loss: control_pb2.GroupLoss) -> PeerLostError:
+        return PeerLostError(peer=self._shown(loss.rank), reason=f"{loss.reason}; {self._advice}")
+
+    def _finished(self, reason: str) -> PeerLostError:
+        return PeerLostError(peer=f"group {self.name!r}", reason=f"{reason}; {self._advice}")
 
     def _publish(self, key: str, value: bytes, *, is_mail: bool) -> None:
         self._notify(entry=control_pb2.Rendezvous(key=key, value=value, is_mail=is_mail))

@@ -81,10 +81,14 @@ class Groups:
         if kind == "entry":
             event.entry.CopyFrom(notice.entry)
         elif session.number in group.rule.epoch.members:
+            others = [other for other in others if other not in group.waiting]  # they have gone on from this epoch
             event.loss.rank = group.rule.rank_of(session.number)
             event.loss.reason = notice.given_up if kind == "given_up" else "it has closed the group"
-            event.loss.has_left = kind == "leave"
+            is_told = notice.HasField("num_finished")
+            event.loss.has_left = not notice.is_busy and (is_told or kind == "leave")
             event.loss.has_given_up = kind == "given_up"
+            if is_told:
+                event.loss.num_finished = notice.num_finished
         _tell(group, others, event)
         if kind == "leave" and notice.epoch == group.rule.epoch.number and session.number not in group.waiting:
             self._remove(group, session.number)

@@ -625,18 +625,22 @@ class GroupFormed(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
 
 class GroupNotice(_message.Message):
-    __slots__ = ("name", "epoch", "entry", "leave", "given_up")
+    __slots__ = ("name", "epoch", "entry", "leave", "given_up", "is_busy", "num_finished")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    IS_BUSY_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_FIELD_NUMBER: _ClassVar[int]
     name: str
     epoch: int
     entry: Rendezvous
     leave: bool
     given_up: str
-    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., entry: _Optional[_Union[Rendezvous, _Mapping]] = ..., leave: bool = ..., given_up: _Optional[str] = ...) -> None: ...
+    is_busy: bool
+    num_finished: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., entry: _Optional[_Union[Rendezvous, _Mapping]] = ..., leave: bool = ..., given_up: _Optional[str] = ..., is_busy: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class GroupEvent(_message.Message):
     __slots__ = ("name", "epoch", "entry", "loss")
@@ -651,16 +655,18 @@ class GroupEvent(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., entry: _Optional[_Union[Rendezvous, _Mapping]] = ..., loss: _Optional[_Union[GroupLoss, _Mapping]] = ...) -> None: ...
 
 class GroupLoss(_message.Message):
-    __slots__ = ("rank", "reason", "has_left", "has_given_up")
+    __slots__ = ("rank", "reason", "has_left", "has_given_up", "num_finished")
     RANK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
     HAS_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    NUM_FINISHED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reason: str
     has_left: bool
     has_given_up: bool
-    def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ...) -> None: ...
+    num_finished: int
+    def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
     __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid")

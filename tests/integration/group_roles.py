@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from tdserve.client.group import Group
 from tdserve.config import check_transport
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LinkWork
+from tests.integration.processes import wait_for
 
 Say = Callable[..., None]
 
@@ -88,6 +91,48 @@ def fall(say: Say, address: str, name: str, size: int, number: int, *, at: int, 
         strike_in_wait(at, signal.SIGKILL)
         _broadcast(group, number, src=number % size, timeout_s=LOST_TIMEOUT_S)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_in_vain(say: Say, address: str, name: str, size: int, rank: int, *, transport: str) -> None:
+    """Waits for a broadcast of the last rank, which dies instead; rank 1 begins it when it knows that already."""
+    with tdserve.connect(address, transport=check_transport(transport), timeout_s=TIMEOUT_S) as client:
+        group = client.group(name, size, rank)
+        say("together")
+        if rank == size - 1:
+            signal.pause()
+        start_s = time.monotonic()
+        if rank == 1:
+            wait_for(lambda: group._epoch.is_lost, "the news of the loss")
+        try:
+            group.broadcast(None, size - 1, timeout_s=LOST_TIMEOUT_S)
+        except tdserve.PeerLostError as error:
+            say("lost", round(time.monotonic() - start_s, 3), error)
+        group.next_epoch()
+        _broadcast(group, 3, src=0, timeout_s=TIMEOUT_S)
+
+
+def take_half(say: Say, address: str, name: str, *, num_bytes: int) -> None:
+    """Receives from a member that dies in the middle of it."""
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        group = client.group(name, 2, 0)
+        td = TensorDict({"x": torch.zeros(num_bytes, dtype=torch.uint8)})
+        start_s = time.monotonic()
+        try:
+            while True:
+                group.recv(td, 1, timeout_s=LOST_TIMEOUT_S)
+        except tdserve.PeerLostError as error:
+            say("lost", round(time.monotonic() - start_s, 3), error)
+
+
+def give_half(say: Say, address: str, name: str, *, num_bytes: int) -> None:
+    """Sends what its sockets do not take at once, and dies."""
+    with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
+        group = client.group(name, 2, 1)
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as copy:
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        strike_in_wait(3, signal.SIGKILL)  # two waits are for the agreement
+        group.send(TensorDict({"x": torch.ones(num_bytes, dtype=torch.uint8)}), 0)
 
 
 def _broadcast(group: Group, number: int, *, src: int, timeout_s: float) -> None:

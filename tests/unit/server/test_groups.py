@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -141,20 +142,48 @@ def test_session_when_it_ends_then_the_others_are_told_its_rank_and_may_form_the
     assert len(groups) == 0
 
 
-@pytest.mark.parametrize("kind", ["leave", "given_up"])
+@pytest.mark.parametrize(
+    ("kind", "said", "has_left"),
+    [
+        ("leave", {}, True),
+        ("leave", {"num_finished": 0}, True),
+        ("leave", {"is_busy": True}, False),
+        ("given_up", {}, False),
+        ("given_up", {"num_finished": 7}, True),
+        ("given_up", {"is_busy": True}, False),
+    ],
+)
 def test_notice_when_a_member_leaves_or_gives_up_then_the_others_are_told_which(
-    run: Loop, world: World, kind: str
+    run: Loop, world: World, kind: str, said: dict[str, Any], has_left: bool
 ) -> None:
     groups, sessions = Groups(), [world.session(number) for number in (1, 2)]
     body = {"leave": True} if kind == "leave" else {"given_up": "tired"}
 
     async def play() -> control_pb2.GroupLoss:
         await formed(groups, *sessions)
-        groups.on_notice(sessions[0], control_pb2.GroupNotice(name="g", epoch=1, **body))
+        groups.on_notice(sessions[0], control_pb2.GroupNotice(name="g", epoch=1, **body, **said))
         loss = (await event_of(sessions[1])).loss
         groups.on_session_ended(2)
         return loss
 
     loss = run(play())
-    assert (loss.rank, loss.has_left, loss.has_given_up) == (0, kind == "leave", kind == "given_up")
+    assert (loss.rank, loss.has_left, loss.has_given_up) == (0, has_left, kind == "given_up")
+    assert loss.HasField("num_finished") is ("num_finished" in said)
+    assert loss.num_finished == said.get("num_finished", 0)
     assert len(groups) == (kind == "given_up")
+
+
+def test_notice_when_some_have_gone_on_already_then_only_the_rest_is_told(run: Loop, world: World) -> None:
+    groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
+
+    async def play() -> None:
+        await formed(groups, *sessions)
+        asking = asyncio.ensure_future(groups.join(sessions[1], 6, ask(size=0)))
+        await asyncio.sleep(0)
+        groups.on_notice(sessions[0], control_pb2.GroupNotice(name="g", epoch=1, given_up="on", num_finished=1))
+        assert (await event_of(sessions[2])).loss.num_finished == 1
+        assert not outbox(sessions[1]).messages
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    run(play())

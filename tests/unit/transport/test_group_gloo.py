@@ -106,7 +106,7 @@ def test_wait_when_a_rank_has_gone_then_the_error_names_it_as_it_was_told() -> N
     with linked(2, names=["the first", "the second"]) as links:
         work = links.links[0].recv(ones(8), 1, 1)
         links.links[1].close()
-        with pytest.raises(PeerLostError, match="^lost the second: [^[/]"):
+        with pytest.raises(PeerLostError, match=r"^lost the second: [^[/]"):
             links.links[0].wait_all([work], 5.0)
 
 
