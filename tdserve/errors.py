@@ -6,7 +6,7 @@
     ├── RequestError                  the caller asked wrongly; nothing changed
     │   ├── InvalidSpecError          INVALID_ARGUMENT     store, reason
     │   ├── InvalidRequestError       INVALID_ARGUMENT     argument, reason
-    │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual
+    │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
     │   ├── StoreNotFoundError        NOT_FOUND            name
     │   ├── KeyNotFoundError          NOT_FOUND            store, key           also a KeyError
@@ -109,8 +109,9 @@ class InvalidRequestError(RequestError, ValueError):
     defaults = {"argument": "", "reason": ""}
 
 
-class SpecMismatchError(RequestError, ValueError):
-    """A tensordict does not fit the store. Checked before the first byte: nothing was written."""
+class SpecMismatchError(RequestError, ValueError, RuntimeError):
+    """A tensordict does not fit the store; a RuntimeError in tensordict. Checked before the first byte: nothing was
+    written."""
 
     template = "store {store!r}, key {key!r}: expected {expected}, got {actual}"
     defaults = {"store": "", "key": "", "expected": "", "actual": ""}

@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from tdserve.client.calls import SessionClient
 from tdserve.client.devices import resolved
 from tdserve.client.epoch_batches import EpochBatches, EpochPlan
+from tdserve.client.fake_modes import check_real
 from tdserve.client.padding import Pad
 from tdserve.client.worker_pool import worker_pool
 from tdserve.errors import InvalidRequestError, WrongStateError
@@ -121,6 +122,7 @@ class Epochs:
             InvalidRequestError: An argument makes no sense, or the sampler has no order that visits each row once.
             WrongStateError: The store, or view, has no batch dimension.
         """
+        check_real("reading a store")
         check_integer("num_rows", num_rows, 1)
         check_integer("prefetch", prefetch, 1)
         check_integer("start", start, 0)

@@ -15,14 +15,21 @@ def fake_mode() -> FakeTensorMode | None:
     return found
 
 
-def check_real(doing: str) -> None:
+STRUCTURE = "client.load_memmap(name) gives the store's structure as fake tensors; leave the mode for its content"
+
+ROWS = "leave the mode for rows; client.describe(name) tells their structure"
+
+WEIGHTS = "leave the mode for weights; client.describe(name) tells their structure"
+
+
+def check_real(doing: str, advice: str = STRUCTURE) -> None:
     """Raises NotSupportedError under a FakeTensorMode, where torch takes real tensors for a mistake.
 
     Without any mode it takes some 30 ns, so that every read of a store can afford it.
 
     Args:
         doing: What was asked for, for the error.
+        advice: What to do instead, for the error.
     """
     if torch._C._len_torch_dispatch_stack() and fake_mode() is not None:
-        reason = "client.load_memmap(name) gives the store's structure as fake tensors; leave the mode for its content"
-        raise NotSupportedError(feature=f"{doing} under a FakeTensorMode", reason=reason)
+        raise NotSupportedError(feature=f"{doing} under a FakeTensorMode", reason=advice)

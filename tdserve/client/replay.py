@@ -7,6 +7,7 @@ from typing import Any
 from tdserve.client.batches import Batches
 from tdserve.client.changes import change, priorities_message
 from tdserve.client.devices import to_device
+from tdserve.client.fake_modes import ROWS, check_real
 from tdserve.client.padding import Pad
 from tdserve.client.sampling import Query, sampled
 from tdserve.client.table import TableHandle, check_count, check_num_rows
@@ -105,6 +106,7 @@ class ReplayHandle(TableHandle):
 
         Other arguments and errors as of :meth:`sample`.
         """
+        check_real("drawing rows", ROWS)
         check_count("num_rows", num_rows)
         query = self._query(
             require=require,
@@ -152,6 +154,7 @@ class ReplayHandle(TableHandle):
             InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
+        check_real("writing priorities", ROWS)
         message = priorities_message(index, priority, generation)
         deadline = self._client.deadline(timeout_s)
 

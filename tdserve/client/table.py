@@ -14,6 +14,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.changes import change, generations_of, row_numbers
 from tdserve.client.dataset import TableRows
 from tdserve.client.description import StoreDescription
+from tdserve.client.fake_modes import ROWS, check_real
 from tdserve.client.joining import Joining, Part
 from tdserve.client.keys import checked_path
 from tdserve.client.outgoing import Target
@@ -222,18 +223,17 @@ class TableHandle(TableRows, ByAddress):
         Raises:
             SelectionError: A row is not live, or out of range.
         """
+        check_real("reading rows", ROWS)
         deadline = self._client.deadline(None)
-        if index is Ellipsis:
-            index = slice(None)
+        index = slice(None) if index is Ellipsis else index
         if isinstance(index, tuple):
             raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
-        num_rows = self._client.describe(self.name).capacity
         shape: tuple[int, ...] | None = None
         if not isinstance(index, slice):
             array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
             if array.dtype != np.bool_:
                 shape = array.shape
-                encode(index, batch_size=(num_rows,), store=self.name)
+                encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
         found = self._following(lambda: self._read(index, deadline))
         if shape is None or len(shape) == 1:
             return found
@@ -367,7 +367,8 @@ def _check_whole(content: Content, request: int) -> None:
 
 
 def check_num_rows(num_rows: Any, device: Any) -> None:
-    """What can be said of a sample before anything is drawn for it. Raises InvalidRequestError."""
+    """What can be said of a sample before anything is drawn for it. Raises InvalidRequestError, NotSupportedError."""
+    check_real("drawing rows", ROWS)
     if check_count("num_rows", num_rows) > MAX_SAMPLE_ROWS:
         raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} are more than {MAX_SAMPLE_ROWS} at once")
     if device is not None:

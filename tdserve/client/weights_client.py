@@ -8,6 +8,7 @@ from torch import nn
 
 from tdserve.client import weights as weight_calls
 from tdserve.client.description import VersionInfo
+from tdserve.client.fake_modes import WEIGHTS, check_real
 from tdserve.client.memmap_family import MemmapClient
 from tdserve.client.subscription import Subscription
 from tdserve.client.weights import Pulls, Wanted, Weights, dtype_name
@@ -130,6 +131,7 @@ class WeightsClient(MemmapClient):
             PeerLostError, ConnectError: The server went away, and did not come back in time; ``out`` or ``into`` may
                 hold leaves of several versions.
         """
+        check_real("reading weights", WEIGHTS)
         wanted = Wanted(
             name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=dtype_name(dtype)
         )

@@ -7,6 +7,7 @@ are only ever reached through one that the user has opened.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from tensordict import PersistentTensorDict
 from tensordict._td import _SubTensorDict
 from tensordict.base import NO_DEFAULT
 from torch.utils import _pytree as pytree
+
+from tdserve.errors import CorruptDataError
 
 Index = tuple[int | slice, ...]
 
@@ -65,8 +68,9 @@ class FileTensor(torch.Tensor):
         return torch.from_numpy(self.read_piece(0, self.nbytes)).view(self.dtype).view(self.shape)
 
     def block(self, index: Index) -> torch.Tensor:
-        """A block of it, in memory; the index is one of ``blocks``."""
+        """A block of it, in memory; the index is one of ``blocks``. Raises as ``read_piece``."""
         found = torch.from_numpy(np.ascontiguousarray(self._array[index]).reshape(-1).view(np.uint8))
+        check_size(self._array)
         shape: tuple[int, ...] = tuple(self.shape[len(index) :])
         if index and isinstance(index[-1], slice):
             shape = (index[-1].stop - index[-1].start, *shape)
@@ -76,6 +80,7 @@ class FileTensor(torch.Tensor):
         """Bytes ``[start, stop)`` of its elements in C order; both lie between elements.
 
         Raises:
+            CorruptDataError: The file has become shorter since it was opened.
             Exception: Whatever the file's library raises, when it cannot be read (any more).
         """
         itemsize = self.element_size()
@@ -85,7 +90,24 @@ class FileTensor(torch.Tensor):
             block = np.asarray(self._array[index])
             piece[at : at + block.size] = block.reshape(-1)
             at += block.size
+        check_size(self._array)
         return piece.view(np.uint8)
+
+
+def check_size(array: Any) -> None:
+    """Looks whether the file still has all elements of an array that lies in it in one piece: of what was cut off while
+    it is open HDF5 reads zeros. Asked after reading, so that nothing is handed on that was not there.
+
+    Raises:
+        CorruptDataError: It has not.
+    """
+    array = array.whole if isinstance(array, _Rows) else array
+    file: Any = getattr(array, "file", None)
+    if getattr(file, "driver", "") != "sec2" or (offset := array.id.get_offset()) is None:
+        return
+    expected, actual = offset + array.id.get_storage_size(), os.fstat(file.id.get_vfd_handle()).st_size
+    if actual < expected:
+        raise CorruptDataError(path=file.filename, expected=f"{expected} bytes or more", actual=f"{actual} bytes")
 
 
 def blocks(shape: tuple[int, ...], first: int, stop: int) -> Iterator[Index]:
@@ -152,7 +174,13 @@ def in_memory(td: Any) -> Any:
     if not is_in_file(td):
         return td
     with _quiet():
-        return td.to_tensordict()
+        found = td.to_tensordict()
+    source = td
+    while type(source) is _SubTensorDict:
+        source = source._source
+    for key in source.keys(True, True):
+        check_size(source._get_array(key))
+    return found
 
 
 def file_items(td: Any) -> Iterator[tuple[str, Any]]:
@@ -183,7 +211,7 @@ class _Rows:
     """Rows of an array, indexed as it is: by integers and slices that select something."""
 
     def __init__(self, array: Any, rows: range) -> None:
-        self._array = array
+        self.whole = array
         self._rows = rows
         self.shape = (len(rows), *array.shape[1:])
         self.dtype = array.dtype
@@ -193,7 +221,7 @@ class _Rows:
         rows = self._rows[first]
         chosen = slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
         whole: Index = (chosen, *others)
-        return self._array[whole]
+        return self.whole[whole]
 
 
 def _run_of(td: _SubTensorDict) -> range | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +146,21 @@ def test_file_when_rows_of_it_extend_a_replay_then_are_there(client: tdserve.Cli
         writer.append(stored[5])
         writer.append(td[6])
     assert difference(td[4:7], replay[2:5].select("n", "x")) is None
+
+
+@pytest.mark.parametrize(("transport", "said"), [("gloo", r"cut\.h5"), ("shm", "cut")])
+def test_file_when_cut_off_while_it_is_open_then_refused_instead_of_zeros(
+    server: tdserve.Server, tmp_path: Path, transport: str, said: str
+) -> None:
+    path = tmp_path / "cut.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.ones((32, 1 << 18)))
+    stored = TensorDict.from_h5(path)
+    os.truncate(path, 16 << 20)
+    with server.client(transport=transport, timeout_s=20.0) as client:
+        with pytest.raises(tdserve.TDServeError, match=said):
+            client.init_remote(stored, "cut")
+        wait_for(lambda: "cut" not in client, "the end of what was begun")
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])

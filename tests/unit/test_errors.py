@@ -130,6 +130,7 @@ def test_error_classes_when_called_then_has_every_exception_of_the_module() -> N
         (errors.InvalidSpecError, ValueError),
         (errors.InvalidRequestError, ValueError),
         (errors.SpecMismatchError, ValueError),
+        (errors.SpecMismatchError, RuntimeError),
         (errors.StoreNotFoundError, LookupError),
         (errors.KeyNotFoundError, KeyError),
         (errors.SelectionError, IndexError),

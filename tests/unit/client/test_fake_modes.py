@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -69,3 +70,52 @@ def test_from_remote_init_when_under_a_fake_mode_then_refused_by_what_to_call(
         with pytest.raises(NotSupportedError, match=r"client\.load_memmap\(name\)"):
             client.recv(out, name)
     assert not out["a"].any()
+
+
+TABLE_CALLS: dict[str, Callable[[Any], object]] = {
+    "sample": lambda table: table.sample(1),
+    "take": lambda table: table.take(1, consumer="c"),
+    "rows": lambda table: table[:],
+    "batches": lambda table: table.batches(1),
+    "update_priority": lambda table: table.update_priority(0, 1.0),
+}
+
+
+@pytest.mark.parametrize("call", TABLE_CALLS)
+def test_table_when_under_a_fake_mode_then_refused_and_nothing_is_taken(
+    client: tdserve.Client, name: str, call: str
+) -> None:
+    row = TensorDict({"a": torch.ones(2)})
+    replay = client.create_replay(name, row, 4, sampler=tdserve.Prioritized(alpha=1.0, beta=1.0))
+    replay.extend(row[None])
+    with FakeTensorMode(), pytest.raises(NotSupportedError, match=r"FakeTensorMode.*client\.describe\(name\)"):
+        TABLE_CALLS[call](replay)
+    assert replay.take(1, consumer="c", ack=False, timeout_s=5.0)["a"].tolist() == [[1.0, 1.0]]
+
+
+def test_queue_and_weights_when_under_a_fake_mode_then_refused_and_nothing_is_taken(
+    client: tdserve.Client, name: str
+) -> None:
+    row = TensorDict({"a": torch.ones(2)})
+    queue = client.create_queue(name, like=row, max_size=4)
+    queue.extend(row[None])
+    client.publish(f"{name}-w", row)
+    calls: list[Callable[[], object]] = [
+        lambda: queue.take(1, ack=False),
+        lambda: queue.batches(1),
+        lambda: client.latest(f"{name}-w"),
+        lambda: client.latest(f"{name}-w", timeout_s=0, copy=False),
+    ]
+    for call in calls:
+        with FakeTensorMode(), pytest.raises(NotSupportedError, match=r"FakeTensorMode.*client\.describe\(name\)"):
+            call()
+    assert len(queue.take(1, ack=False, timeout_s=5.0)) == 1
+    weights = client.latest(f"{name}-w")
+    assert weights is not None
+    assert weights.data["a"].tolist() == [1.0, 1.0]
+
+
+def test_batches_of_a_store_when_under_a_fake_mode_then_refused(store: tdserve.StoreHandle) -> None:
+    for each in (store, store.select("a")):
+        with FakeTensorMode(), pytest.raises(NotSupportedError, match="FakeTensorMode"):
+            each.batches(2)

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tdserve.client.overwriting import overwrite
 from tdserve.deadline import Deadline
-from tdserve.errors import KeyNotFoundError, SelectionError, SpecMismatchError
+from tdserve.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
 from tdserve.spec.tree import Path
+from tests.unit.spec.strategies import difference
 
 ROWS = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.zeros(4, 2), "text": "before"}}, [4])
 
@@ -73,3 +74,22 @@ def test_overwrite_when_it_does_not_fit_then_error_and_nothing_was_written(
         write(client, replay, index, value, at)
     assert replay.info() == before
     assert replay[:]["a"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_overwrite_when_kept_in_one_piece_then_whole_or_refused_with_what_to_do(
+    client: tdserve.Client, name: str, dim: int
+) -> None:
+    parts = [TensorDict({"a": torch.ones(2, 3)}, [2, 3]), TensorDict({"b": torch.zeros(2, 3)}, [2, 3])]
+    td = lazy_stack(parts, dim)
+    store: Any = client.memmap(td, name)
+    for index in (0, -1, slice(0, 1), (slice(None), 0), [0], torch.tensor([True, False]), (0, ...)):
+        with pytest.raises(NotSupportedError, match=r"writing a part of store .*store\[\.\.\.\] = td"):
+            store[index] = td[index]
+    with pytest.raises(NotSupportedError, match="writing a part"):
+        store.set_at_("a", 0.0, 0)
+    assert difference(td, store.to_tensordict()) is None
+    for whole in (..., slice(None), (slice(None), slice(None)), (slice(None), ...)):
+        parts[0]["a"] += 1
+        store[whole] = td
+        assert difference(td, store.to_tensordict()) is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, PersistentTensorDict, TensorDict
 
+from tdserve.errors import CorruptDataError
 from tdserve.spec.build import build
 from tdserve.spec.capture import capture
 from tdserve.spec.files import FileTensor, blocks, file_items, in_memory, is_in_file, spans, strided_piece
@@ -156,3 +158,14 @@ def test_capture_when_a_file_is_of_others_then_has_its_arrays(tmp_path: Path) ->
     captured = capture(td)
     assert captured.tensors[("a", "b")].cpu().equal(torch.arange(6.0, dtype=torch.float64).view(3, 2))
     assert captured.tensors[("n",)].cpu().item() == 7
+
+
+@pytest.mark.parametrize("part", ["all", "rows", "in memory"])
+def test_file_when_cut_off_while_it_is_open_then_data_loss_and_no_zeros(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "cut.h5"
+    PersistentTensorDict.from_dict(TensorDict({"x": torch.ones(1 << 20)}, [1 << 20]), path).close()
+    td: Any = TensorDict.from_h5(path)
+    td = td if part == "all" else td._get_sub_tensordict(slice(1 << 19, None))
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(CorruptDataError, match=r"cut\.h5.*bytes or more"):
+        in_memory(td) if part == "in memory" else dict(file_items(td))["x"].cpu()
