@@ -193,7 +193,8 @@ class ControlConnection:
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
                     return  # whatever else it says: somebody answers, and the session will tell what is wrong
                 if remaining_s <= READY_CHECK_S:
-                    reason = f"nobody answered within {timeout_s:g} s; is a server running there? (tdserve serve ROOT)"
+                    waited = f"nobody answered within {round(timeout_s, 2):g} s"
+                    reason = f"{waited}; is a server running there? (tdserve serve ROOT)"
                     raise ConnectError(address=self.address, reason=reason) from error
 
     def open_session(
