@@ -6,7 +6,7 @@ import time
 from pathlib import Path as FilePath
 
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError
+from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError
 from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.checksums import MIN_NBYTES, Checksums
@@ -58,6 +58,7 @@ class Publishing:
         Raises:
             CapacityError: The disk is full. The version before stays the newest; without one there is no store.
             PeerLostError: The publisher or its worker went away. The same.
+            StoreNotFoundError: The store was deleted meanwhile.
         """
         spec, order = self._spec(session, asked)
         entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
@@ -70,8 +71,10 @@ class Publishing:
             else:
                 await session.worker.order(self._receiving(session, request, entry, publishing, spec, asked))
             entry.check_present()
-        except BaseException:
+        except BaseException as error:
             self._give_up(session, request, entry, publishing)
+            if isinstance(error, (CorruptDataError, ClosedError)):
+                entry.check_present()  # its files went with it
             raise
         self._traffic.received(session.transport, asked.content)
         done = control_pb2.Done(version=publishing.version)

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from tensordict import TensorDict
 
 from tdserve.content import read_layout
-from tdserve.control.status import encode_failure
+from tdserve.control.status import decode_failure, encode_failure
 from tdserve.errors import (
     CapacityError,
+    CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
     InvalidSpecError,
@@ -21,7 +22,9 @@ from tdserve.errors import (
     PeerLostError,
     RemoteProtocolError,
     StoreNotFoundError,
+    TDServeError,
 )
+from tdserve.server.requests import Requests
 from tdserve.server.session import ClientSession
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -180,6 +183,29 @@ def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_f
         run(world.publishing.publish(world.session(), 1, short))
     check_nothing_left(world)
     assert publish(world, run, 2) == 1
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_publish_when_its_folder_is_damaged_then_says_so_unless_the_store_was_deleted(
+    world: World, run: Loop, requests: Requests, is_deleted: bool
+) -> None:
+    if is_deleted:
+        publish(world, run, 1)
+
+    async def scenario() -> TDServeError:
+        async with LocalPeer(world) as peer:
+            message = control_pb2.ClientMessage(request=1, publish=here())
+            serving = asyncio.create_task(requests.serve(peer.session, message))
+            await peer.accepted()
+            if is_deleted:
+                await world.stores.delete(world.stores.get("w"))
+            damaged = CorruptDataError(path="1.safetensors", expected="a file", actual="none")
+            peer.done(failure=encode_failure(damaged))
+            await serving
+            return decode_failure((await peer.told()).failure)
+
+    assert isinstance(run(scenario()), StoreNotFoundError if is_deleted else CorruptDataError)
+    check_nothing_left(world)
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
