@@ -162,6 +162,11 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
+def num_open_below(folder: Path) -> int:
+    """Descriptors of this process that lead into a folder: whatever else it opens and closes meanwhile."""
+    return sum(file.startswith(f"{folder}/") for file in open_files(os.getpid()))
+
+
 def listening_addresses(pid: int) -> set[str]:
     """IPv4 addresses, as hexadecimal digits of /proc/net, on which a process accepts TCP connections; IPv6 as it is."""
     inodes = {file[len("socket:[") : -1] for file in open_files(pid) if file.startswith("socket:[")}

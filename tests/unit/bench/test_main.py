@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from tdserve.bench.child import PACKAGE_FOLDER
 from tdserve.bench.main import run
 from tdserve.bench.options import BenchOptions
 from tdserve.errors import InvalidRequestError
+from tests.integration.processes import wait_for
 
 
 def process_ids_below(pid: int) -> list[str]:
     """The processes that any thread of this one has started, and theirs."""
-    found = [pid for path in Path(f"/proc/{pid}/task").glob("*/children") for pid in path.read_text().split()]
+    found: list[str] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile
+            found += path.read_text().split()
     return [*found, *(below for child in found for below in process_ids_below(int(child)))]
 
 
@@ -60,9 +65,9 @@ def test_bench_when_terminated_in_the_middle_then_leaves_no_process_and_no_file(
     with process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("cores")
+        wait_for(lambda: len(process_ids_below(process.pid)) >= 2, "the processes of the bench")
         children = process_ids_below(process.pid)
         process.terminate()
         process.communicate(timeout=60.0)
-    assert len(children) >= 2
-    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "their end")
     assert list(tmp_path.iterdir()) == []

@@ -61,7 +61,7 @@ def test_timed_round_when_finish_takes_long_then_counts_it_once_and_before_never
 
     with_finish = timed_round(lambda: None, Pacing(0.0, min_ops=1), finish=busy)
     with_before = timed_round(lambda: None, Pacing(0.0, min_ops=1), before=busy)
-    assert with_finish.elapsed_s > 10 * sum(with_finish.op_s)
+    assert with_finish.elapsed_s > sum(with_finish.op_s)
     assert with_before.elapsed_s == sum(with_before.op_s)
 
 

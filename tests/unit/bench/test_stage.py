@@ -24,12 +24,12 @@ def test_stage_when_the_work_on_it_fails_then_no_process_and_no_file_is_left(tmp
             assert stage.client.stores() == []
             assert stage.wire == "gloo"
             assert stage.gloo_client is stage.client
-            assert children() > before
+            assert children() - before
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert children() == before
+    assert children() <= before
     assert list(tmp_path.iterdir()) == []
 
 
@@ -37,7 +37,7 @@ def test_stage_when_the_transport_does_not_exist_yet_then_says_so_and_leaves_not
     before = children()
     with pytest.raises(NotSupportedError), open_stage(BenchOptions(transport="nccl", parent=tmp_path)):
         pass
-    assert children() == before
+    assert children() <= before
     assert list(tmp_path.iterdir()) == []
 
 

@@ -30,7 +30,7 @@ def test_watcher_when_it_cannot_connect_then_says_so_and_leaves_no_process() -> 
     before = children()
     with pytest.raises(PeerLostError, match="watcher"):
         Watcher("127.0.0.1:7707", "nccl")
-    assert children() == before
+    assert children() <= before
 
 
 def children() -> set[str]:

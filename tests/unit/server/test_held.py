@@ -170,7 +170,7 @@ def test_wait_for_others_when_the_store_or_the_session_ends_then_no_more(
         if way == "delete":
             await world.stores.delete(entry)
         else:
-            await session.finish(5.0)
+            await session.finish(20.0)
         await asyncio.wait({waiting})
         return None if waiting.cancelled() else waiting.exception()
 

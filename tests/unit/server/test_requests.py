@@ -130,7 +130,7 @@ def test_request_when_cancelled_while_it_waits_then_aborted(
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         session.cancel(4)
-        assert await session.finish(5.0)
+        assert await session.finish(20.0)
         return session
 
     error = outbox(run(scenario())).error()
@@ -149,7 +149,7 @@ def test_request_when_cancelled_right_behind_it_then_aborted_all_the_same(
 
     async def scenario() -> None:
         await outside(both)
-        assert await session.finish(5.0)
+        assert await session.finish(20.0)
 
     run(scenario())
     assert isinstance(outbox(session).error(), TransferAbortedError)

@@ -265,7 +265,7 @@ def test_sample_when_it_came_by_mail_then_groups_are_learnt_in_a_task_all_the_sa
 
     async def scenario() -> None:
         await outside(lambda: session.run_at_once(serve(), 1))
-        await session.finish(5.0)
+        await session.finish(20.0)
 
     run(scenario())
     assert pairs(content(entry, found[0])) == PAIRS

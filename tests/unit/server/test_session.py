@@ -99,7 +99,7 @@ def test_wait_when_cut_short_then_cancelled_but_what_moves_goes_on(world: World,
         if way == "cancel":
             session.cancel(2)
             session.cancel(1)
-        return ends, await session.finish(5.0)
+        return ends, await session.finish(20.0)
 
     assert run(scenario()) == (["cancelled", "moved"], True)
 
@@ -130,7 +130,7 @@ def test_run_at_once_when_it_waits_then_known_as_its_request(world: World, run: 
         await asyncio.sleep(0)
         assert ends == []
         session.cancel(1)
-        assert await session.finish(5.0)
+        assert await session.finish(20.0)
         assert ends == ["cancelled"]
 
     run(scenario())
@@ -170,7 +170,7 @@ def test_finish_when_something_does_not_end_then_says_so(world: World, run: Loop
         session.run(hang(), 1)
         is_finished = await session.finish(0.01)
         hanging.set()
-        assert await session.finish(5.0)
+        assert await session.finish(20.0)
         return is_finished
 
     assert not run(scenario())
@@ -212,7 +212,7 @@ def test_finish_when_something_begins_meanwhile_then_waits_for_that_too(world: W
             session.run(tell(), 0)
 
         session.run(move(), 1)
-        finishing = asyncio.create_task(session.finish(5.0))
+        finishing = asyncio.create_task(session.finish(20.0))
         await asyncio.sleep(0)
         moved.set()
         return await finishing

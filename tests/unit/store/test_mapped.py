@@ -22,7 +22,7 @@ def test_mapping_when_written_then_the_file_has_it_and_no_descriptor_stays(tmp_p
     fd = _open(tmp_path / "f", 5000)
     before = len(os.listdir("/proc/self/fd"))
     view = np.frombuffer(map_shared(fd, 5000, writable=True, path=tmp_path), np.uint8)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     os.close(fd)
     view[4999] = 7
     assert (tmp_path / "f").read_bytes()[4999] == 7

@@ -38,7 +38,7 @@ def test_columns_when_opened_twice_then_both_see_what_is_written_and_no_descript
     one, other = (open_column(tmp_path, "x", INT64, (3,)) for _ in range(2))
     one[1] = 7
     assert other.tolist() == [0, 7, 0]
-    assert len(os.listdir("/proc/self/fd")) == num_fds
+    assert len(os.listdir("/proc/self/fd")) <= num_fds
 
 
 @pytest.mark.parametrize("num_rows", [4, 2])

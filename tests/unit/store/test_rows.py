@@ -105,6 +105,6 @@ def test_create_when_there_are_10000_leaves_then_takes_seconds_and_no_descriptor
     create(tmp_path, spec)
     leaves = open_leaves(tmp_path, spec)
     assert time.thread_time() - start < 10
-    assert len(os.listdir("/proc/self/fd")) == num_fds
+    assert len(os.listdir("/proc/self/fd")) <= num_fds
     leaves["k9999",].fill_(1.5)
     assert open_leaves(tmp_path, spec)["k9999",] == 1.5

@@ -10,6 +10,7 @@ import pytest
 
 from tdserve.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
 from tdserve.store.spools import Spool, SpoolWriter, read_spooled, remove_spool, spool_path
+from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 
 
@@ -92,13 +93,13 @@ def test_put_when_the_session_is_over_then_refused_and_no_file_comes_back(tmp_pa
 
 
 def test_put_when_done_then_only_the_spools_own_file_is_open(tmp_path: Path) -> None:
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_open_below(tmp_path)
     spool = Spool(tmp_path, "lock")
     for _ in range(3):
         spool.put([b"a" * 100_000])
-    assert len(os.listdir("/proc/self/fd")) == num_open + 1
+    assert num_open_below(tmp_path) == num_open + 1
     spool.close()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_open_below(tmp_path) == num_open
 
 
 def test_put_when_somebody_put_a_link_there_then_refused_and_its_target_is_not_written(tmp_path: Path) -> None:
@@ -132,13 +133,13 @@ def test_read_when_there_is_no_file_then_the_clients_fault(tmp_path: Path) -> No
 
 def test_write_when_a_larger_block_was_there_then_only_the_new_one_is_read(tmp_path: Path) -> None:
     path = tmp_path / "staging" / "0.values"
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_open_below(tmp_path)
     for content in (b"a" * 1000, b"b" * 300 + b"c" * 300):
         with SpoolWriter(str(path)) as writer:
             writer.write(300, memoryview(content)[300:])
             writer.write(0, memoryview(content)[:300])
         assert read_spooled(str(path), 0, len(content)) == content
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_open_below(tmp_path) == num_open
     remove_spool(str(path))
     remove_spool(str(path))
     assert os.listdir(path.parent) == []

@@ -18,6 +18,7 @@ from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.spec.tree import Path as KeyPath
 from tdserve.store.versions import VersionFile, discard, retire
+from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 from tests.unit.store.locked import is_locked
 
@@ -189,12 +190,12 @@ def test_map_when_the_last_of_its_tensors_is_gone_then_the_file_is_recycled_and_
     tmp_path: Path,
 ) -> None:
     publish(tmp_path / "1.safetensors", 1)
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_open_below(tmp_path)
     leaves = VersionFile.map(tmp_path / "1.safetensors", SPEC).leaves
-    assert len(os.listdir("/proc/self/fd")) == num_open + 1
+    assert num_open_below(tmp_path) == num_open + 1
     del leaves
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_open_below(tmp_path) == num_open
     retire(tmp_path / "1.safetensors")
     assert publish(tmp_path / "2.safetensors", 2, recycles=tmp_path / "1.safetensors").was_recycled
 
@@ -202,7 +203,7 @@ def test_map_when_the_last_of_its_tensors_is_gone_then_the_file_is_recycled_and_
 def test_map_when_it_cannot_be_then_error_and_no_descriptor_stays(tmp_path: Path) -> None:
     path = publish(tmp_path / "1.safetensors", 1).path
     other = Spec(Node((), None, None, None, (("x", TensorLeaf("int64", (5,))),)))
-    num_open = len(os.listdir("/proc/self/fd"))
+    num_open = num_open_below(tmp_path)
     with pytest.raises(CorruptDataError):
         VersionFile.map(path, other)
     with pytest.raises(CorruptDataError):
@@ -214,4 +215,4 @@ def test_map_when_it_cannot_be_then_error_and_no_descriptor_stays(tmp_path: Path
     os.truncate(path, 4096)
     with pytest.raises(CorruptDataError):
         VersionFile.map(path, SPEC)
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_open_below(tmp_path) == num_open

@@ -26,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[tdserve.Server]:
 
 
 def options(server: tdserve.Server, **more: object) -> DemoOptions:
-    said = {"role": "learner", "address": server.address, "max_seconds": 2.0, **more}
+    said = {"role": "learner", "address": server.address, "max_seconds": 4.0, **more}
     return DemoOptions(**said)  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_learn_alone_when_another_was_killed_in_the_run_then_goes_on_from_its_po
     assert before is not None
     assert after is not None
     assert (after.metadata["num_updates"], after.metadata["first_episode"]) == (160, 3)
-    assert 101.0 <= after.metadata["seconds"] < 110.0
+    assert 101.0 <= after.metadata["seconds"] < 160.0
     for key in before.data.keys(True, True):
         torch.testing.assert_close(after.data[key], before.data[key])
 

@@ -11,7 +11,7 @@ import pytest
 from tdserve.examples.demo import processes as under_test
 from tdserve.examples.demo.processes import Death, Processes, Signals
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 # python -m timeit runs any statement: children without a module of their own
 WAITING = ["-n1", "-r1", "__import__('signal').pause()"]
 DEAF = ["-s", "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True)", *WAITING]
