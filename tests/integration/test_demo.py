@@ -165,7 +165,7 @@ def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
 
 
 def test_demo_when_killed_then_the_server_and_the_others_end_too(start: Callable[..., Demo]) -> None:
-    demo = start("--max-seconds", "20")
+    demo = start()
     demo.wait_until_it_learns()
     demo.process.kill()
     demo.process.wait()
