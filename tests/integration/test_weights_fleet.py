@@ -118,6 +118,10 @@ def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
     def sent_nbytes() -> int:
         return int(client.stats()["transports"].get("gloo", {}).get("bytes_out", 0))
 
+    def sent_since(before: int) -> int:
+        """What a pull has moved: it is counted when the reader has it, or a moment later."""
+        return wait_for(lambda: sent_nbytes() - before or None, "the count of what was sent")
+
     def step(reader: tdserve.Client, into: nn.Module | None = None) -> int:
         with torch.no_grad():
             next(own["head"].parameters()).add_(1)
@@ -128,7 +132,7 @@ def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
         data = found.data if into is None else TensorDict.from_module(into).data
         assert (data == TensorDict.from_module(own).data).all()
         kept[:] = [found.data]
-        return sent_nbytes() - before
+        return sent_since(before)
 
     kept: list[object] = []
     with server.client(transport="gloo", timeout_s=30.0) as reader:
@@ -146,7 +150,7 @@ def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
         half = reader.latest("frozen", dtype=torch.bfloat16)
         assert half is not None
         assert torch.equal(half.data["encoder", "weight"], next(own["encoder"].parameters()).bfloat16())
-        assert 16_000_000 < sent_nbytes() - before < 17_500_000
+        assert 16_000_000 < sent_since(before) < 17_500_000
     client.delete("frozen")
 
 
