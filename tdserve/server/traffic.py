@@ -86,15 +86,18 @@ class Traffic:
         count.transfers_relayed += 1
 
     async def count_reads(self, workers: Sequence[DataWorker]) -> None:
-        """Asks the workers for the reads that they have answered without this process; a silent one is left out."""
+        """Asks the workers for the reads that they have answered without this process; a silent one's count later."""
         orders = [worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
+        for order in orders:
+            order.add_done_callback(self._count_reads)  # also a late one: who was asked begins anew
         if orders:
             await asyncio.wait(orders, timeout=COUNT_TIMEOUT_S)
-        for order in orders:
-            if order.done() and not order.cancelled() and order.exception() is None:
-                count = self._counts[INLINE]
-                count.transfers_out += order.result().num_reads
-                count.bytes_out += order.result().nbytes_moved
+
+    def _count_reads(self, order: asyncio.Future[worker_pb2.Worked]) -> None:
+        if not order.cancelled() and order.exception() is None:
+            count = self._counts[INLINE]
+            count.transfers_out += order.result().num_reads
+            count.bytes_out += order.result().nbytes_moved
 
     def received(self, transport: str, content: control_pb2.Content) -> None:
         """Counts a transfer to the server."""

@@ -22,6 +22,7 @@ from tdserve.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
+from tests.integration.processes import wait_for
 
 Connect = Callable[[], tdserve.Client]
 
@@ -345,9 +346,15 @@ class ServiceSuite:
         client.init_remote(rows(LARGE), name)
         before = client.stats()["transports"][transport]
         client.from_remote_init(name)
-        after = client.stats()
-        assert after["transport"] == transport
-        assert after["transports"][transport]["transfers_out"] == before["transfers_out"] + 1
-        moved = after["transports"][transport]["bytes_out"] - before["bytes_out"]
+
+        def counts() -> dict[str, int] | None:
+            """As they are when it was counted, a moment after it has arrived."""
+            found: dict[str, int] = client.stats()["transports"][transport]
+            return found if found["transfers_out"] > before["transfers_out"] else None
+
+        after = wait_for(counts, "the count of the transfer")
+        assert client.stats()["transport"] == transport
+        assert after["transfers_out"] == before["transfers_out"] + 1
+        moved = after["bytes_out"] - before["bytes_out"]
         nbytes = rows(LARGE).bytes()
         assert nbytes <= moved < nbytes + 4096

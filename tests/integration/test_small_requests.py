@@ -54,10 +54,15 @@ def test_stats_when_reads_are_small_then_all_are_counted(
     with server.client(transport="gloo") as remote:
         store = remote[name]
         store.get(("nested", "number"))
-        before = remote.stats()["transports"]["inline"]["transfers_out"]
+
+        def num_reads() -> int:
+            found: int = remote.stats()["transports"]["inline"]["transfers_out"]
+            return found
+
+        before = num_reads()
         for _ in range(20):
             store.get(("nested", "number"))
-        assert remote.stats()["transports"]["inline"]["transfers_out"] == before + 20
+        wait_for(lambda: num_reads() == before + 20, "the count of all of them")
 
 
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as who is interrupted

@@ -168,7 +168,8 @@ class Puller:
         found = self.client.latest(self.name, **self.place)
         assert found is not None
         self.last = found.data
-        return moved_nbytes(self.client) - before
+        # Counted when the client has it, or a moment later.
+        return wait_for(lambda: moved_nbytes(self.client) - before or None, "the count of what was moved")
 
 
 @pytest.mark.parametrize("way", ["out", "returned"])

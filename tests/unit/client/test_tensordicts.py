@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.errors import NotSupportedError, SpecMismatchError, StoreExistsError, WrongStateError
+from tests.integration.processes import wait_for
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
 
@@ -34,7 +35,7 @@ def test_read_when_small_and_again_then_counted_whoever_answered(remote_client: 
     handle, before = remote_client[name], num_reads()
     for _ in range(20):
         assert torch.equal(handle[1:]["a"], TD["a"][1:])
-    assert num_reads() == before + 20
+    wait_for(lambda: num_reads() == before + 20, "the count of all of them")
 
 
 def test_send_when_to_a_replay_then_refused(client: tdserve.Client, name: str) -> None:

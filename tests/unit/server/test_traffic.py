@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
 import torch
 from tensordict import TensorDict
 
 from tdserve.content import read_layout
+from tdserve.server import traffic as traffic_module
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
-from tdserve.v1 import control_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbox
 
 
@@ -32,6 +37,33 @@ def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run:
     run(scenario())
     (inline,) = traffic.stats()
     assert (inline.transfers_out, inline.bytes_out) == (0, 0)
+
+
+class Slow(DataWorker):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(1, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        self.answer: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
+
+    def order(self, *_: Any, **__: Any) -> asyncio.Future[worker_pb2.Worked]:
+        return self.answer
+
+
+def test_count_reads_when_a_worker_answers_late_then_counted_then(run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_module, "COUNT_TIMEOUT_S", 0.0)
+    traffic = Traffic()
+
+    async def scenario() -> None:
+        worker = Slow()
+        await traffic.count_reads([worker])
+        assert traffic.stats() == []
+        worker.answer.set_result(worker_pb2.Worked(num_reads=3, nbytes_moved=40))
+        await asyncio.sleep(0)
+
+    run(scenario())
+    (inline,) = traffic.stats()
+    assert (inline.transport, inline.transfers_out, inline.bytes_out) == ("inline", 3, 40)
 
 
 def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World, run: Loop) -> None:
