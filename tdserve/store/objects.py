@@ -222,6 +222,7 @@ class Objects:
 
     def _put_many(self, columns: Sequence[ObjectColumn], clear: Iterable[KeyPath]) -> None:
         named = []
+        tails: dict[int, list[bytes]] = {}  # many paths are given values of the same rows
         with self._env().begin(write=True) as txn:
             cursor = txn.cursor(db=self._values)
             cleared = set(clear)
@@ -232,7 +233,9 @@ class Objects:
                 if rows is None:
                     txn.put(digest + _COMMON, values[0], db=self._values)
                 elif path in cleared or _has_rows(cursor, digest) or not self._is_common(txn, digest, values):
-                    keys = _keys(digest, rows)
+                    if id(rows) not in tails:
+                        tails[id(rows)] = _tails(rows)
+                    keys = list(map(digest.__add__, tails[id(rows)]))
                     each = list(values) * len(keys) if len(values) == 1 else values
                     cursor.putmulti(list(zip(keys, each, strict=True)))
                 if path not in self._named:
@@ -325,10 +328,6 @@ def _all_of(cursor: lmdb.Cursor, digest: bytes) -> list[tuple[bytes, bytes]]:
         found.append((bytes(cursor.key())[_DIGEST_BYTES:], bytes(cursor.value())))
         more = cursor.next()
     return found
-
-
-def _keys(digest: bytes, rows: Rows) -> list[bytes]:
-    return [digest + tail for tail in _tails(rows)]
 
 
 def _tails(rows: Rows) -> list[bytes]:

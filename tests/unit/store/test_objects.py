@@ -52,6 +52,18 @@ def test_values_when_one_is_given_for_several_rows_then_all_have_it(tmp_path: Pa
         assert get(objects, [1, 0], ("b",)) == [[b"1", b"0"]]
 
 
+def test_values_when_several_paths_are_given_the_same_rows_then_each_row_has_those_of_its_own(tmp_path: Path) -> None:
+    same = np.array([7, 2])
+    columns = [(("a",), same, [b"a7", b"a2"]), (("b",), np.array([2, 7]), [b"b2", b"b7"]), (("c",), same, [b"c"])]
+    with Objects(tmp_path, writable=True) as objects:
+        objects.put_many([ObjectColumn(*column) for column in columns])
+        assert get(objects, [2, 7, 3], ("a",), ("b",), ("c",)) == [
+            [b"a2", b"a7", None],
+            [b"b2", b"b7", None],
+            [b"c", b"c", None],
+        ]
+
+
 @pytest.mark.parametrize("head_nbytes", [0, 2])
 def test_values_when_read_joined_then_the_same_in_one_buffer(tmp_path: Path, head_nbytes: int) -> None:
     path = ("a",)
