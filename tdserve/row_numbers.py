@@ -31,7 +31,8 @@ def encode_rows(rows: NDArray[np.int64]) -> bytes:
 def is_run(rows: NDArray[np.int64]) -> bool:
     """Whether the numbers, of which there is at least one, follow one another."""
     # Numbers that only grow, and so little, leave none out.
-    return int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
+    length = len(rows) - 1
+    return int(rows[-1]) - int(rows[0]) == length and int(np.count_nonzero(rows[1:] > rows[:-1])) == length
 
 
 def encode_few_bytes(rows: NDArray[np.int64]) -> bytes:

@@ -49,6 +49,7 @@ class LocalLink(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
+        self._held: list[bytes] | None = None  # what is sent while messages are taken in leaves together
         self.is_let_in = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,11 +57,14 @@ class LocalLink(asyncio.Protocol):
         asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._close_stranger)
 
     def data_received(self, data: bytes) -> None:
+        self._held = []
         try:
             for content in self._reader.feed(data):
                 self._on_message(self, control_pb2.ClientMessage.FromString(content))
         except (DecodeError, RemoteProtocolError):
             self.close()
+        finally:
+            self._let_go()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -68,11 +72,19 @@ class LocalLink(asyncio.Protocol):
 
     def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends a message; does nothing when the client is gone."""
-        if self._transport is not None:
+        if self._held is not None:
+            self._held.append(frame(message.SerializeToString()))
+        elif self._transport is not None:
             self._transport.write(frame(message.SerializeToString()))
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held and self._transport is not None:
+            self._transport.write(b"".join(held))
 
     def close(self) -> None:
         """Ends the connection."""
+        self._let_go()
         if self._transport is not None:
             self._transport.close()
 

@@ -36,12 +36,12 @@ class LiveRows:
         Raises:
             LocalProtocolError: A row is a member already or named twice. Nothing was changed.
         """
-        if (self._place[rows] != _ABSENT).any():
+        if np.count_nonzero(self._place[rows] != _ABSENT):
             raise LocalProtocolError(reason="a live row was made live again")
         end = self._num + len(rows)
         places = np.arange(self._num, end)
         self._place[rows] = places
-        if (self._place[rows] != places).any():
+        if np.count_nonzero(self._place[rows] != places):
             self._place[rows] = _ABSENT
             raise LocalProtocolError(reason="a row was made live twice at once")
         self._members[self._num : end] = rows
@@ -54,11 +54,11 @@ class LiveRows:
             LocalProtocolError: A row is no member or named twice. Nothing was changed.
         """
         gaps = self._place[rows]
-        if (gaps == _ABSENT).any():
+        if np.count_nonzero(gaps == _ABSENT):
             raise LocalProtocolError(reason="a row that is not live was removed")
         marks = np.arange(len(rows))
         self._place[rows] = marks
-        if (self._place[rows] != marks).any():
+        if np.count_nonzero(self._place[rows] != marks):
             self._place[rows] = gaps
             raise LocalProtocolError(reason="a row was removed twice at once")
         self._place[rows] = _ABSENT

@@ -295,7 +295,7 @@ class Ring:
         """The next rows from the cursor that nobody holds; the caller took all holes and knows there are enough."""
         start = self.cursor
         end = start + num_rows
-        if end <= self.capacity and not (self._generations[start:end] & 1).any():
+        if end <= self.capacity and not np.count_nonzero(self._generations[start:end] & 1):
             self.cursor = end % self.capacity
             return np.arange(start, end)
         found: list[Rows] = []

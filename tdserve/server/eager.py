@@ -7,23 +7,101 @@ of the event loop later, which costs about a tenth of what the whole of a small 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+_Result = TypeVar("_Result")
+_Keep = Callable[["asyncio.Task[None]"], None]
 
 
-def start(coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
-    """Runs a coroutine to its first wait, and the rest in a task.
+def _nobody(task: asyncio.Task[None]) -> None:
+    """Who holds on to a task where the caller does."""
+
+
+def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _nobody) -> asyncio.Task[None] | None:
+    """Runs a coroutine to its first wait, and the rest in a task; but where it waits for a ``Turn``, without one.
 
     Call it outside a task. Until its first wait the coroutine belongs to none either; ``in_task`` is its way into one.
 
+    Args:
+        name: Of the task.
+        keep: Gets the task, now or when there is one.
+
     Returns:
-        The task, or None when nothing is left to do. What the coroutine raises before its first wait is raised here.
+        The task, or None when there is none. What the coroutine raises before its first wait is raised here.
     """
     try:
         waited_for = coroutine.send(None)
     except StopIteration:
         return None
-    return asyncio.get_running_loop().create_task(_Rest(coroutine, waited_for), name=name)
+    if isinstance(waited_for, Turn):
+        waited_for.hold(coroutine, name, keep)
+        return None
+    return _begin(coroutine, waited_for, name, keep)
+
+
+def _begin(coroutine: Coroutine[Any, Any, None], waited_for: Any, name: str, keep: _Keep) -> asyncio.Task[None]:
+    task = asyncio.get_running_loop().create_task(_Rest(coroutine, waited_for), name=name)
+    keep(task)
+    return task
+
+
+class Turn(Generic[_Result]):
+    """What a coroutine waits for until a message brings it; one that is in no task goes on within that very message.
+
+    So a request of two messages needs no task and no further turn of the event loop. Awaited once.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[Coroutine[Any, Any, None], str, _Keep] | None = None
+        self._future: asyncio.Future[None] | None = None
+        self._outcome: _Result | BaseException | None = None
+        self._is_over = False
+
+    def __await__(self) -> Generator[Any, None, _Result]:
+        if not self._is_over:
+            if asyncio.current_task() is None:
+                yield self
+            else:
+                self._future = asyncio.get_running_loop().create_future()
+                yield from self._future
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._is_over
+
+    def set_result(self, result: _Result) -> None:
+        """Ends it; the coroutine goes on before this returns, unless it is in a task, or the caller is."""
+        self._end(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        """As ``set_result``; the coroutine gets an error."""
+        self._end(error)
+
+    def hold(self, coroutine: Coroutine[Any, Any, None], name: str, keep: _Keep) -> None:
+        """A coroutine has begun and waits for this; arguments as of ``start``."""
+        self._held = (coroutine, name, keep)
+
+    def move_to_task(self) -> None:
+        """Has what waits go on in a task, which can be waited for."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._future = asyncio.get_running_loop().create_future()
+            coroutine, name, keep = held
+            _begin(coroutine, next(self._future.__await__()), name, keep)
+
+    def _end(self, outcome: _Result | BaseException) -> None:
+        self._outcome, self._is_over = outcome, True
+        if self._held is not None and asyncio.current_task() is None:
+            (coroutine, name, keep), self._held = self._held, None
+            start(coroutine, name=name, keep=keep)
+            return
+        self.move_to_task()
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
 
 
 async def in_task() -> None:

@@ -14,6 +14,7 @@ from tdserve.control.status import decode_failure
 from tdserve.errors import NotSupportedError, PeerLostError
 from tdserve.ids import new_uid
 from tdserve.machine import pid_namespace
+from tdserve.server.eager import Turn
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
@@ -78,7 +79,7 @@ class LocalClient:
         self._session = session
         self._link = link
         self._is_gone = is_gone
-        self._writing: dict[int, asyncio.Future[control_pb2.Written]] = {}
+        self._writing: dict[int, asyncio.Future[control_pb2.Written] | Turn[control_pb2.Written]] = {}
         self._is_lost = False
         self.lacks_values = attach.lacks_values
         self.lock_name = lock_name
@@ -105,12 +106,32 @@ class LocalClient:
             TDServeError: Why the client does not write; it has written nothing and will not.
         """
         future: asyncio.Future[control_pb2.Written] = asyncio.get_running_loop().create_future()
-        if self._is_lost:
-            future.set_exception(self._lost())
-        else:
-            self._writing[request] = future
-            self.send(control_pb2.ServerMessage(request=request, accepted=accepted))
+        self._let(request, accepted, future)
         return future
+
+    def filled(self, request: int, accepted: control_pb2.Accepted) -> Turn[control_pb2.Written]:
+        """As ``written``, for who only waits for that: outside a task he goes on without one."""
+        turn: Turn[control_pb2.Written] = Turn()
+        self._let(request, accepted, turn)
+        return turn
+
+    def _let(
+        self,
+        request: int,
+        accepted: control_pb2.Accepted,
+        waiting: asyncio.Future[control_pb2.Written] | Turn[control_pb2.Written],
+    ) -> None:
+        if self._is_lost:
+            waiting.set_exception(self._lost())
+        else:
+            self._writing[request] = waiting
+            self.send(control_pb2.ServerMessage(request=request, accepted=accepted))
+
+    def move_to_tasks(self) -> None:
+        """Has all who wait for the client go on in tasks, which can be waited for."""
+        for waiting in list(self._writing.values()):
+            if isinstance(waiting, Turn):
+                waiting.move_to_task()
 
     def on_written(self, request: int, written: control_pb2.Written) -> None:
         """The client has done what it was let do, or will not."""

@@ -45,7 +45,8 @@ class Redo:
         rows = self.encoded or encode_rows(self.rows)
         head = f'{{"uid": "{self.uid}", "rows_nbytes": {len(rows)}}}'.encode()  # json takes longer than LMDB does
         # Rows of one write mostly have gone round equally often.
-        is_equal = len(self.generations) > 1 and bool((self.generations == self.generations[0]).all())
+        num_rows = len(self.generations)
+        is_equal = num_rows > 1 and np.count_nonzero(self.generations == self.generations[0]) == num_rows
         generations = self.generations[:1] if is_equal else self.generations
         txn.put("pending", _KEY, head + b"\n" + rows + generations.tobytes())
 

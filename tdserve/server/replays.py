@@ -123,12 +123,25 @@ class Replays:
     ) -> dict[Path, bytes]:
         content = asked.content
         rule_keys = [path for path in entry.rule_keys if path in dict(entry.spec.tensors)]
+        values = self._values(entry, reservation, asked)
+        if session.local is not None:
+            session.local.spooled(content, values)
+            if entry.spec.tensors and not (values.values or values.spool_nbytes):
+                accepted = self._let_write(session.local, entry, reservation, rule_keys)
+                written = await session.local.filled(request, accepted)
+                self._traffic.received(session.transport, content)
+                return dict(zip(rule_keys, written.columns, strict=True))
         follow = bool(content.values_nbytes) and session.local is None
         with self._staging.taken(entry, is_needed=follow and session.worker is not self._values_worker) as staging:
-            values = self._values(entry, reservation, asked)
+            receive: asyncio.Future[Any]
             if session.local is not None:
-                receive = self._let_write(session.local, request, entry, reservation, rule_keys)
-                session.local.spooled(content, values)
+                if entry.spec.tensors:
+                    accepted = self._let_write(session.local, entry, reservation, rule_keys)
+                    receive = session.local.written(request, accepted)
+                else:  # there is nothing that it could write, and it is not asked
+                    session.local.check_writes(f"writing to {entry.name!r}")
+                    receive = asyncio.get_running_loop().create_future()
+                    receive.set_result(control_pb2.Written())
             else:
                 receiving = self._receiving(session, request, entry, reservation, asked, rule_keys)
                 receiving.receive_rows.spool = values_path(staging)
@@ -187,21 +200,14 @@ class Replays:
         return receiving
 
     def _let_write(
-        self, local: LocalClient, request: int, entry: Entry, reservation: Reservation, rule_keys: Sequence[Path]
-    ) -> asyncio.Future[Any]:
-        """Lets a local client fill its rows. They are on record before it knows of them.
-
-        Where rows have no tensors there is nothing that it could write, and it is not asked.
-        """
+        self, local: LocalClient, entry: Entry, reservation: Reservation, rule_keys: Sequence[Path]
+    ) -> control_pb2.Accepted:
+        """What lets a local client fill its rows. They are on record before it knows of them."""
         local.check_writes(f"writing to {entry.name!r}")
-        if not entry.spec.tensors:
-            nothing: asyncio.Future[control_pb2.Written] = asyncio.get_running_loop().create_future()
-            nothing.set_result(control_pb2.Written())
-            return nothing
         _record(entry, local, reservation).save(self._stores.db)
         accepted = control_pb2.Accepted(uid=entry.record.uid, rows=reservation.encoded)
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
-        return local.written(request, accepted)
+        return accepted
 
     def _give_up(self, session: ClientSession, request: int, entry: Entry, reservation: Reservation) -> None:
         """Frees rows that were not filled, once nobody can write them any more.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from tdserve.addresses import address_towards
@@ -114,9 +115,7 @@ class ClientSession:
 
     def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """As ``run``, but begins before it returns. To be called outside a task."""
-        task = eager.start(serving, name=self._task_name(request))
-        if task is not None:
-            self._keep(task, request)
+        eager.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
 
     def cancel(self, request: int) -> None:
         """Gives up a request that waits; one that already moves content goes on to its end."""
@@ -236,9 +235,15 @@ class ClientSession:
         for task in list(self._waiting):
             task.cancel()
         deadline = Deadline.after(timeout_s)
+        self._move_to_tasks()
         while self._tasks and not deadline.expired:  # others may begin meanwhile, such as to hand on an entry
             await asyncio.wait(set(self._tasks), timeout=deadline.remaining_s)
+            self._move_to_tasks()
         return not self._tasks
+
+    def _move_to_tasks(self) -> None:
+        if self.local is not None:
+            self.local.move_to_tasks()
 
     def mail(self, message: control_pb2.ServerMessage) -> bool:
         """Sends an answer over the channel; False when the request did not come that way, or the answer does not

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve.server import eager
+from tdserve.server.eager import Turn
 from tests.unit.server.world import outside
 
 TIMEOUT_S = 20.0
@@ -194,3 +195,103 @@ def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_is_told() 
         assert ends == ["cancelled", "answered"]
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_turn_when_nobody_is_in_a_task_then_goes_on_within_the_call_that_ends_it() -> None:
+    async def scenario() -> None:
+        turns: list[Turn[int]] = [Turn(), Turn()]
+        found: list[Any] = []
+
+        async def work() -> None:
+            found.append(await turns[0])
+            try:
+                await turns[1]
+            except ZeroDivisionError:
+                found.append(asyncio.current_task())
+
+        def step() -> None:
+            assert eager.start(work(), name="work") is None
+            assert not turns[0].done()
+            turns[0].set_result(7)
+            assert turns[0].done()
+            assert found == [7]
+            turns[1].set_exception(ZeroDivisionError())
+            assert found == [7, None]
+
+        await outside(step)
+
+    run(scenario())
+
+
+def test_turn_when_the_coroutine_waits_for_something_else_afterwards_then_in_a_task_that_is_kept() -> None:
+    async def scenario() -> None:
+        turn: Turn[int] = Turn()
+        kept: list[_Task] = []
+
+        async def work() -> None:
+            await turn
+            await asyncio.sleep(0)
+
+        def step() -> None:
+            eager.start(work(), name="work", keep=kept.append)
+            assert kept == []
+            turn.set_result(7)
+
+        await outside(step)
+        assert [task.get_name() for task in kept] == ["work"]
+        await kept[0]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_turn_when_moved_to_a_task_or_ended_by_one_then_goes_on_there(moves: bool) -> None:
+    async def scenario() -> None:
+        turn: Turn[int] = Turn()
+        kept: list[_Task] = []
+        found: list[Any] = []
+
+        async def work() -> None:
+            found.extend([await turn, asyncio.current_task()])
+
+        await outside(lambda: eager.start(work(), name="work", keep=kept.append))
+        if moves:
+            turn.move_to_task()
+            turn.move_to_task()
+        turn.set_result(7)
+        await kept[0]
+        assert found == [7, kept[0]]
+        assert len(kept) == 1
+
+    run(scenario())
+
+
+def test_turn_when_its_task_is_cancelled_then_the_coroutine_is_and_a_late_end_does_no_harm() -> None:
+    async def scenario() -> None:
+        turn: Turn[int] = Turn()
+        kept: list[_Task] = []
+
+        async def work() -> None:
+            await turn
+
+        await outside(lambda: eager.start(work(), name="work", keep=kept.append))
+        turn.move_to_task()
+        kept[0].cancel()
+        await asyncio.wait(kept)
+        assert kept[0].cancelled()
+        turn.set_result(7)
+
+    run(scenario())
+
+
+def test_turn_when_awaited_in_a_task_or_over_already_then_its_result() -> None:
+    async def scenario() -> None:
+        turn: Turn[int] = Turn()
+        asyncio.get_running_loop().call_soon(turn.set_result, 7)
+        assert await turn == 7
+        early: Turn[int] = Turn()
+        early.set_exception(ZeroDivisionError())
+        with pytest.raises(ZeroDivisionError):
+            await early
+
+    run(scenario())

@@ -10,7 +10,7 @@ from tdserve.server.local_client import Invitation
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.local_peer import LocalPeer
-from tests.unit.server.world import Loop, World
+from tests.unit.server.world import Loop, World, outside
 
 ACCEPTED = control_pb2.Accepted(uid="u")
 
@@ -103,6 +103,53 @@ def test_may_still_write_when_the_client_only_reads_then_never(world: World, run
             assert not peer.local.may_still_write(4)
             peer.done(4)
             await copying
+
+    run(scenario())
+
+
+def test_filled_when_the_client_says_so_then_its_waiter_goes_on_before_the_next_message(
+    world: World, run: Loop
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            columns: list[bytes] = []
+
+            async def fill() -> None:
+                columns.extend((await peer.local.filled(4, ACCEPTED)).columns)
+
+            def begin_and_end() -> None:
+                peer.session.run_at_once(fill(), 4)
+                assert peer.local.is_writing(4)
+                peer.done(4, columns=[b"c"])
+                assert columns == [b"c"]
+                assert not peer.local.is_writing(4)
+
+            await outside(begin_and_end)
+            assert (await peer.told()).accepted.uid == "u"
+
+    run(scenario())
+
+
+def test_filled_when_the_session_ends_then_its_waiter_is_told_before_the_session_is_over(
+    world: World, run: Loop
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world, 7) as peer:
+            errors: list[PeerLostError] = []
+
+            async def fill(request: int) -> None:
+                try:
+                    await peer.local.filled(request, ACCEPTED)
+                except PeerLostError as error:
+                    errors.append(error)
+
+            await outside(lambda: peer.session.run_at_once(fill(4), 4))
+            assert not await peer.session.finish(0.01)  # it is under way
+            await peer.leave()
+            assert len(errors) == 1
+            await fill(5)  # it was never told
+            assert len(errors) == 2
+            peer.done(4)  # too late
 
     run(scenario())
 

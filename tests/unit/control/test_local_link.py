@@ -1,0 +1,45 @@
+"""What the control process sends on a local link, piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tdserve.control.framing import frame
+from tdserve.control.local import LocalLink
+from tdserve.v1 import control_pb2
+
+
+def asking(request: int) -> bytes:
+    return control_pb2.ClientMessage(request=request).SerializeToString()
+
+
+def test_link_when_several_messages_come_at_once_then_what_they_are_answered_leaves_at_once_too() -> None:
+    class Written(asyncio.Transport):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pieces: list[bytes] = []
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            self.pieces.append(bytes(data))
+
+        def close(self) -> None:
+            self.pieces.append(b"closed")
+
+    def answer(request: int) -> control_pb2.ServerMessage:
+        return control_pb2.ServerMessage(request=request)
+
+    def on_message(link: LocalLink, message: control_pb2.ClientMessage) -> None:
+        link.send(answer(message.request))
+        if message.request == 3:
+            link.close()
+
+    async def scenario() -> list[bytes]:
+        link, transport = LocalLink(on_message, lambda link: None), Written()
+        link.connection_made(transport)
+        link.data_received(b"".join(frame(asking(number)) for number in (1, 2)))
+        link.send(answer(7))
+        link.data_received(frame(asking(3)))
+        return transport.pieces
+
+    framed = {number: frame(answer(number).SerializeToString()) for number in (1, 2, 3, 7)}
+    assert asyncio.run(scenario()) == [framed[1] + framed[2], framed[7], framed[3], b"closed"]
