@@ -4,6 +4,7 @@ else, once the version is visible."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +25,17 @@ MIN_NBYTES = 1024 * 1024
 
 CHECKSUM_NBYTES = 8
 
+QUIET_S = 0.02
+"""A version that has a successor sooner gets none, unless most of the versions before it was unchanged: to begin with
+them takes from the next publish what it saves no reader."""
+
 WAIT_S = 0.05
 BYTES_PER_S = 1e9
 """How long a reader waits for the checksums of a version most of which, by the look of those before, it has: a worker
 makes them five times as fast."""
+
+
+MakeRef = Callable[[], worker_pb2.VersionRef]
 
 
 @dataclass(frozen=True)
@@ -54,20 +62,39 @@ class Checksums:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
+        self._waiting: dict[str, int] = {}  # the newest version of a store, for a while
         self._making: dict[str, tuple[int, asyncio.Future[worker_pb2.Worked]]] = {}
 
-    def make(self, entry: Entry, version: VersionRecord, ref: worker_pb2.VersionRef, worker: DataWorker) -> None:
+    def make(self, entry: Entry, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
         """Has a worker begin with a version's, unless somebody does, or has, or they are hardly of use; those of an
-        older one are given up."""
+        older one are given up.
+
+        Args:
+            make_ref: Names the version to the worker; called when that is told of it, which may be later, or never.
+        """
         versions = entry.weight_versions()
         if not versions.is_worth_checksums(version.version):
             return
+        if versions.is_mostly_unchanged:
+            self._begin(entry, version, make_ref, worker)
+        elif self._waiting.get(entry.record.uid, 0) < version.version:
+            self._waiting[entry.record.uid] = version.version
+            asyncio.get_running_loop().call_later(QUIET_S, self._begin_if_newest, entry, version, make_ref, worker)
+
+    def _begin_if_newest(self, entry: Entry, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
         uid = entry.record.uid
+        if self._waiting.get(uid) == version.version:  # else there is a newer one
+            del self._waiting[uid]
+            if not entry.changed.is_deleted:
+                self._begin(entry, version, make_ref, worker)
+
+    def _begin(self, entry: Entry, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
+        versions, uid = entry.weight_versions(), entry.record.uid
         making = self._making.get(uid)
         if versions.checksums(version.version) is not None or (making is not None and making[0] >= version.version):
             return
         order = worker_pb2.Order()
-        order.checksum_version.version.CopyFrom(ref)
+        order.checksum_version.version.CopyFrom(make_ref())
         future = worker.order(order)
         self._making[uid] = version.version, future
         future.add_done_callback(lambda done: self._made(entry, version, done))

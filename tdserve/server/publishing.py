@@ -184,8 +184,8 @@ class Publishing:
         newest = versions.newest
         if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
             return
-        ref = self._ref(entry, newest.version, self._stores.spec_of(newest.fingerprint), worker)
-        self._checksums.make(entry, newest, ref, worker)
+        spec = self._stores.spec_of(newest.fingerprint)
+        self._checksums.make(entry, newest, lambda: self._ref(entry, newest.version, spec, worker), worker)
 
     def _accepted(
         self, entry: Entry, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest

@@ -204,11 +204,13 @@ def test_latest_when_the_place_is_another_each_time_then_it_is_filled_all_the_sa
 
     monkeypatch.setattr(Rest, "merge", merging)
     numbers = iter(range(1, 1000))
+    outs: list[TensorDict] = []  # one that is gone would leave its addresses to the next
 
     def step() -> bool:
         number = float(next(numbers))
         remote_client.publish(name, tree(number))
         out = tree(0) if number % 2 else TensorDict({"base": torch.zeros(LARGE, 2)[:, 0], "head": torch.zeros(5)}, [])
+        outs.append(out)
         remote_client.latest(name, out=out)
         assert (out == tree(number)).all()
         return len(unknown) > 2

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.deadline import Deadline
-from tdserve.server.checksums import MIN_NBYTES, Checksums, Unchanged
+from tdserve.server.checksums import MIN_NBYTES, QUIET_S, Checksums, Unchanged
 from tdserve.server.entry import Entry
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -53,17 +53,25 @@ class Weights:
         async def make() -> None:
             for version in versions:
                 self.begin(version)
-                while self.checksums._making:
-                    await asyncio.wait([future for _, future in self.checksums._making.values()])
-                    await asyncio.sleep(0)
+                await self.settle()
 
         self.run(make())
+
+    async def settle(self) -> None:
+        """Waits until none are made, and none are to be."""
+        loop = asyncio.get_running_loop()
+        is_quiet: asyncio.Future[None] = loop.create_future()
+        loop.call_later(QUIET_S, is_quiet.set_result, None)  # behind those that were set before
+        await is_quiet
+        while self.checksums._making:
+            await asyncio.wait([future for _, future in self.checksums._making.values()])
+            await asyncio.sleep(0)
 
     def begin(self, version: int) -> None:
         """Has them made."""
         path = self.entry.folder / "versions" / f"{version}.safetensors"
         ref = worker_pb2.VersionRef(path=str(path), fingerprint=SPEC.fingerprint, spec=codec.encode(SPEC))
-        self.checksums.make(self.entry, self.entry.weight_versions().get(version), ref, self.world.worker)
+        self.checksums.make(self.entry, self.entry.weight_versions().get(version), lambda: ref, self.world.worker)
 
     def unchanged(self, held: int, version: int) -> Unchanged | None:
         """What a reader need not be sent."""
@@ -133,10 +141,23 @@ def test_make_when_the_store_is_deleted_meanwhile_then_nothing_happens(weights: 
     async def scenario() -> None:
         weights.begin(version)
         await weights.world.stores.delete(entry)
-        while weights.checksums._making:
-            await asyncio.wait([future for _, future in weights.checksums._making.values()])
-            await asyncio.sleep(0)
+        await weights.settle()
 
     run(scenario())
     assert entry.weight_versions().checksums(version) is None
     assert weights.world.db.get("states", entry.record.uid.encode()) is None
+
+
+def test_make_when_the_next_version_comes_at_once_then_only_that_one_gets_them(weights: Weights, run: Loop) -> None:
+    first, second = weights.publish(1, 7), weights.publish(2, 7)
+
+    async def scenario() -> None:
+        weights.begin(first)
+        assert not weights.checksums._making
+        weights.begin(second)
+        await weights.settle()
+
+    run(scenario())
+    versions = weights.entry.weight_versions()
+    assert versions.checksums(first) is None
+    assert versions.checksums(second) is not None
