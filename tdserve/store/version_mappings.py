@@ -116,17 +116,21 @@ def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
     Args:
         content: uint8, aligned for the widest dtype.
     """
-    found: dict[Path, torch.Tensor] = {}
-    for run in _runs(spec):
-        found.update(zip(run.paths, run.views(content), strict=True))
-    return {path: found[path] if path in found else _empty(leaf) for path, leaf in spec.tensors}
+    runs, order = _runs(spec)
+    found: list[torch.Tensor] = []
+    for run in runs:
+        found += run.views(content)
+    if len(order) == len(spec.tensors):
+        return dict(zip(order, map(found.__getitem__, order.values()), strict=True))
+    return {path: found[order[path]] if path in order else _empty(leaf) for path, leaf in spec.tensors}
 
 
-def _runs(spec: Spec) -> list[_Run]:
-    """How to make views of all leaves that have elements with few calls; kept with the spec."""
-    runs: list[_Run] | None = spec.memo.get(_Run)
-    if runs is None:
-        runs = spec.memo[_Run] = []
+def _runs(spec: Spec) -> tuple[list[_Run], dict[Path, int]]:
+    """How to make views of all leaves that have elements with few calls, and where each of them is among these, in
+    canonical order; kept with the spec."""
+    kept: tuple[list[_Run], dict[Path, int]] | None = spec.memo.get(_Run)
+    if kept is None:
+        runs: list[_Run] = []
         leaves = dict(spec.tensors)
         for path, offset, nbytes in layout_of(spec).slots:
             if not nbytes:
@@ -136,7 +140,9 @@ def _runs(spec: Spec) -> list[_Run]:
                 runs.append(_Run(dtype, offset, offset, [], [], []))
             runs[-1].add(path, leaves[path].shape)
             runs[-1] = runs[-1]._replace(end=offset + nbytes)
-    return runs
+        places = {path: number for number, path in enumerate(path for run in runs for path in run.paths)}
+        kept = spec.memo[_Run] = runs, {path: places[path] for path, _ in spec.tensors if path in places}
+    return kept
 
 
 def _empty(leaf: TensorLeaf) -> torch.Tensor:
