@@ -162,7 +162,15 @@ class Outgoing:
         if self.nbytes <= MAX_POSTED_BYTES:
             session.channel.wait_all(self.post(session, tag, pool), timeout_s)
         else:
-            send_messages(session.channel, tag, self._messages, self._source, pool=pool, timeout_s=timeout_s)
+            send_messages(
+                session.channel,
+                tag,
+                self._messages,
+                self._source,
+                pool=pool,
+                timeout_s=timeout_s,
+                tells_of_others=False,
+            )
 
 
 def _source(captured: Sequence[Captured], layout: Layout) -> Source:

@@ -8,6 +8,10 @@ from typing import Protocol
 import torch
 
 
+class PerMessage(float):
+    """A timeout in seconds that every message has for itself: what moves, however slowly, is not given up."""
+
+
 class Work(Protocol):
     """One send or receive under way."""
 
@@ -44,7 +48,7 @@ class Channel(Protocol):
         """Starts to receive exactly ``len(buffer)`` bytes; returns at once."""
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
-        """Waits for several works of this channel at once; errors as of ``Work.wait``."""
+        """Waits for several works of this channel at once, in order; errors as of ``Work.wait``."""
 
     def close(self) -> None:
         """Ends the channel; the other end sees a lost peer. Idempotent."""

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError, TDServeError
-from tdserve.transport.channel import Work
+from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.waiters import Waiters
 
 WORKER_RANK = 0
@@ -190,7 +190,10 @@ class GlooChannel:
         mine = cast(Sequence[_GlooWork], works)
 
         def block() -> None:
+            nonlocal end_s
             for work in mine:
+                if isinstance(timeout_s, PerMessage):
+                    end_s = time.monotonic() + timeout_s
                 work.block(end_s)
 
         try:

@@ -15,7 +15,7 @@ from threading import Condition
 import torch
 
 from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
-from tdserve.transport.channel import Work
+from tdserve.transport.channel import PerMessage, Work
 
 _Queue = deque["_LoopbackWork"]
 
@@ -103,7 +103,7 @@ class LoopbackChannel:
         end = time.monotonic() + timeout_s
         for work in works:
             try:
-                work.wait(max(end - time.monotonic(), 0.0))
+                work.wait(timeout_s if isinstance(timeout_s, PerMessage) else max(end - time.monotonic(), 0.0))
             except DeadlineExceededError as error:
                 raise DeadlineExceededError(what="a loopback transfer", timeout_s=timeout_s) from error
 

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError
-from tdserve.transport.channel import Channel, Work
+from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.mail import Mail
 
 LARGE_BYTES = 256 * 1024
@@ -156,6 +156,8 @@ class OrderedChannel:
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
         """See Channel."""
+        if isinstance(timeout_s, PerMessage):
+            timeout_s = timeout_s * max(len(works), 1)
         end_s = time.monotonic() + timeout_s
         large = [work for work in works if isinstance(work, _Large)]
         try:

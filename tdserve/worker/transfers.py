@@ -12,8 +12,9 @@ from tdserve.errors import RemoteProtocolError
 from tdserve.layout import Layout, Message
 from tdserve.store.spools import SpoolWriter
 from tdserve.transport.behind import BytesEnd, SinkBehind
+from tdserve.transport.channel import PerMessage
 from tdserve.transport.ends import Sink, Source
-from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, start_send, unpack
+from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.session import WorkerSession
 
@@ -30,11 +31,13 @@ def answer(
     values: bytes,
     inline: bool,
     sends_values: bool = False,
+    tells_of_others: bool = True,
 ) -> worker_pb2.Worked:
     """Gives a read's content to the client over the session's channel, or to control when it is inline.
 
     Args:
         values: A serialised ValueBlock.
+        tells_of_others: As of ``send_messages``.
         sends_values: Whether the client takes values over the channel too, where there are many.
     """
     are_sent = sends_values and len(values) >= MIN_SENT_VALUES_BYTES
@@ -44,7 +47,7 @@ def answer(
         session.prepared(order, b"", values_nbytes=len(values))
     elif not order.is_accepted:
         session.prepared(order, values)
-    _send(session, order, layout.messages, source)
+    _send(session, order, layout.messages, source, tells_of_others=tells_of_others)
     nbytes_moved = sum(layout.message_nbytes)
     if are_sent:  # behind all of the layout, whose last message speaks of what was sent before it
         _send(session, order, values_messages(len(values)), BytesEnd(values))
@@ -52,13 +55,28 @@ def answer(
     return worker_pb2.Worked(nbytes_moved=nbytes_moved)
 
 
-def _send(session: WorkerSession, order: worker_pb2.Order, messages: Sequence[Message], source: Source) -> None:
+def _send(
+    session: WorkerSession,
+    order: worker_pb2.Order,
+    messages: Sequence[Message],
+    source: Source,
+    *,
+    tells_of_others: bool = False,
+) -> None:
     shared = session.surroundings
     if len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES:
         session.keep(start_send(session.channel, order.tag, messages, source, shared.pool))
         return
     timeout_s = PerMessage(shared.transfer_timeout_s)
-    send_messages(session.channel, order.tag, messages, source, pool=shared.pool, timeout_s=timeout_s)
+    send_messages(
+        session.channel,
+        order.tag,
+        messages,
+        source,
+        pool=shared.pool,
+        timeout_s=timeout_s,
+        tells_of_others=tells_of_others,
+    )
 
 
 def take(

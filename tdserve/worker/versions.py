@@ -54,7 +54,8 @@ def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
             )
         else:
             source = VersionEnd(file.content, spec, sent, layout, Trailing(layout, _whole).column)
-        return answer(session, order, layout, source, values=values, inline=wanted.inline)
+        inline, tells_of_others = wanted.inline, False  # a version's file does not change while it is sent
+        return answer(session, order, layout, source, values=values, inline=inline, tells_of_others=tells_of_others)
 
 
 def _whole() -> list[NDArray[np.int64]]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from numpy.typing import NDArray
 from tdserve.errors import DeadlineExceededError, PeerLostError
 from tdserve.layout import LARGE_LEAF_BYTES, Layout, Trailing
 from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.transport.channel import PerMessage
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import PerMessage, pack, recv_messages, send_messages, start_send, unpack
+from tdserve.transport.stream import MESSAGES_UNDER_WAY, pack, recv_messages, send_messages, start_send, unpack
 
 STATE = Trailing("state", "int64", (1,))
 
@@ -51,6 +54,59 @@ def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_ma
         sending.result(5.0)
     assert has_arrived == [True] * 4
     assert received[layout.slots[-1].offset :][:8].view(torch.int64).item() == 77
+
+
+def wait_for_posted(queues: Any, num_posted: int) -> None:
+    """Until so many messages wait for the other end."""
+    end = time.monotonic() + 5.0
+    while sum(map(len, list(queues.values()))) != num_posted and time.monotonic() < end:
+        Event().wait(0.001)
+    assert sum(map(len, list(queues.values()))) == num_posted
+
+
+def test_move_when_memory_is_direct_and_nothing_tells_of_others_then_all_is_posted_before_any_of_it_moves() -> None:
+    layout = layout_of(20)
+    content, received = random_bytes(layout.nbytes), torch.zeros(layout.nbytes, dtype=torch.uint8)
+    ours, theirs = LoopbackChannel.pair()
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(
+            send_messages,
+            ours,
+            0,
+            layout.messages,
+            FlatEnd(content),
+            pool=BufferPool(),
+            timeout_s=5.0,
+            tells_of_others=False,
+        )
+        wait_for_posted(ours.wire.sends, 20)
+        recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=5.0)
+        sending.result(5.0)
+        assert torch.equal(content, received)
+        sink = FlatEnd(torch.zeros_like(content))
+        receiving = thread.submit(recv_messages, theirs, 0, layout.messages, sink, pool=BufferPool(), timeout_s=5.0)
+        wait_for_posted(ours.wire.recvs, 20)
+        ours.wait_all(start_send(ours, 0, layout.messages, FlatEnd(content), BufferPool()), 5.0)
+        receiving.result(5.0)
+
+
+def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_each_is_taken_as_it_comes() -> None:
+    leaves = [random_bytes(LARGE_LEAF_BYTES - 1) for _ in range(40)]
+    entries = tuple((f"k{number:02}", TensorLeaf("uint8", (len(leaf),))) for number, leaf in enumerate(leaves))
+    layout = Layout.of(Spec(Node((), None, None, None, entries)))
+    assert len(layout.messages) == 10
+    received = [torch.zeros_like(leaf) for leaf in leaves]
+    ours, theirs = LoopbackChannel.pair()
+    with ThreadPoolExecutor(1) as thread:
+        arguments = layout.messages, LeafEnd(received)
+        receiving = thread.submit(recv_messages, theirs, 0, *arguments, pool=BufferPool(), timeout_s=5.0)
+        wait_for_posted(ours.wire.recvs, MESSAGES_UNDER_WAY)
+        ours.wait_all(start_send(ours, 0, layout.messages[:1], LeafEnd(leaves), BufferPool()), 5.0)
+        wait_for_posted(ours.wire.recvs, MESSAGES_UNDER_WAY)  # one more
+        assert torch.equal(received[0], leaves[0])
+        ours.wait_all(start_send(ours, 0, layout.messages[1:], LeafEnd(leaves), BufferPool()), 5.0)
+        receiving.result(5.0)
+    assert all(map(torch.equal, leaves, received))
 
 
 def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> None:
