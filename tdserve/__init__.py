@@ -17,18 +17,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tdserve.client.batches import Batches
     from tdserve.client.client import Client, connect
     from tdserve.client.description import StoreDescription, VersionInfo
-    from tdserve.client.group import Group
-    from tdserve.client.handle import StoreHandle
-    from tdserve.client.nstep import NStep
-    from tdserve.client.queue import QueueHandle
-    from tdserve.client.replay import ReplayHandle
-    from tdserve.client.subscription import Subscription
-    from tdserve.client.taking import Taken, TakenBatches
-    from tdserve.client.weights import Weights
-    from tdserve.client.writer import ReplayWriter
+    from tdserve.client.groups.group import Group
+    from tdserve.client.handles.handle import StoreHandle
+    from tdserve.client.tables.batches import Batches
+    from tdserve.client.tables.nstep import NStep
+    from tdserve.client.tables.queue import QueueHandle
+    from tdserve.client.tables.replay import ReplayHandle
+    from tdserve.client.tables.taking import Taken, TakenBatches
+    from tdserve.client.tables.writer import ReplayWriter
+    from tdserve.client.weights.subscription import Subscription
+    from tdserve.client.weights.versions import Weights
     from tdserve.errors import (
         CapacityError,
         ClosedError,
@@ -76,18 +76,18 @@ if TYPE_CHECKING:
     from tdserve.replay.without_replacement import WithoutReplacement
 
 _HOMES = {
-    "tdserve.client.batches": ("Batches",),
+    "tdserve.client.tables.batches": ("Batches",),
     "tdserve.client.client": ("Client", "connect"),
     "tdserve.client.description": ("StoreDescription", "VersionInfo"),
-    "tdserve.client.group": ("Group",),
-    "tdserve.client.handle": ("StoreHandle",),
-    "tdserve.client.nstep": ("NStep",),
-    "tdserve.client.queue": ("QueueHandle",),
-    "tdserve.client.replay": ("ReplayHandle",),
-    "tdserve.client.subscription": ("Subscription",),
-    "tdserve.client.taking": ("Taken", "TakenBatches"),
-    "tdserve.client.weights": ("Weights",),
-    "tdserve.client.writer": ("ReplayWriter",),
+    "tdserve.client.groups.group": ("Group",),
+    "tdserve.client.handles.handle": ("StoreHandle",),
+    "tdserve.client.tables.nstep": ("NStep",),
+    "tdserve.client.tables.queue": ("QueueHandle",),
+    "tdserve.client.tables.replay": ("ReplayHandle",),
+    "tdserve.client.weights.subscription": ("Subscription",),
+    "tdserve.client.tables.taking": ("Taken", "TakenBatches"),
+    "tdserve.client.weights.versions": ("Weights",),
+    "tdserve.client.tables.writer": ("ReplayWriter",),
     "tdserve.errors": (
         "CapacityError",
         "ClosedError",

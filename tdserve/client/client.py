@@ -6,14 +6,14 @@ import os
 from typing import Any
 
 from tdserve.catalog import checked_max_object_bytes
-from tdserve.client.adopting import adopt_folder
 from tdserve.client.description import StoreDescription
-from tdserve.client.group import Group, join_group
-from tdserve.client.handle import StoreHandle
-from tdserve.client.queue import QueueHandle
-from tdserve.client.replay import ReplayHandle
-from tdserve.client.table import check_count
-from tdserve.client.weights_client import WeightsClient
+from tdserve.client.groups.group import Group, join_group
+from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.memmap.adopting import adopt_folder
+from tdserve.client.tables.queue import QueueHandle
+from tdserve.client.tables.replay import ReplayHandle
+from tdserve.client.tables.table import check_count
+from tdserve.client.weights.calls import WeightsClient
 from tdserve.config import TransportName
 from tdserve.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tdserve.client.leaves import contents_of, leaves_of, source_of
-from tdserve.client.local_writes import put_rows, put_selection, put_version
+from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.client.pending import OnGranted
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import encode_parts

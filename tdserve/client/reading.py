@@ -13,13 +13,13 @@ from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeo
 from tdserve.client.devices import to_device
 from tdserve.client.incoming import Posted, Received, receive
 from tdserve.client.leaves import Leaves, leaves_of
-from tdserve.client.local import LocalEnd
-from tdserve.client.local_reads import copy_selection
-from tdserve.client.padding import Pad, padded
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.reads import copy_selection
 from tdserve.client.pending import Pending
-from tdserve.client.relay_taking import receive_linked
 from tdserve.client.session import Session
+from tdserve.client.tables.padding import Pad, padded
 from tdserve.client.value_blocks import decode_values
+from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.content import read_layout, selected_spec
 from tdserve.data.opened import OpenStore
 from tdserve.data.values import ReadBlock

@@ -10,12 +10,12 @@ from typing import Any
 
 from tdserve.client.gpu import NO_GPU, Gpu, agreed
 from tdserve.client.greeting import hello
-from tdserve.client.group_inbox import GroupInbox
+from tdserve.client.groups.inbox import GroupInbox
 from tdserve.client.interfaces import address_towards, unformed
-from tdserve.client.local import LocalEnd
+from tdserve.client.local.end import LocalEnd
 from tdserve.client.mailbox import Mailbox
 from tdserve.client.pending import OnAnswer, OnGranted, Pending
-from tdserve.client.relay import Relays
+from tdserve.client.weights.relay import Relays
 from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure

@@ -9,13 +9,13 @@ from tdserve.catalog import checked_max_object_bytes
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.fake_modes import check_real
-from tdserve.client.handle import StoreHandle
-from tdserve.client.live import with_live_leaves
-from tdserve.client.padding import Pad
-from tdserve.client.queue import QueueHandle
+from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.reading import Content, Destination, brought, only, read_selection
-from tdserve.client.replay import ReplayHandle
 from tdserve.client.session import Session
+from tdserve.client.tables.padding import Pad
+from tdserve.client.tables.queue import QueueHandle
+from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
 from tdserve.errors import StoreExistsError, StructureChangedError, WrongStateError

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.group import Group
+from tdserve.client.groups.group import Group
 from tdserve.config import check_transport
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LinkWork

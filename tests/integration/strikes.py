@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tdserve.client import local_reads
 from tdserve.client import outgoing as _outgoing
+from tdserve.client.local import reads as local_reads
 from tdserve.data import opened as _opened
 from tdserve.store.versions import VersionFile
 from tdserve.transport import ends

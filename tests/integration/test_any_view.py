@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from tensordict import TensorDict
 
 import tdserve
-from tests.unit.client.tensordict_examples import Call, fault, outcome
+from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
 from tests.unit.spec.strategies import tensordicts
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:ComplexHalf")]

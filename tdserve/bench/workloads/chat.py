@@ -21,7 +21,7 @@ from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.row_floors import MEMCPY
 from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
-from tdserve.client.replay import ReplayHandle
+from tdserve.client.tables.replay import ReplayHandle
 from tdserve.errors import CorruptDataError
 
 BATCH_ROWS = 64

@@ -16,7 +16,7 @@ from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
 from tdserve.bench.measure import SUBJECT, Round, Task, alternate, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.sampling import single_samples
-from tdserve.client.handle import StoreHandle
+from tdserve.client.handles.handle import StoreHandle
 from tdserve.replay.without_replacement import WithoutReplacement
 
 NUM_WORKERS = 4

@@ -14,7 +14,7 @@ from tdserve.bench.measure import Task
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import TorchRLBuffer
 from tdserve.bench.workloads.sampling import Check, pipelined_samples, single_samples
-from tdserve.client.replay import ReplayHandle
+from tdserve.client.tables.replay import ReplayHandle
 
 MEMCPY = "memcpy, touched pages"
 LOCAL_WRITE = "local memmap"

@@ -23,7 +23,7 @@ from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import ContentName, TorchRLBuffer, has_torchrl
 from tdserve.bench.workloads.row_floors import TORCHRL, Batches, GlooRowFloors, RowFloors, ShmRowFloors
 from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
-from tdserve.client.replay import ReplayHandle
+from tdserve.client.tables.replay import ReplayHandle
 
 NUM_EXTENDS_UNDER_WAY = 4
 """As many as the peers' benchmark kept in flight."""

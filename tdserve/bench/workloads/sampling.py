@@ -8,7 +8,7 @@ from contextlib import closing
 from tensordict import TensorDictBase
 
 from tdserve.bench.measure import Pacing, Round, Task, timed_round
-from tdserve.client.replay import ReplayHandle
+from tdserve.client.tables.replay import ReplayHandle
 
 NUM_BATCHES_UNDER_WAY = 8
 

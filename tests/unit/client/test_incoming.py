@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.incoming import Received, receive, views
 from tdserve.client.leaves import Leaves
-from tdserve.client.worker_pool import WorkerPool
 from tdserve.content import ReadStatus, read_layout
 from tdserve.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.layout import Layout

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.client.local_writes import put_selection
+from tdserve.client.local.writes import put_selection
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
 from tdserve.errors import (

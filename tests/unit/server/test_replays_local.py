@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.client.local_writes import put_rows
+from tdserve.client.local.writes import put_rows
 from tdserve.control.status import encode_failure
 from tdserve.errors import (
     CapacityError,

@@ -1,0 +1,1 @@
+"""Stores as datasets: a DataLoader's workers, and epochs divided among readers."""

@@ -1,0 +1,1 @@
+"""Groups of clients that send tensordicts to one another, without the server between them."""

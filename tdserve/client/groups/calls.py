@@ -1,0 +1,172 @@
+"""How the calls of a group are made: every member's part, what they agree on, and how the content moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.groups.agreement import ROOTED, Agreed, agree, agree_pair, describe_structure
+from tdserve.client.groups.epoch import GroupEpoch
+from tdserve.client.groups.joining import GroupAsk
+from tdserve.client.groups.movers import DeviceMover, HostMover, Mover
+from tdserve.client.groups.parts import Given, Taken
+from tdserve.client.groups.reducing import Reducing
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError, LocalProtocolError, TDServeError
+from tdserve.spec.tree import Spec, check_matches
+from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, Wire
+from tdserve.v1 import group_pb2
+
+_Part = TypeVar("_Part", Given, Taken, Reducing)
+
+
+class GroupCalls:
+    """What every call of a group is made of. Threads: safe; calls are made one after the other.
+
+    Args:
+        client: Whose sessions, pool and settings are used.
+        ask: What this member asks for, epoch after epoch.
+        epoch: The first one, connected.
+    """
+
+    def __init__(self, client: SessionClient, ask: GroupAsk, epoch: GroupEpoch) -> None:
+        self._client = client
+        self._ask = ask
+        self._epoch = epoch
+
+    @property
+    def name(self) -> str:
+        """Of the group."""
+        return self._ask.name
+
+    @property
+    def rank(self) -> int:
+        """This member's, in this epoch."""
+        return self._epoch.rank
+
+    @property
+    def world_size(self) -> int:
+        """Members of this epoch."""
+        return len(self._epoch.members)
+
+    def _given(self, td: Any) -> Callable[[], Given]:
+        def make() -> Given:
+            if td is None:
+                raise InvalidRequestError(argument="td", reason="is None at a member that sends")
+            given = Given(td, name=self.name, allow_pickle=self._client.allow_pickle)
+            given.check_device(self._ask.device)
+            return given
+
+        return make
+
+    def _taken(self, out: Any) -> Callable[[], Taken]:
+        def make() -> Taken:
+            taken = Taken(out, name=self.name, allow_pickle=self._client.allow_pickle)
+            taken.check_device(self._ask.device)
+            return taken
+
+        return make
+
+    def _givens(self, tds: Sequence[Any] | None) -> list[Given]:
+        if tds is None or len(tds) != self.world_size:
+            reason = f"{'none' if tds is None else len(tds)} for {self.world_size} members"
+            raise InvalidRequestError(argument="tds", reason=reason)
+        givens = [self._given(td)() for td in tds]
+        for given in givens[1:]:
+            check_matches(givens[0].spec, given.spec, store=self.name)
+        return givens
+
+    @contextmanager
+    def _call(
+        self, call: group_pb2.GroupCall, make: Callable[[], _Part], timeout_s: float | None, **ranks: int
+    ) -> Iterator[tuple[Wire, Mover, _Part, Agreed]]:
+        """A call of all members: agrees, and lets the block move the content."""
+        deadline, epoch = self._client.deadline(timeout_s), self._epoch
+        epoch.check()
+        part, own = self._made(make, ranks)
+        is_chosen = epoch.rank == (call.root if call.kind in ROOTED else 0)
+        with epoch.call(deadline, f"{call.kind}()") as link:
+            call.number = epoch.num_calls
+            if part is not None:
+                call.fingerprint = part.fingerprint
+                if is_chosen and not isinstance(part, Taken):
+                    describe_structure(call, part.spec, part.fingerprint, epoch.known)
+                if isinstance(part, Given) and call.kind != "scatter":
+                    call.values_nbytes.append(part.values_nbytes)
+            wire = Wire(link, CALL_TAG, deadline, self._client.pool)
+            check = part.check if part is not None and not is_chosen else None
+            agreed = agree(wire, call, known=epoch.known, check=check, own=own)
+            if agreed.failure is None and part is not None:
+                yield wire, self._mover(epoch, deadline), part, agreed
+                return
+        raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a part in it")
+
+    def _give(self, kind: str, td: Any, dst: int, timeout_s: float | None) -> None:
+        deadline, epoch = self._client.deadline(timeout_s), self._epoch
+        self._check_peer("dst", dst)
+        epoch.check(dst)
+        given, own = self._made(self._given(td), {})
+        call = group_pb2.GroupCall(kind=kind)
+        with epoch.call(deadline, f"{kind}()", dst) as link:
+            wire = Wire(link, PAIR_TAG, deadline, self._client.pool)
+            if given is not None:
+                describe_structure(call, given.spec, given.fingerprint, epoch.told[dst])
+                call.values_nbytes.append(given.values_nbytes)
+            told, heard = epoch.told[dst], epoch.heard[dst]
+            agreed = agree_pair(wire, dst, call, told=told, heard=heard, check=None, own=own)
+            if agreed.failure is None and given is not None:
+                self._mover(epoch, deadline).give(wire, given, dst)
+        if agreed.failure is not None:
+            raise agreed.failure
+
+    def _take(self, kind: str, out: Any, src: int, timeout_s: float | None) -> Any:
+        deadline, epoch = self._client.deadline(timeout_s), self._epoch
+        self._check_peer("src", src)
+        epoch.check(src)
+        taken, own = self._made(self._taken(out), {})
+        call = group_pb2.GroupCall(kind=kind, fingerprint=b"" if taken is None else taken.fingerprint)
+        with epoch.call(deadline, f"{kind}()", src) as link:
+            wire = Wire(link, PAIR_TAG, deadline, self._client.pool)
+            check = _refuse if taken is None else taken.check
+            told, heard = epoch.told[src], epoch.heard[src]
+            agreed = agree_pair(wire, src, call, told=told, heard=heard, check=check, own=own)
+            if agreed.failure is None and taken is not None:
+                self._mover(epoch, deadline).take(wire, taken, spec_of(agreed), sum(agreed.values_nbytes), src)
+        if agreed.failure is not None or taken is None:
+            raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a destination")
+        return taken.finish(spec_of(agreed))
+
+    def _made(self, make: Callable[[], _Part], ranks: dict[str, int]) -> tuple[_Part | None, TDServeError | None]:
+        """This member's part in a call, or why it has none: the others are told, and do not wait for it."""
+        try:
+            for argument, rank in ranks.items():
+                if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+                    raise InvalidRequestError(argument=argument, reason=f"{rank!r} is no rank of {self!r}")
+            return make(), None
+        except TDServeError as error:
+            return None, error
+
+    def _check_peer(self, argument: str, rank: int) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size or rank == self.rank:
+            raise InvalidRequestError(argument=argument, reason=f"{rank!r} is no other member of {self!r}")
+
+    def _mover(self, epoch: GroupEpoch, deadline: Deadline) -> Mover:
+        return HostMover() if epoch.nccl is None else DeviceMover(epoch.nccl, deadline)
+
+
+def spec_of(agreed: Agreed) -> Spec:
+    """The structure that was agreed on."""
+    if agreed.spec is None:
+        raise LocalProtocolError(reason="content was agreed on without a structure")
+    return agreed.spec
+
+
+def shown_rank(rank: Any) -> int:
+    """A rank as a message can carry it; one that is none is told otherwise."""
+    return rank if type(rank) is int and 0 <= rank < 1 << 31 else 0
+
+
+def _refuse(spec: Spec) -> None:
+    raise LocalProtocolError(reason="there is no destination")

@@ -1,0 +1,356 @@
+"""One epoch of a group as a member holds it: its link, and what ends it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition, Lock, Timer
+from typing import Any, NamedTuple, cast
+from weakref import WeakSet
+
+from tdserve.client.groups.agreement import Known, meet
+from tdserve.client.groups.losses import Losses
+from tdserve.client.session import Session
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
+from tdserve.transport.forming import Forming
+from tdserve.transport.gloo import KVStore
+from tdserve.transport.group_content import CALL_TAG, Wire
+from tdserve.transport.group_gloo import GroupLink
+from tdserve.transport.group_nccl import NcclLink
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2
+
+LOST_GRACE_S = 0.25
+"""A call under way may still have all that it needs when a member goes: it sees a broken connection by itself, but for
+a message that was half on its way. And whose connection breaks waits so long to be told who has gone."""
+
+_open: WeakSet[GroupEpoch] = WeakSet()
+"""What is left in good order when the interpreter ends: the others may still be busy with a call that is over here."""
+
+
+def _leave_all() -> None:
+    for session in {epoch.session for epoch in list(_open) if not epoch.is_foreign}:
+        session.groups.leave_all(session.flush)
+
+
+class Member(NamedTuple):
+    """One member of an epoch."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+class GroupEpoch:
+    """From the server's answer to its end. Threads: safe; calls are made one after the other.
+
+    Args:
+        session: Through which it was asked for; its end is the epoch's.
+        name: Of the group.
+        formed: The server's answer.
+        host: Address of the interface on which the members reach this one.
+        device: CUDA device of the backend nccl; None: the backend is gloo.
+
+    Attributes:
+        number: Of the epoch.
+        rank: This member's.
+        members: By rank.
+        known: Structures that every member has been told of.
+        told, heard: Structures that this member has told each other one alone, or heard of it.
+        nccl: How content on GPUs moves; None: the backend is gloo.
+    """
+
+    def __init__(
+        self, session: Session, name: str, formed: control_pb2.GroupFormed, *, host: str, device: Any = None
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.number: int = formed.epoch
+        self.rank: int = formed.rank
+        self.members = tuple(Member(rank, member.host, member.pid) for rank, member in enumerate(formed.members))
+        self.known = Known({})
+        self.told = [Known({}) for _ in formed.members]
+        self.heard = [Known({}) for _ in formed.members]
+        self.nccl: NcclLink | None = None
+        self._host = host
+        self._device = device
+        self._pid = os.getpid()
+        self._calling = Lock()
+        self._changed = Condition()
+        self._losses = Losses()
+        self._is_open = False
+        self._over: TDServeError | None = None
+        self._grace: Timer | None = None
+        self._link: GroupLink | None = None
+        self._forming: Forming | None = None
+        self._kv_store = KVStore(lambda key, value: self._publish(key, value, is_mail=False))
+        self._nccl_store = KVStore(lambda key, value: self._publish(key, value, is_mail=True))
+        session.groups.attach(name, self.number, self._on_event, self._on_session_lost, self.leave)
+        _open.add(self)
+        atexit.unregister(_leave_all)
+        atexit.register(_leave_all)  # in front of what ends the session
+
+    def __repr__(self) -> str:
+        return f"<GroupEpoch {self.number} of {self.name!r}: rank {self.rank} of {len(self.members)}>"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a member has gone, as far as this one was told."""
+        return self._losses.is_any
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of all members that this one has begun."""
+        return self._losses.num_begun
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that it belongs to."""
+        return os.getpid() != self._pid
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this member has left the group."""
+        return isinstance(self._over, ClosedError)
+
+    def open(self, deadline: Deadline, pool: BufferPool) -> None:
+        """Forms the connections, of all members: who leaves afterwards hinders nobody.
+
+        Raises:
+            PeerLostError: A member went away meanwhile; the others are told as well.
+            ConnectError: They did not form. The epoch is over.
+        """
+        remaining_s = deadline.remaining_s or 0.0
+
+        def make() -> GroupLink:
+            link = GroupLink(
+                self._kv_store,
+                self.rank,
+                len(self.members),
+                host=self._host,
+                name=self.name,
+                timeout_s=max(remaining_s, 1.0),
+                peers=[self._shown(rank) for rank in range(len(self.members))],
+            )
+            if self._device is not None:
+                try:
+                    self.nccl = NcclLink(
+                        self._nccl_store, self.rank, len(self.members), device=self._device, name=self.name
+                    )
+                except BaseException:
+                    link.close()
+                    raise
+            return link
+
+        with self._changed:
+            loss = self._losses.missed(None)
+            if loss is not None:
+                raise self._lost(loss)
+            name = f"tdserve-group-{self.name}-form"
+            forming = self._forming = Forming(cast(Any, make), peer=f"group {self.name!r}", name=name)
+        try:
+            link = cast(GroupLink, cast(object, forming.wait(remaining_s)))
+        except TDServeError as error:
+            raise self._end(error, deadline) from error
+        with self._changed:
+            self._link = link
+        try:
+            meet(Wire(link, CALL_TAG, deadline, pool))
+        except TDServeError as error:
+            raise self._end(error, deadline) from error
+        with self._changed:
+            self._is_open = True
+
+    @contextmanager
+    def call(self, deadline: Deadline, what: str, peer: int | None = None) -> Iterator[GroupLink]:
+        """A call of the link; whatever the block raises ends the epoch.
+
+        Args:
+            peer: Rank of the only other member that the call needs; None: it needs all.
+
+        Raises:
+            PeerLostError: The epoch is over, or the call needs a member that has left.
+            ClosedError: It was closed by this member.
+            DeadlineExceededError: The block's, or another call of this member took all the time.
+        """
+        if not self._calling.acquire(timeout=deadline.remaining_s or 0.0):
+            raise DeadlineExceededError(what=f"the end of another call of {self.name!r}", timeout_s=deadline.timeout_s)
+        try:
+            link, is_well = self.check(peer, begins=True), False
+            try:
+                yield link
+                is_well = True
+            except TDServeError as error:
+                raise self._end(error, deadline, what, peer) from error
+            except BaseException as fault:
+                reason = f"{what} was interrupted by {type(fault).__name__}"
+                self._end(PeerLostError(peer=self._shown(self.rank), reason=reason), deadline, what, peer)
+                raise
+            finally:
+                with self._changed:
+                    self._losses.finish(is_well=is_well)
+        finally:
+            self._calling.release()
+
+    def check(self, peer: int | None = None, *, begins: bool = False) -> GroupLink:
+        """The link, while the epoch is not over.
+
+        Args:
+            peer: As of ``call``.
+            begins: Whether the call is under way from here on.
+
+        Raises:
+            PeerLostError: It is over, or a member that is needed has left.
+            ClosedError: It was closed by this member.
+            ForkedClientError: This is a fork of the process that it belongs to.
+        """
+        self.check_owner()
+        with self._changed:
+            if self._over is None and self._losses.end is not None:
+                self._over = self._lost(self._losses.end)
+            over, link, missed = self._over, self._link, self._losses.missed(peer)
+            if begins and over is None and link is not None and missed is None:
+                self._losses.begin(peer)
+        if over is not None or link is None:
+            self._close_link()
+            raise over or ClosedError(what=f"group {self.name!r}")
+        if missed is not None:
+            raise self._lost(missed)
+        return link
+
+    def check_owner(self) -> None:
+        """Raises ForkedClientError in a fork of the process that it belongs to."""
+        if self.is_foreign:
+            raise ForkedClientError(what=f"group {self.name!r}", pid=self._pid)
+
+    def leave(self, *, stays_connected: bool = False) -> None:
+        """Ends this member's part; the others are told. Idempotent.
+
+        Args:
+            stays_connected: Its connections go on until this is called again: who sees one break knows why by then.
+        """
+        with self._changed:
+            is_first = not isinstance(self._over, ClosedError)
+            if is_first:
+                self._over = ClosedError(what=f"group {self.name!r}")
+            parting = self._parting()
+        _open.discard(self)
+        if self.is_foreign:
+            return
+        if is_first:
+            self.session.groups.detach(self.name, self.number)
+            if not self.session.is_lost:
+                self._notify(leave=True, **parting)
+        if not stays_connected:
+            self._close_link()
+
+    def retire(self) -> None:
+        """Ends the link, and no more: the member goes on to the next epoch. The others are told, for their calls."""
+        with self._changed:
+            is_first = self._over is None and self._losses.end is None
+            self._over = self._over or self._finished("this member has gone on")
+            parting = self._parting()
+        _open.discard(self)
+        if is_first and not self.session.is_lost:
+            self._notify(given_up="it has gone on to the next epoch", **parting)
+        self.session.groups.detach(self.name, self.number)
+        self._close_link()
+
+    def _end(
+        self, error: TDServeError, deadline: Deadline, what: str = "its formation", peer: int | None = None
+    ) -> TDServeError:
+        """Ends the epoch after a fault of the link; returns what is to be raised."""
+        self._close_link()
+        with self._changed:
+            if not isinstance(error, DeadlineExceededError):
+                grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
+                self._changed.wait_for(lambda: self._losses.cause(peer) is not None, grace_s)
+            loss = self._losses.cause(peer)
+            if isinstance(self._over, ClosedError):
+                return self._over
+            # Who gives up because the time of all is over is not at fault.
+            is_late = deadline.remaining_s is not None and deadline.remaining_s <= LOST_GRACE_S
+            if loss is not None and not (loss.has_given_up and is_late):
+                found: TDServeError = self._lost(loss)
+            elif isinstance(error, DeadlineExceededError) or is_late:
+                waited = f"it waited for {error.what}; " if isinstance(error, DeadlineExceededError) else ""
+                said = f"{what} of group {self.name!r} ({waited}{self._advice})"
+                found = DeadlineExceededError(what=said, timeout_s=deadline.timeout_s)
+            elif isinstance(error, PeerLostError):
+                found = PeerLostError(peer=error.peer, reason=f"{error.reason}; {self._advice}")
+            else:
+                found = error
+            # Who has left is missed by some calls alone: the others are told of this member too.
+            is_first = self._over is None and (loss is None or loss.has_left)
+            parting = {"num_finished": self._losses.num_finished} if loss is not None and self._is_open else {}
+            failed = f"{what} has failed: {str(found).replace(f'; {self._advice}', '')}"
+            if self._over is None:
+                self._over = self._lost(loss) if loss is not None else self._finished(failed)
+        if is_first and not self.session.is_lost:
+            self._notify(given_up=failed[:500], **parting)
+        return found
+
+    def _parting(self) -> dict[str, Any]:
+        """What a member that goes says of its calls."""
+        if self._losses.is_in_call or not self._is_open:
+            return {"is_busy": True}
+        return {"num_finished": self._losses.num_finished}
+
+    def _close_link(self) -> None:
+        with self._changed:
+            link, forming, grace, self._forming, self._grace = self._link, self._forming, self._grace, None, None
+        if grace is not None:
+            grace.cancel()
+        self._kv_store.close()
+        self._nccl_store.close()
+        if link is not None:
+            link.close()
+        elif forming is not None:
+            forming.cancel(self._over or self._finished("its link was closed"))
+        if self.nccl is not None:
+            self.nccl.close()
+
+    def _on_event(self, event: control_pb2.GroupEvent) -> None:
+        if event.HasField("entry"):
+            store = self._nccl_store if event.entry.is_mail else self._kv_store
+            store.feed(event.entry.key, event.entry.value)
+        elif event.HasField("loss"):
+            self._on_loss(event.loss)
+
+    def _on_session_lost(self, error: TDServeError) -> None:
+        self._on_loss(control_pb2.GroupLoss(rank=self.rank, reason=f"the session of this member has ended: {error}"))
+
+    def _on_loss(self, loss: control_pb2.GroupLoss) -> None:
+        with self._changed:
+            # Who has left has done its part, and the others may go on; but who waits for it over NCCL would never know.
+            is_vain = self._link is None or self._losses.ends_call(loss)
+            is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._link is None)
+            self._changed.notify_all()
+            if self._grace is None and is_end:
+                self._grace = Timer(0.0 if is_vain else LOST_GRACE_S, self._close_link)
+                self._grace.name, self._grace.daemon = f"tdserve-group-{self.name}-end", True
+                self._grace.start()
+
+    @property
+    def _advice(self) -> str:
+        return f"epoch {self.number} is over, next_epoch() forms another"
+
+    def _shown(self, rank: int) -> str:
+        member = self.members[rank]
+        return f"rank {rank} of group {self.name!r} (process {member.pid} on {member.host})"
+
+    def _lost(self, loss: control_pb2.GroupLoss) -> PeerLostError:
+        return PeerLostError(peer=self._shown(loss.rank), reason=f"{loss.reason}; {self._advice}")
+
+    def _finished(self, reason: str) -> PeerLostError:
+        return PeerLostError(peer=f"group {self.name!r}", reason=f"{reason}; {self._advice}")
+
+    def _publish(self, key: str, value: bytes, *, is_mail: bool) -> None:
+        self._notify(entry=control_pb2.Rendezvous(key=key, value=value, is_mail=is_mail))
+
+    def _notify(self, **body: Any) -> None:
+        notice = control_pb2.GroupNotice(name=self.name, epoch=self.number, **body)
+        self.session.notify(control_pb2.ClientMessage(group_notice=notice))

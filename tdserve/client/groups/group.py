@@ -1,0 +1,264 @@
+"""A group of clients: calls of all members, or of two, on tensordicts, outside of any group of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.groups.calls import GroupCalls, shown_rank, spec_of
+from tdserve.client.groups.epoch import GroupEpoch, Member
+from tdserve.client.groups.joining import GroupAsk
+from tdserve.client.groups.parts import Given, Taken
+from tdserve.client.groups.reducing import Reducing, operation
+from tdserve.client.tables.table import check_count
+from tdserve.errors import ClosedError, InvalidRequestError
+from tdserve.v1 import group_pb2
+
+
+class Group(GroupCalls):
+    """A member's view of a group. Made by ``client.group``; a context manager.
+
+    All members make the same calls of all (``broadcast``, ``scatter``, ``gather``, ``all_reduce``, ``barrier``) in the
+    same order; ``send`` meets the other one's ``recv``, ``init_remote`` its ``from_remote_init``. Structures are
+    compared before content moves: where they differ, or a member cannot take part, every member of the call gets an
+    error, and the group goes on.
+
+    Every call takes ``timeout_s``, seconds; None is the client's default. A member that goes, and a call that does not
+    end in time, end the *epoch*: calls raise PeerLostError (the one that was late DeadlineExceededError) from then on,
+    until ``next_epoch`` has formed another. A member that leaves in good order ends it for calls that need it: of all,
+    and of two with it.
+
+    Threads: safe; calls are made one after the other.
+    """
+
+    def __init__(self, client: SessionClient, ask: GroupAsk, epoch: GroupEpoch, backend: str) -> None:
+        super().__init__(client, ask, epoch)
+        self.backend = backend
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r}, epoch {self.epoch}: rank {self.rank} of {self.world_size}>"
+
+    @property
+    def epoch(self) -> int:
+        """Number of this epoch; grows."""
+        return self._epoch.number
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Rank, host and process id of the members of this epoch, by rank."""
+        return self._epoch.members
+
+    def broadcast(self, td: Any = None, src: int = 0, *, timeout_s: float | None = None) -> Any:
+        """Everybody gets rank ``src``'s tensordict, non-tensor leaves included.
+
+        Args:
+            td: At the source: what is sent. Elsewhere: filled in place; None builds a new one.
+
+        Returns:
+            ``td``, or the new one.
+
+        Raises:
+            SpecMismatchError: Somebody's structure is another; nothing was written anywhere.
+            TransferAbortedError: Another member cannot take part.
+            PeerLostError, DeadlineExceededError: The epoch is over; what was being filled is undefined.
+        """
+        is_src = src == self.rank
+        call = group_pb2.GroupCall(kind="broadcast", root=shown_rank(src))
+        if is_src:
+            with self._call(call, self._given(td), timeout_s, src=src) as (wire, mover, given, _):
+                mover.broadcast_from(wire, given)
+            return td
+        with self._call(call, self._taken(td), timeout_s, src=src) as (wire, mover, taken, agreed):
+            spec = spec_of(agreed)
+            mover.broadcast_to(wire, taken, spec, agreed.values_nbytes[src], src)
+        return taken.finish(spec)
+
+    def scatter(self, tds: Sequence[Any] | None = None, src: int = 0, *, timeout_s: float | None = None) -> Any:
+        """Member ``i`` gets ``tds[i]`` of rank ``src``.
+
+        Args:
+            tds: At the source: one tensordict per member, of one structure. Elsewhere: None.
+
+        Returns:
+            This member's; at the source the one of the list itself.
+
+        Raises:
+            As ``broadcast``.
+        """
+        call = group_pb2.GroupCall(kind="scatter", root=shown_rank(src))
+        if src == self.rank:
+            givens: list[Given] = []
+
+            def give_first() -> Given:
+                givens.extend(self._givens(tds))
+                call.values_nbytes.extend(given.values_nbytes for given in givens)
+                return givens[0]
+
+            with self._call(call, give_first, timeout_s, src=src) as (wire, mover, _, _):
+                for rank, given in enumerate(givens):
+                    if rank != src:
+                        mover.give(wire, given, rank)
+            return tds[src] if tds is not None else None
+        with self._call(call, self._taken(None), timeout_s, src=src) as (wire, mover, taken, agreed):
+            spec = spec_of(agreed)
+            mover.take(wire, taken, spec, agreed.values_nbytes[self.rank], src)
+        return taken.finish(spec)
+
+    def gather(self, td: Any, dst: int = 0, *, timeout_s: float | None = None) -> list[Any] | None:
+        """Rank ``dst`` gets everybody's tensordict, all of one structure.
+
+        Returns:
+            At ``dst`` one tensordict per member, its own as it is; elsewhere None.
+
+        Raises:
+            As ``broadcast``.
+        """
+        call = group_pb2.GroupCall(kind="gather", root=shown_rank(dst))
+        taken: dict[int, Taken] = {}
+        with self._call(call, self._given(td), timeout_s, dst=dst) as (wire, mover, given, agreed):
+            spec = spec_of(agreed)
+            if self.rank != dst:
+                mover.give(wire, given, dst)
+            else:
+                for rank in range(self.world_size):
+                    if rank != dst:
+                        taken[rank] = self._taken(None)()
+                        mover.take(wire, taken[rank], spec, agreed.values_nbytes[rank], rank)
+        if self.rank != dst:
+            return None
+        return [td if rank == dst else taken[rank].finish(spec) for rank in range(self.world_size)]
+
+    def all_reduce(self, td: Any, op: Any = "sum", *, timeout_s: float | None = None) -> Any:
+        """Reduces the tensors of everybody's tensordict, in place; all get bitwise the same. Other leaves stay as they
+        are.
+
+        Args:
+            op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``, or the ``ReduceOp`` of ``torch.distributed``.
+
+        Returns:
+            ``td``.
+
+        Raises:
+            InvalidRequestError, NotSupportedError: There is no such operation (on one of the dtypes).
+            Otherwise as ``broadcast``.
+        """
+        op = operation(op)
+        call = group_pb2.GroupCall(kind="all_reduce", op=op)
+
+        def make() -> Reducing:
+            return Reducing(td, op, name=self.name, device=self._ask.device)
+
+        with self._call(call, make, timeout_s) as (wire, mover, reducing, _):
+            mover.reduce(wire, reducing, op)
+        reducing.finish(self.world_size)
+        return td
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Returns once every member has come here.
+
+        Raises:
+            PeerLostError, DeadlineExceededError: The epoch is over.
+        """
+        call = group_pb2.GroupCall(kind="barrier")
+        with self._call(call, self._taken(None), timeout_s):
+            pass
+
+    def send(self, td: Any, dst: int, *, timeout_s: float | None = None) -> None:
+        """Sends content to a member that calls ``recv`` with a tensordict of the same structure.
+
+        Raises:
+            SpecMismatchError: Its structure is another; nothing was written.
+            Otherwise as ``broadcast``.
+        """
+        self._give("send", td, dst, timeout_s)
+
+    def recv(self, td: Any, src: int, *, timeout_s: float | None = None) -> Any:
+        """Fills a tensordict in place with what a member sends; returns it.
+
+        Raises:
+            As ``send``.
+        """
+        if td is None:
+            raise InvalidRequestError(argument="td", reason="is None; from_remote_init(src) builds a new one")
+        return self._take("recv", td, src, timeout_s)
+
+    def init_remote(self, td: Any, dst: int, *, timeout_s: float | None = None) -> None:
+        """Sends structure and content to a member that calls ``from_remote_init``.
+
+        Raises:
+            As ``broadcast``.
+        """
+        self._give("init_remote", td, dst, timeout_s)
+
+    def from_remote_init(self, src: int, *, timeout_s: float | None = None) -> Any:
+        """A new tensordict of what a member sends by ``init_remote``.
+
+        Raises:
+            As ``broadcast``.
+        """
+        return self._take("from_remote_init", None, src, timeout_s)
+
+    def next_epoch(self, world_size: int | None = None, *, timeout_s: float | None = None) -> Group:
+        """Forms the next epoch with those that call this too, and those that wait to be admitted.
+
+        Ranks keep their order and are counted anew; newcomers come behind.
+
+        Args:
+            world_size: None waits for all members of the last epoch that live. A number goes on as soon as so many of
+                them have come: without one that lives and stands still.
+
+        Returns:
+            This object.
+
+        Raises:
+            DeadlineExceededError: They did not come in time. There is no epoch; this may be called again.
+            ClosedError: The group was closed.
+            ForkedClientError: This is a fork of the process that it belongs to.
+        """
+        deadline = self._client.deadline(timeout_s)
+        self._epoch.check_owner()
+        if world_size is not None:
+            check_count("world_size", world_size)
+        if self._epoch.is_closed:
+            raise ClosedError(what=f"group {self.name!r}")
+        self._epoch.retire()
+        self._epoch = self._ask.join(world_size=world_size, rank=None, last=self._epoch, deadline=deadline)
+        return self
+
+    def close(self) -> None:
+        """Leaves the group, as closing the client and the end of the program do. Idempotent.
+
+        For the others its epoch is over but for calls of two of them.
+        """
+        self._epoch.leave()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def join_group(
+    client: SessionClient,
+    name: str,
+    world_size: int,
+    rank: int | None,
+    *,
+    backend: str,
+    device: Any,
+    interface: str | None,
+    timeout_s: float | None,
+) -> Group:
+    """See ``Client.group``."""
+    check_count("world_size", world_size)
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size):
+        raise InvalidRequestError(argument="rank", reason=f"{rank!r} is no rank of {world_size} members")
+    deadline = client.deadline(timeout_s)
+    ask = GroupAsk(client, name, backend=backend, device=device, interface=interface)
+    epoch = ask.join(world_size=world_size, rank=rank, last=None, deadline=deadline)
+    return Group(client, ask, epoch, backend)

@@ -1,0 +1,138 @@
+"""How agreed content moves: over the host's connections, or from GPU to GPU with the rest over these."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from tdserve.client.groups.parts import Given, Taken, messages_of
+from tdserve.client.groups.reducing import Reducing
+from tdserve.content import values_messages
+from tdserve.deadline import Deadline
+from tdserve.layout import LARGE_LEAF_BYTES
+from tdserve.spec.tree import Spec
+from tdserve.transport.ends import as_bytes
+from tdserve.transport.group_content import Wire, recv_content, send_content
+from tdserve.transport.group_nccl import NcclLink
+from tdserve.transport.group_ring import all_reduce_ring
+from tdserve.transport.group_routes import route
+
+
+class Mover(Protocol):
+    """Moves the content of one call; every method ends the link when it fails."""
+
+    def give(self, wire: Wire, given: Given, peer: int) -> None:
+        """Sends to one rank."""
+
+    def take(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+        """Receives from one rank."""
+
+    def broadcast_from(self, wire: Wire, given: Given) -> None:
+        """Sends to all ranks."""
+
+    def broadcast_to(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+        """Receives from the source, or from another that passes it on."""
+
+    def reduce(self, wire: Wire, reducing: Reducing, op: str) -> None:
+        """Reduces over all ranks."""
+
+
+class HostMover:
+    """Over the link; what lies on a GPU is copied."""
+
+    def give(self, wire: Wire, given: Given, peer: int) -> None:
+        send_content(wire, given.messages, given.source(), [peer])
+
+    def take(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+        recv_content(wire, messages_of(spec, values_nbytes), taken.sink(spec, values_nbytes, wire.pool), peer)
+
+    def broadcast_from(self, wire: Wire, given: Given) -> None:
+        messages = given.messages
+        way = route(wire.link.rank, wire.link.rank, wire.link.world_size, sum(message.nbytes for message in messages))
+        send_content(wire, messages, given.source(), way.children)
+
+    def broadcast_to(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+        messages = messages_of(spec, values_nbytes)
+        way = route(wire.link.rank, src, wire.link.world_size, sum(message.nbytes for message in messages))
+        parent = src if way.parent is None else way.parent
+        recv_content(wire, messages, taken.sink(spec, values_nbytes, wire.pool), parent, way.children)
+
+    def reduce(self, wire: Wire, reducing: Reducing, op: str) -> None:
+        for flat in reducing.flats():
+            all_reduce_ring(wire, flat, "sum" if op == "mean" else op)
+
+
+class DeviceMover:
+    """Tensors by NCCL, values over the link.
+
+    Args:
+        nccl: Of the epoch.
+        deadline: Of the call.
+    """
+
+    def __init__(self, nccl: NcclLink, deadline: Deadline) -> None:
+        self._nccl = nccl
+        self._deadline = deadline
+
+    @property
+    def _remaining_s(self) -> float:
+        return self._deadline.remaining_s or 0.0
+
+    def give(self, wire: Wire, given: Given, peer: int) -> None:
+        self._nccl.send(DeviceLeaves(given.tensors).flats, peer, self._remaining_s)
+        send_content(wire, values_messages(given.values_nbytes), given.values_source(), [peer])
+
+    def take(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, peer: int) -> None:
+        leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
+        self._nccl.recv(leaves.flats, peer, self._remaining_s)
+        leaves.spread()
+        recv_content(wire, values_messages(values_nbytes), taken.values_sink(values_nbytes, wire.pool), peer)
+
+    def broadcast_from(self, wire: Wire, given: Given) -> None:
+        self._nccl.broadcast(DeviceLeaves(given.tensors).flats, wire.link.rank, self._remaining_s)
+        messages = values_messages(given.values_nbytes)
+        way = route(wire.link.rank, wire.link.rank, wire.link.world_size, given.values_nbytes)
+        send_content(wire, messages, given.values_source(), way.children)
+
+    def broadcast_to(self, wire: Wire, taken: Taken, spec: Spec, values_nbytes: int, src: int) -> None:
+        leaves = DeviceLeaves(taken.tensors_on(self._nccl.device, spec))
+        self._nccl.broadcast(leaves.flats, src, self._remaining_s)
+        leaves.spread()
+        way = route(wire.link.rank, src, wire.link.world_size, values_nbytes)
+        parent = src if way.parent is None else way.parent
+        sink = taken.values_sink(values_nbytes, wire.pool)
+        recv_content(wire, values_messages(values_nbytes), sink, parent, way.children)
+
+    def reduce(self, wire: Wire, reducing: Reducing, op: str) -> None:
+        self._nccl.all_reduce(reducing.flats(), "sum" if op == "mean" else op, self._remaining_s)
+
+
+class DeviceLeaves:
+    """Tensors as flat bytes: the large ones where they lie, the small ones together.
+
+    Args:
+        tensors: On one device, in the order of their layout.
+
+    Attributes:
+        flats: One-dimensional, uint8; cut alike for equal structures.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._small = [tensor for tensor in tensors if 0 < tensor.nbytes < LARGE_LEAF_BYTES]
+        self._large = [tensor for tensor in tensors if tensor.nbytes >= LARGE_LEAF_BYTES]
+        self._plain = [as_bytes(tensor.contiguous()) for tensor in self._large]
+        self.flats = list(self._plain)
+        if self._small:
+            self.flats.append(torch.cat([as_bytes(tensor.contiguous()) for tensor in self._small]))
+
+    def spread(self) -> None:
+        """Puts what the flats hold now where the tensors are."""
+        for tensor, plain in zip(self._large, self._plain, strict=True):
+            if plain.data_ptr() != tensor.data_ptr():
+                tensor.copy_(plain.view(tensor.dtype).view(tensor.shape))
+        at = 0
+        for tensor in self._small:
+            part = self.flats[-1][at : at + tensor.nbytes].clone()  # aligned, so that it can be viewed as any dtype
+            tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+            at += tensor.nbytes

@@ -1,0 +1,122 @@
+"""All tensors of a tensordict as few flat ones that can be reduced: small leaves of one dtype together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tdserve.client.groups.parts import check_device, fingerprint_of
+from tdserve.errors import InvalidRequestError, NotSupportedError
+from tdserve.layout import LARGE_LEAF_BYTES
+from tdserve.spec.capture import capture
+from tdserve.spec.tree import Spec, check_matches
+
+OPERATIONS = ("sum", "mean", "max", "min")
+
+_REDUCE_OPS = {"sum": "sum", "avg": "mean", "max": "max", "min": "min"}
+"""Names of ``torch.distributed.ReduceOp``, which need not be there to be compared with."""
+
+
+def operation(op: Any) -> str:
+    """What ``op`` says, one of ``OPERATIONS`` where there is such a one; a ``ReduceOp`` of torch.distributed too."""
+    if isinstance(op, str):
+        return op
+    name = str(getattr(op, "name", "")).lower()
+    return _REDUCE_OPS.get(name, str(op))
+
+
+@dataclass
+class _Bucket:
+    """Leaves of one dtype, and their elements one after the other; of a single one that is contiguous, its memory."""
+
+    leaves: list[torch.Tensor]
+    flat: torch.Tensor
+
+
+class Reducing:
+    """A tensordict on its way through an all_reduce, filled in place.
+
+    Args:
+        td: TensorDict or tensorclass instance.
+        op: Of ``OPERATIONS``.
+        name: Of the group, for errors.
+        device: Where the reduction is done; None: on the CPU.
+
+    Attributes:
+        spec: Its structure.
+        fingerprint: Of it.
+
+    Raises:
+        InvalidRequestError: There is no such operation.
+        NotSupportedError: A leaf cannot be reduced so, or not be written to; names its key.
+    """
+
+    def __init__(self, td: Any, op: str, *, name: str, device: torch.device | None = None) -> None:
+        if op not in OPERATIONS:
+            raise InvalidRequestError(argument="op", reason=f"{op!r} is none of {', '.join(OPERATIONS)}")
+        captured = capture(td, store=name, is_destination=True)
+        self.spec = captured.spec
+        self._name = name
+        self._op = op
+        self._device = device or torch.device("cpu")
+        self._tensors = captured.tensors
+        self._buckets: list[_Bucket] = []
+        self.fingerprint = fingerprint_of(self.spec)
+        check_device(captured, device)
+        if self.spec.has_ragged:
+            raise NotSupportedError(feature="all_reduce of ragged tensors", reason="their sizes may differ by member")
+        for path, leaf in self.spec.tensors:
+            tensor = captured.tensors[path]
+            fault = _fault(tensor, op)
+            if fault:
+                raise NotSupportedError(feature=f"op={op!r} at key {'.'.join(path)!r}", reason=f"{leaf.dtype} {fault}")
+
+    def check(self, spec: Spec) -> None:
+        """Raises SpecMismatchError unless its structure is this one."""
+        check_matches(spec, self.spec, store=self._name)
+
+    def flats(self) -> list[torch.Tensor]:
+        """One-dimensional contiguous tensors, cut alike at every member of equal structure."""
+        small: dict[torch.dtype, list[torch.Tensor]] = {}
+        for path, leaf in self.spec.tensors:
+            tensor = self._tensors[path]
+            if leaf.nbytes >= LARGE_LEAF_BYTES:
+                self._buckets.append(_Bucket([tensor], self._flat_of([tensor])))
+            elif leaf.nbytes:
+                small.setdefault(tensor.dtype, []).append(tensor)
+        self._buckets += [_Bucket(leaves, self._flat_of(leaves)) for leaves in small.values()]
+        return [bucket.flat for bucket in self._buckets]
+
+    def finish(self, world_size: int) -> None:
+        """Puts the results where they belong."""
+        for bucket in self._buckets:
+            if self._op == "mean":
+                bucket.flat.div_(world_size)
+            at = 0
+            for leaf in bucket.leaves:
+                part = bucket.flat[at : at + leaf.numel()]
+                if part.data_ptr() != leaf.data_ptr():
+                    leaf.copy_(part.view(leaf.shape))
+                at += leaf.numel()
+
+    def _flat_of(self, leaves: list[torch.Tensor]) -> torch.Tensor:
+        if len(leaves) == 1 and leaves[0].is_contiguous() and leaves[0].device == self._device:
+            return leaves[0].view(-1)
+        return torch.cat([leaf.reshape(-1).to(self._device) for leaf in leaves])
+
+
+def _fault(tensor: torch.Tensor, op: str) -> str:
+    """Why a tensor cannot be reduced so; "": it can."""
+    if tensor.dtype.is_floating_point and tensor.element_size() == 1:
+        return "has no arithmetic; convert it first"
+    if tensor.dtype is torch.bool and op in ("sum", "mean"):
+        return "is not added; use op='max' for or, 'min' for and"
+    if tensor.is_complex() and op in ("max", "min"):
+        return "has no order"
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        return "has no mean; use op='sum'"
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64, torch.complex32):
+        return "has no arithmetic in torch; convert it first"
+    return ""

@@ -1,0 +1,1 @@
+"""Stores as tensordicts: the handle, its views, and every call that a tensordict has."""

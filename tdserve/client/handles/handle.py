@@ -1,0 +1,308 @@
+"""The handle: a tensordict whose rows live on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tdserve.client.by_address import ByAddress
+from tdserve.client.calls import SessionClient
+from tdserve.client.datasets.dataset import StoreRows
+from tdserve.client.description import StoreDescription
+from tdserve.client.fake_modes import check_real
+from tdserve.client.handles.altering import first_unknown
+from tdserve.client.handles.key_list import KeyList
+from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.handles.skeletons import Skeleton, skeleton_of
+from tdserve.client.handles.structure import repr_of
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, kept_keys
+from tdserve.client.handles.view import StoreView, bare
+from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.local.views import map_store
+from tdserve.client.memmap.live import with_live_leaves
+from tdserve.client.memmap.memmapped import MemmappedHandle
+from tdserve.client.reading import brought, read_selection
+from tdserve.client.tables.padding import Pad
+from tdserve.errors import KeyNotFoundError, SpecMismatchError
+from tdserve.selection import Selection, encode
+from tdserve.selection_items import split_index
+from tdserve.selection_names import result_names
+from tdserve.spec.entries import entry_at, name_dims
+from tdserve.spec.tree import Path, Spec, ValueLeaf, show
+
+_EVERYTHING = Selection()
+
+
+class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
+    """A tensordict store by name. Every access is a call to the server; what is read is a copy.
+
+    So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``.
+    Each read is as of one moment; each write is seen whole or not at all. Threads: safe. Processes: safe, pickled (by
+    address) or forked; a ``DataLoader`` takes a store as it is.
+
+    Of a store made with ``share_non_tensor=True`` the non-tensor leaves of what is read by key, slice or int are live:
+    each look at them is a read of its own, in-place updates of them are writes.
+    """
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self._description = description
+        self.name = description.name
+        self.uid = description.uid
+        self.spec: Spec = description.spec
+        self.shares_non_tensor = description.share_non_tensor
+
+    def __repr__(self) -> str:
+        header = f"{self.name!r} at {self._client.address}"
+        return repr_of(header, self.spec.root, kind="StoreHandle", device=self.device)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeyList:
+        """The keys, as ``TensorDict.keys`` lists them; asks the server, since others may have changed them."""
+        self.refresh()
+        return TensorDictCalls.keys(self, include_nested, leaves_only, is_leaf, sort=sort)
+
+    def __contains__(self, key: object) -> bool:
+        self.refresh()
+        return TensorDictCalls.__contains__(self, key)
+
+    def __getitem__(self, index: Any) -> Any:
+        """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
+        path = as_path(index)
+        if path is not None:
+            entry = self._asked(lambda: self.spec.find(path, store=self.name))
+            return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
+        below = None
+        if self.spec.root.inner:  # batch dimensions that only the elements know
+            index, below = split_index(index, len(self.spec.batch_size))
+        found = self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
+        return found if below is None else found[below]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """``store["key"] = tensor`` replaces a leaf or part, ``store[3] = td`` rows of everything."""
+        path = as_path(index)
+        if path is not None:
+            self.set(path, value)
+        else:
+            self.update_at_(value, index)
+
+    def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
+        """One leaf or nested part, whole.
+
+        Args:
+            key: Of a leaf or of a nested tensordict. A non-tensor leaf comes as NonTensorData or NonTensorStack, as
+                from ``TensorDict.get``; ``store[key]`` gives the value itself.
+            default: Returned when the store has no such key, as ``TensorDict.get`` does; ``store[key]`` raises
+                KeyNotFoundError, a KeyError.
+            pad: Fills ragged tensors up to the longest of them with this number; None leaves them ragged.
+        """
+        return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
+
+    def get_at(
+        self,
+        key: str | Path,
+        index: Any,
+        default: Any = None,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Rows of one leaf or nested part, or the default, as of ``get``.
+
+        An index may go on behind the batch dimensions; then whole rows are fetched, and indexed here.
+        """
+        path = checked_path(key)
+        index, below = split_index(index, len(self.spec.batch_size))
+        try:
+            found = entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
+            return found if below is None else found[below]
+        except KeyNotFoundError:
+            if default is NO_DEFAULT:
+                raise
+            return default
+
+    def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
+        """As ``get_at``; what it returns is never live."""
+        path = checked_path(key)
+        return entry_at(self._read_at(path, index, timeout_s), path)
+
+    def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
+        """Replaces one leaf or nested part that is there; a lock of the store does not matter."""
+        return self.set_at_(key, value, ..., timeout_s=timeout_s)
+
+    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
+        """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would."""
+        self._write(index, value, at=checked_path(key), timeout_s=timeout_s)
+        return self
+
+    def update_(
+        self,
+        values: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[str | Path] | None = None,
+        timeout_s: float | None = None,
+    ) -> StoreHandle:
+        """Replaces the leaves that ``values`` has, all of them together.
+
+        Args:
+            values: Tensordict, tensorclass instance, dict, or another store.
+            clone, non_blocking: As tensordict takes them; what is written is a copy in any case.
+            keys_to_update: Only these, if ``values`` has them.
+
+        Raises:
+            KeyNotFoundError: The store has not all of them: ``update`` adds keys. Nothing was written.
+        """
+        chosen = kept_keys(values, keys_to_update)
+        try:
+            return self.update_at_(chosen, ..., timeout_s=timeout_s)
+        except SpecMismatchError as error:
+            unknown = first_unknown(self.spec, chosen)
+            if unknown is None:
+                raise
+            raise KeyNotFoundError(store=self.name, key=show(unknown)) from error
+
+    def update_at_(
+        self,
+        values: Any,
+        index: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[str | Path] | None = None,
+        timeout_s: float | None = None,
+    ) -> StoreHandle:
+        """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values``
+        does. Arguments as of ``update_``."""
+        self._write(index, kept_keys(values, keys_to_update), at=(), timeout_s=timeout_s)
+        return self
+
+    def to_tensordict(
+        self,
+        *,
+        retain_none: bool | None = None,
+        device: torch.device | str | None = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Everything, as a local tensordict; never live.
+
+        With ``pad`` ragged tensors are filled up to the longest of them, and there are masks of what is content under
+        ``("masks", *key)``. With ``retain_none``, of a tensorclass, as ``to_tensordict`` of the instance.
+        """
+        found = self._read(_EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+        return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
+
+    def read_entries(
+        self,
+        index: Any,
+        keys: Sequence[Path],
+        *,
+        device: torch.device | str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Rows of some entries, of all of them for no keys; never live. Nodes above the entries come with them."""
+
+        def read() -> Any:
+            for path in keys:
+                self.spec.find(path, store=self.name)
+            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+            return self._read(selection, keys=keys, device=device, timeout_s=timeout_s)
+
+        return self._asked(read)
+
+    def _skeleton(self) -> Skeleton:
+        return skeleton_of(self.spec)
+
+    def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if kwargs.get("inplace") and name == "select":
+            self._keep_only(args, strict=kwargs.get("strict", True))
+        elif kwargs.get("inplace") and name == "exclude":
+            self._drop(args)
+        else:
+            return self._asked(lambda: StoreView(self)._then(name, args, kwargs))
+        return self
+
+    def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
+        return StoreView(self)._cut(dim, pieces, cut)
+
+    def _live(self, td: Any, index: Any) -> Any:
+        return with_live_leaves(td, self, index) if self.shares_non_tensor else td
+
+    def _read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
+        def read() -> Any:
+            self.spec.find(path, store=self.name)
+            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
+            return self._read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
+
+        return self._asked(read)
+
+    def map(
+        self,
+        fn: Callable[[Any], Any] | None = None,
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        writable: bool = False,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The store's memory itself, as a locked tensordict: nothing is copied, and later writes of anybody show.
+
+        So its rows may change, and be half written, while they are looked at: who needs rows of one moment reads them.
+        It needs transport ``shm``. After the store's deletion the tensordict keeps the last content.
+
+        Args:
+            fn: With a function it is ``TensorDict.map`` instead, of a local copy, with its further arguments.
+            dim, num_workers: Of ``TensorDict.map``.
+            writable: False: what is written into the tensors stays in this process. True: it reaches the store at
+                once, without the server, its versions or other readers knowing.
+
+        Raises:
+            NotSupportedError: This client does not share memory with the server, or may not write it.
+        """
+        if fn is not None:
+            return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
+        deadline = self._client.deadline(timeout_s)
+        return self._live(map_store(self._client, self.name, self.spec, writable=writable, deadline=deadline), ...)
+
+    def _read(
+        self,
+        selection: Selection,
+        *,
+        keys: Sequence[Path] = (),
+        device: torch.device | str | None = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        check_real("reading a store")
+        deadline = self._client.deadline(timeout_s)
+        content = brought(
+            read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
+        )
+        if content.stored is not None:
+            self.spec = content.stored
+        td = content.build(device, pad)
+        names = result_names(self.spec.root.names, self.spec.batch_size, selection)
+        if names is not None:
+            name_dims(td, names)
+        return td
+
+    def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:
+        check_real("writing to a store")
+        deadline = self._client.deadline(timeout_s)
+
+        def write() -> None:
+            self.spec.find(at, store=self.name)
+            overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
+
+        self._insist(write, timeout_s)

@@ -1,0 +1,71 @@
+"""Writes over a part of what is stored: an index expression, and all leaves or those at one key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.handles.fitting import fitted
+from tdserve.client.writing import write_selection
+from tdserve.content import selected_spec
+from tdserve.deadline import Deadline
+from tdserve.errors import NotSupportedError
+from tdserve.selection import encode
+from tdserve.spec.tree import Path, Spec
+
+
+def overwrite(
+    client: SessionClient,
+    name: str,
+    stored: Spec,
+    index: Any,
+    value: Any,
+    *,
+    at: Path,
+    generations: bytes = b"",
+    deadline: Deadline,
+) -> None:
+    """Replaces what an index selects, whole or not at all.
+
+    Args:
+        stored: Structure of the store, rows included.
+        index: As in ``tensordict[index]``.
+        value: What goes there; broadcast as an assignment would.
+        generations: Of a replay's rows, as ``write_selection`` takes them.
+        at: Key of a leaf or nested part; ``()``: the leaves that ``value`` has.
+
+    Raises:
+        SelectionError, KeyNotFoundError, SpecMismatchError: Nothing was written.
+        NotSupportedError: A part is selected of what is kept in one piece. Nothing was written.
+    """
+    if stored.root.inner is not None and not stored.root.batch_size:
+        index = _everything(index, stored, store=name)
+    selection = encode(index, batch_size=stored.batch_size, store=name)
+    chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
+    captured, keys = fitted(value, chosen, at=at, store=name, is_whole=bool(at), allow_pickle=client.allow_pickle)
+    if not captured.tensors and not captured.values:
+        return
+    write_selection(
+        client,
+        name,
+        selection,
+        captured,
+        keys=keys or ((at,) if at else ()),
+        stored=stored,
+        generations=generations,
+        deadline=deadline,
+    )
+
+
+def _everything(index: Any, stored: Spec, *, store: str) -> Any:
+    """The index of all of a store that is kept in one piece, since what is stacked in it differs in structure."""
+    items = index if isinstance(index, tuple) else (index,)
+    num_dims = len(stored.root.shown_batch_size)
+    is_whole = all(item is ... or (isinstance(item, slice) and item == slice(None)) for item in items)
+    if is_whole and len(items) - (... in items) <= num_dims:
+        return ...
+    reason = (
+        "what is stacked in it differs in structure, so that it is kept in one piece: change what to_tensordict() "
+        "returns, and write all of it with store[...] = td; stacked along dimension 0 it has rows to write"
+    )
+    raise NotSupportedError(feature=f"writing a part of store {store!r}", reason=reason)

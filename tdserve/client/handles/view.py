@@ -1,0 +1,341 @@
+"""A view: some keys and rows of a store, perhaps arranged otherwise, that are fetched when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
+
+from tdserve.client.datasets.dataset import Epochs, row_by_row
+from tdserve.client.handles.skeletons import Skeleton, skeleton_of
+from tdserve.client.handles.steps import (
+    INDEX_STEP,
+    KEY_STEPS,
+    REPEATING_STEPS,
+    SHAPE_STEPS,
+    STACKING_STEPS,
+    Dim,
+    Grid,
+    Step,
+    grid_of,
+    narrowed,
+    num_elements,
+    placed,
+    spread,
+)
+from tdserve.client.handles.structure import repr_of
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
+from tdserve.client.handles.tensordict_names import REFUSED
+from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.tables.padding import Pad, filled_up
+from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
+from tdserve.selection import Selection, encode
+from tdserve.selection_names import result_names
+from tdserve.selection_torch import to_torch_index
+from tdserve.spec.entries import entry_at, put_in_order
+from tdserve.spec.tree import Node, Path, Spec, ValueLeaf, quote, show
+
+_EVERYTHING = Selection()
+
+
+class RowStore(Protocol):
+    """What a view needs of its store; a StoreHandle is one."""
+
+    name: str
+    spec: Spec
+
+    def read_entries(
+        self, index: Any, keys: Sequence[Path], *, device: torch.device | str | None, timeout_s: float | None
+    ) -> Any:
+        """Rows of some entries, of all of them for ``()``; never live."""
+
+    def update_at_(self, values: Any, index: Any, *, timeout_s: float | None) -> Any:
+        """Writes rows of leaves."""
+
+    def read_into_shared_memory(self) -> None:
+        """Prepares for a batch that goes to another process, if it does."""
+
+
+class StoreView(TensorDictCalls, Epochs):
+    """What ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store give.
+
+    It has the methods of a handle. Reading it is one read of the store, of the keys that are asked for, and of no other
+    rows where these can be told: whatever way the batch dimensions were arranged, an index reads the rows that it
+    selects. Writing into it writes into the store. Its keys stay those of the store at the time when it was made.
+    Threads: safe.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        skeleton: Skeleton | None = None,
+        dims: tuple[Dim, ...] | None = None,
+        steps: tuple[Step, ...] = (),
+    ) -> None:
+        self._store = store
+        self._shape = skeleton_of(store.spec) if skeleton is None else skeleton
+        self._dims: tuple[Dim, ...] = tuple(map(range, store.spec.batch_size)) if dims is None else dims
+        self._steps = steps
+        self.name = store.name
+        self.spec: Spec = self._shape.spec()
+        self._has_hollow = bool(steps) and bool(self._shape.hollow())
+
+    def __repr__(self) -> str:
+        return repr_of(f"of store {self.name!r}", self.spec.root, kind="StoreView", device=self.device)
+
+    # ------------------------------------------------------------------------------- reading
+
+    def __getitem__(self, index: Any) -> Any:
+        """``view["key"]``, ``view["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
+        path = as_path(index)
+        if path is None:
+            return self._fetch((), index)
+        entry = self.get(path, NO_DEFAULT)
+        return bare(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """A whole batch in one call, as a ``DataLoader`` asks for it; as of a store's."""
+        self._store.read_into_shared_memory()
+        return self[list(indices)]
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the store was, when the view was made."""
+        return self._shape.stored.root.is_locked
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows, read in blocks; each block is as of one moment. Raises TypeError without a batch dimension."""
+        if not self.batch_size:
+            raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
+        return row_by_row(self, len(self), self.spec.nbytes)
+
+    @property
+    def _what(self) -> str:
+        return f"this view of store {self.name!r}"
+
+    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
+        return filled_up(self._fetch((), rows, timeout_s=timeout_s), pad)
+
+    def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
+        """One leaf or nested part, whole, or the default where there is none."""
+        return self.get_at(key, ..., default, timeout_s=timeout_s)
+
+    def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
+        """Rows of one leaf or nested part."""
+        path = checked_path(key)
+        try:
+            self.spec.find(path, store=self.name)
+        except KeyNotFoundError:
+            if default is NO_DEFAULT:
+                raise
+            return default
+        return entry_at(self._fetch(path, index, timeout_s=timeout_s), path)
+
+    def to_tensordict(
+        self,
+        *,
+        retain_none: bool | None = None,
+        device: torch.device | str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """All of it, as a local tensordict; ``retain_none`` as of a store."""
+        found = self._fetch((), ..., device=device, timeout_s=timeout_s)
+        return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
+
+    # ------------------------------------------------------------------------------- writing
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """``view["key"] = tensor`` replaces a leaf or part, ``view[3] = td`` rows of everything."""
+        path = as_path(index)
+        if path is None:
+            self.update_at_(value, index)
+        else:
+            self.set_at_(path, value, ...)
+
+    def set(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
+        """Replaces one leaf or nested part; new keys are set in the store itself."""
+        return self.set_at_(key, value, ..., timeout_s=timeout_s)
+
+    def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
+        """Same as ``set``."""
+        return self.set_at_(key, value, ..., timeout_s=timeout_s)
+
+    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreView:
+        """Writes rows of one leaf or nested part."""
+        path = checked_path(key)
+        self.spec.find(path, store=self.name)
+        return self._write({path: as_local(value)}, index, timeout_s)
+
+    def update_(
+        self,
+        values: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[str | Path] | None = None,
+        timeout_s: float | None = None,
+    ) -> StoreView:
+        """Replaces the leaves that ``values`` has, all of them together."""
+        return self._write(kept_keys(values, keys_to_update), ..., timeout_s)
+
+    def update_at_(
+        self,
+        values: Any,
+        index: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[str | Path] | None = None,
+        timeout_s: float | None = None,
+    ) -> StoreView:
+        """Writes rows of the leaves that ``values`` has, all of them together."""
+        return self._write(kept_keys(values, keys_to_update), index, timeout_s)
+
+    # ------------------------------------------------------------------------------- narrowing
+
+    def _skeleton(self) -> Skeleton:
+        return self._shape
+
+    def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StoreView:
+        if kwargs.get("inplace"):
+            raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=REFUSED["pop"])
+        step = Step(name, as_local(args), dict(kwargs))
+        td = step.check(self._shape.td, store=self.name)
+        sources = step.apply(self._shape.sources) if name in KEY_STEPS else self._shape.sources
+        return StoreView(self._store, self._shape._replace(td=td, sources=sources), self._dims, (*self._steps, step))
+
+    def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
+        return tuple(self._part((*[slice(None)] * dim, piece), td) for piece, td in zip(pieces, cut, strict=True))
+
+    def _part(self, index: tuple[int | slice, ...], td: Any) -> StoreView:
+        shape = self._shape._replace(td=td)
+        if self._is_arranged:
+            return StoreView(self._store, shape, self._dims, (*self._steps, Step(INDEX_STEP, (index,), {})))
+        return StoreView(self._store, shape, narrowed(self._dims, index), self._steps)
+
+    @property
+    def _is_arranged(self) -> bool:
+        return any(step.name in SHAPE_STEPS for step in self._steps)
+
+    # ------------------------------------------------------------------------------- in the store below
+
+    def _fetch(
+        self, path: Path, index: Any, *, device: torch.device | str | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """Rows of an entry, or of everything, with the nodes above it."""
+        batch_size = self._shape.td.batch_size
+        selection = encode(index, batch_size=batch_size, store=self.name)
+        keys = self._shape.paths_at(path)
+        if not keys:
+            found = _indexed(self._shape.td.select(*self._shape.hollow(path)), selection)
+            return found if self.device is None else found.to(self.device)
+        keys = [] if keys == [()] else keys
+        place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
+        is_placed = place is not None
+        rows = placed(self._dims, _EVERYTHING) if place is None else place
+        td = self._store.read_entries(rows, keys, device=device, timeout_s=timeout_s)
+        for step in self._steps:
+            if not is_placed or step.name in KEY_STEPS:
+                td = step.apply(td)
+        if not is_placed:
+            td = _indexed(td, selection)
+        elif self._is_arranged and is_tensor_collection(td):
+            names = result_names(self._shape.td.names, batch_size, selection)
+            td.names = names if names is None else [*names]
+        if self._has_hollow and (hollow := self._shape.hollow(path)):
+            td = td.unlock_() if td.is_locked else td
+            for node in hollow:
+                td.set(node, entry_at(self._fetch(node, index, device=device), node))
+            put_in_order(td, self._shape.td)
+        return td.lock_() if self.is_locked and selection.is_everything else td
+
+    def _place(self, selection: Selection, wanted: Spec) -> tuple[Any, ...] | None:
+        """The store's index for a selection.
+
+        None where all rows are better read and arranged here: if that is most of them, or if it depends on how they
+        are arranged of what kind they are.
+        """
+        if not self._is_arranged:
+            return placed(self._dims, selection)
+        is_whole = selection.is_everything and not any(step.name == INDEX_STEP for step in self._steps)
+        is_stacked = bool(wanted.values) and any(step.name in STACKING_STEPS for step in self._steps)
+        if is_whole or is_stacked or wanted.has_ragged or _has_inner_names(wanted.root, len(wanted.batch_size)):
+            return None
+        grid = self._grid(selection)
+        return spread(self._dims, grid) if 2 * grid.size <= num_elements(self._dims) else None
+
+    def _grid(self, selection: Selection) -> Grid:
+        """Which elements of what is left of the dimensions are selected."""
+        grid = grid_of(self._dims, self._steps)
+        found: Grid = grid[to_torch_index(selection, tuple(grid.shape))].numpy()
+        return found
+
+    def _write(self, values: Any, index: Any, timeout_s: float | None) -> StoreView:
+        batch_size = self._shape.td.batch_size
+        selection = encode(index, batch_size=batch_size, store=self.name)
+        if any(step.name in REPEATING_STEPS for step in self._steps):
+            raise NotSupportedError(
+                feature="writing into an expanded view", reason="its rows are there more than once; write the store"
+            )
+        stored = dict(self._shape.leaves())
+        found: dict[Path, Any] = {}
+        for path, value in self._leaves_of(values, (), selection.result_batch_size(batch_size)):
+            if path not in stored or stored[path] in self._store.spec.packed:
+                raise NotSupportedError(
+                    feature=f"writing {quote(path)} in a view of store {self.name!r}", reason="write it in the store"
+                )
+            found[stored[path]] = value
+        place = spread(self._dims, self._grid(selection)) if self._is_arranged else placed(self._dims, selection)
+        if found:
+            self._store.update_at_(found, place, timeout_s=timeout_s)
+        return self
+
+    def _leaves_of(self, values: Any, path: Path, batch_size: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
+        """The leaves of what is written, by their keys in this view. Raises SpecMismatchError for unknown ones."""
+        try:
+            entry = self.spec.find(path)
+        except KeyNotFoundError:
+            raise self._mismatch(path, "no such key", values) from None
+        if not isinstance(entry, Node):
+            yield path, values
+        elif is_tensor_collection(values):
+            wanted = batch_size + entry.batch_size[len(self.spec.batch_size) :]
+            if tuple(values.batch_size[: len(batch_size)]) != batch_size:
+                try:
+                    values = values.expand(*wanted)
+                except (RuntimeError, ValueError, NotImplementedError, IndexError):
+                    raise self._mismatch(path, f"batch size {list(wanted)}", values) from None
+            for key in values.keys():  # noqa: SIM118
+                yield from self._leaves_of(entry_at(values, (key,)), (*path, key), batch_size)
+        elif isinstance(values, dict):
+            for key, value in values.items():
+                yield from self._leaves_of(value, (*path, *checked_path(key)), batch_size)
+        else:
+            for key, child in entry.entries:
+                if not isinstance(child, ValueLeaf):  # a number is no value of theirs
+                    yield from self._leaves_of(values, (*path, key), batch_size)
+
+    def _mismatch(self, path: Path, expected: str, values: Any) -> SpecMismatchError:
+        actual = str(list(values.batch_size)) if is_tensor_collection(values) else type(values).__name__
+        return SpecMismatchError(store=self.name, key=show(path) if path else "", expected=expected, actual=actual)
+
+
+def bare(entry: Any) -> Any:
+    """A non-tensor leaf as ``TensorDict.__getitem__`` gives it: the value, or the list of them."""
+    if isinstance(entry, NonTensorData):
+        return entry.data
+    return entry.tolist() if isinstance(entry, NonTensorStack) else entry
+
+
+def _has_inner_names(node: Node, num_dims: int) -> bool:
+    """Whether dimensions behind the first ones are named anywhere; arranging those takes these names away."""
+    if any((node.names or ())[num_dims:]):
+        return True
+    return any(isinstance(entry, Node) and _has_inner_names(entry, num_dims) for _, entry in node.entries)
+
+
+def _indexed(td: Any, selection: Selection) -> Any:
+    index = to_torch_index(selection, td.batch_size)
+    return td[index] if index else td

@@ -1,0 +1,149 @@
+"""Calls that give views: they narrow or arrange a store, and nothing is fetched until the view is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tdserve.client.handles.skeletons import Skeleton
+from tdserve.spec.tree import Path
+
+
+class ViewCalls:
+    """``select``, ``view``, ``split`` and their like, with tensordict's own arguments. Whoever inherits makes the
+    views."""
+
+    def _skeleton(self) -> Skeleton:
+        raise NotImplementedError
+
+    def _then(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A view of this after one more call."""
+        raise NotImplementedError
+
+    def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[Any, ...]:
+        """Views of parts of a dimension; ``cut`` are their skeletons."""
+        raise NotImplementedError
+
+    def _perform(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """A call that reads: on a local copy."""
+        raise NotImplementedError
+
+    def select(self, *keys: str | Path, inplace: bool = False, strict: bool = True, **kwargs: Any) -> Any:
+        """A view of these keys. Raises KeyNotFoundError, unless ``strict=False``."""
+        return self._then("select", keys, {"inplace": inplace, "strict": strict, **kwargs})
+
+    def exclude(self, *keys: str | Path, inplace: bool = False) -> Any:
+        """A view of all other keys."""
+        return self._then("exclude", keys, {"inplace": inplace})
+
+    def flatten_keys(
+        self, separator: str = ".", inplace: bool = False, is_leaf: Callable[[type], bool] | None = None
+    ) -> Any:
+        """A view with joined keys; with ``is_leaf`` a local tensordict."""
+        if is_leaf is not None:
+            return self._perform("flatten_keys", separator, inplace, is_leaf)
+        return self._then("flatten_keys", (separator,), {"inplace": inplace})
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Any:
+        """A view with keys taken apart."""
+        return self._then("unflatten_keys", (separator,), {"inplace": inplace})
+
+    def view(self, *shape: Any, **kwargs: Any) -> Any:
+        """A view of the same rows with another batch size; of a dtype, a local tensordict."""
+        if any(isinstance(size, torch.dtype) for size in shape):
+            return self._perform("view", *shape, **kwargs)
+        return self._then("view", shape, kwargs)
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+        """A view of the same rows with another batch size."""
+        return self._then("reshape", shape, kwargs)
+
+    def permute(self, *dims: Any, **kwargs: Any) -> Any:
+        """A view with the batch dimensions in another order."""
+        return self._then("permute", dims, kwargs)
+
+    def transpose(self, dim0: int, dim1: int) -> Any:
+        """A view with two batch dimensions exchanged."""
+        return self._then("transpose", (dim0, dim1), {})
+
+    def swapaxes(self, axis0: int, axis1: int) -> Any:
+        """Same as ``transpose``."""
+        return self._then("swapaxes", (axis0, axis1), {})
+
+    def swapdims(self, axis0: int, axis1: int) -> Any:
+        """Same as ``transpose``."""
+        return self._then("swapdims", (axis0, axis1), {})
+
+    def movedim(self, source: Any, destination: Any) -> Any:
+        """A view with batch dimensions moved."""
+        return self._then("movedim", (source, destination), {})
+
+    def moveaxis(self, source: Any, destination: Any) -> Any:
+        """Same as ``movedim``."""
+        return self._then("moveaxis", (source, destination), {})
+
+    def squeeze(self, *dims: Any, **kwargs: Any) -> Any:
+        """A view without batch dimensions of size 1."""
+        return self._then("squeeze", dims, kwargs)
+
+    def unsqueeze(self, *dims: Any, **kwargs: Any) -> Any:
+        """A view with one more batch dimension."""
+        return self._then("unsqueeze", dims, kwargs)
+
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Any:
+        """A view with batch dimensions joined."""
+        return self._then("flatten", (start_dim, end_dim), {"inplace": inplace})
+
+    def unflatten(self, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Any:
+        """A view with a batch dimension taken apart."""
+        return self._then("unflatten", (dim, unflattened_size), {"inplace": inplace})
+
+    def expand(self, *shape: Any, **kwargs: Any) -> Any:
+        """A view that repeats rows; it is read only."""
+        return self._then("expand", shape, kwargs)
+
+    def expand_as(self, other: Any) -> Any:
+        """``expand`` to the batch size of another."""
+        like = other._skeleton().td if isinstance(other, ViewCalls) else other
+        return self._then("expand_as", (like,), {})
+
+    def broadcast_to(self, shape: Any) -> Any:
+        """Same as ``expand``."""
+        return self._then("broadcast_to", (shape,), {})
+
+    def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Any, ...]:
+        """Views of parts of a dimension, each of which fetches its own rows only."""
+        return self._pieces("split", (split_size,), dim)
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+        """As ``split``, into so many parts."""
+        return self._pieces("chunk", (chunks,), dim)
+
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+        """As ``split``, at these places or into so many parts."""
+        return self._pieces("tensor_split", (indices_or_sections,), dim)
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Views of each row."""
+        cut = self._skeleton().td.unbind(dim)
+        return self._cut(dim % self._num_dims, range(len(cut)), cut)
+
+    def narrow(self, dim: int, start: int, length: int) -> Any:
+        """A view of a part of a dimension."""
+        found = self._skeleton().td.narrow(dim, start, length)
+        start = int(start) % self._skeleton().td.batch_size[dim] if start < 0 else int(start)
+        return self._cut(dim % self._num_dims, [slice(start, start + length)], [found])[0]
+
+    @property
+    def _num_dims(self) -> int:
+        return max(1, len(self._skeleton().td.batch_size))
+
+    def _pieces(self, name: str, args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
+        """Where torch would cut a dimension."""
+        cut = getattr(self._skeleton().td, name)(*args, dim)
+        dim %= self._num_dims
+        parts = getattr(torch.arange(self._skeleton().td.batch_size[dim]), name)(*args)
+        bounds = [slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0, 0) for part in parts]
+        return self._cut(dim, bounds, cut)

@@ -1,0 +1,174 @@
+"""Content copied by a local client out of the server's files, or looked at in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tdserve.client.incoming import Received, views
+from tdserve.client.leaves import Leaves
+from tdserve.client.local.end import LocalEnd
+from tdserve.content import ReadStatus, rows_layout, status_column
+from tdserve.data.opened import OpenStore
+from tdserve.data.reads import ReadPlan, plan_read
+from tdserve.data.rows import rows_source
+from tdserve.data.values import ReadBlock, read_block
+from tdserve.errors import StoreNotFoundError, TransferAbortedError
+from tdserve.row_numbers import decode_rows, spread
+from tdserve.spec.torch_types import indexable
+from tdserve.spec.tree import Path, Spec
+from tdserve.transport.ends import as_bytes
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import content_pb2, control_pb2
+
+MAX_CLONED_BYTES = 4096
+"""A few small tensors are cloned one by one, faster than a buffer for all of them is made."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What was copied.
+
+    Attributes:
+        received: The columns, as they come over any transport.
+        values: A serialised ValueBlock, or its columns.
+    """
+
+    received: Received
+    values: bytes | ReadBlock
+
+
+def copy_rows(
+    local: LocalEnd,
+    name: str,
+    stored: Spec,
+    added: tuple[str, ...],
+    accepted: control_pb2.Accepted,
+    pool: BufferPool,
+) -> Copied:
+    """Copies the rows that the server has chosen.
+
+    Raises:
+        TransferAbortedError: The store was deleted meanwhile.
+        CorruptDataError: Its files are damaged.
+    """
+    store = local.store(name, accepted.uid, stored, structure=accepted.structure)
+    rows = decode_rows(accepted.rows)
+    layout = rows_layout(stored, len(rows), added)
+    expected = np.frombuffer(accepted.generations, "<i8")
+    values: bytes | ReadBlock = accepted.values
+    if stored.values and not values:
+        elements = spread(rows, math.prod(stored.batch_size[1:]))
+        try:
+            values = read_block(store, [path for path, _ in stored.values], elements)
+        except StoreNotFoundError as error:
+            raise TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile") from error
+    source = rows_source(store, layout, rows, expected, {each.name: each.content for each in accepted.added})
+    buffer = pool.take(layout.nbytes)
+    for message in layout.messages:
+        source.fill(message, buffer[message.offset : message.offset + message.nbytes])
+    _check_present(store)
+    return Copied(Received(layout, views(layout, buffer)), values)
+
+
+def _check_present(store: OpenStore) -> None:
+    if store.generations.is_deleted:
+        raise TransferAbortedError(transfer=0, reason=f"store {store.name!r} was deleted meanwhile")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What an index expression selects of a mapped store, copied as of one moment.
+
+    Attributes:
+        spec: Its structure.
+        leaves: Its tensors by path, on their own or in the caller's memory.
+        values: A serialised ValueBlock, or its columns.
+        version: Content version of the store.
+    """
+
+    spec: Spec
+    leaves: dict[Path, torch.Tensor]
+    values: bytes | ReadBlock
+    version: int
+
+
+def copy_selection(
+    store: OpenStore,
+    selection: content_pb2.Selection,
+    keys: Sequence[Path],
+    *,
+    values: bytes | ReadBlock,
+    pool: BufferPool,
+    into: Leaves | None = None,
+) -> Selected | None:
+    """Copies a selection; None when it moved meanwhile, or is being written.
+
+    Args:
+        values: Of the server, where this process cannot read them itself.
+        into: The caller's tensors, in the order of the selection's layout.
+    """
+    asked = control_pb2.ReadRequest(selection=selection, keys=[content_pb2.Path(parts=path) for path in keys])
+    plan = plan_read(store, asked)
+    generations = store.generations
+    before = generations.values[plan.watched].copy()
+    if (before & 1).any():
+        return None
+    version = generations.content_version
+    try:
+        if plan.spec.values and not values:
+            values = read_block(store, [path for path, _ in plan.spec.values], plan.elements)
+    except StoreNotFoundError:  # deleted in this moment: there may be another of this name
+        return None
+    leaves = _copy_leaves(store, plan, pool, into)
+    if not store.is_current or not np.array_equal(generations.values[plan.watched], before):
+        return None
+    return Selected(plan.spec, leaves, values, version)
+
+
+def _copy_leaves(store: OpenStore, plan: ReadPlan, pool: BufferPool, into: Leaves | None) -> dict[Path, torch.Tensor]:
+    slots = plan.layout.slots[: plan.layout.num_leaves]
+    if into is None and plan.rows is not None and (pool.is_shared or plan.layout.nbytes > MAX_CLONED_BYTES):
+        return _gather(store, plan, pool)
+    leaves = [store.leaves[slot.path] for slot in slots]
+    chosen = [indexable(leaf)[plan.index].view(leaf.dtype) if plan.index else leaf for leaf in leaves]
+    if into is not None:
+        targets: Sequence[torch.Tensor] = into.tensors
+    elif pool.is_shared:
+        targets = views(plan.layout, pool.take(plan.layout.nbytes))
+    elif any(_is_copy(found, leaf) for found, leaf in zip(chosen, leaves, strict=True)):
+        targets = chosen  # an index by positions makes copies by itself
+    elif plan.layout.nbytes <= MAX_CLONED_BYTES:
+        return {slot.path: found.clone() for slot, found in zip(slots, chosen, strict=True)}
+    else:
+        targets = views(plan.layout, pool.take(plan.layout.nbytes))
+    for target, found in zip(targets, chosen, strict=False):
+        if target is not found and target.numel():
+            _copy(target, found)
+    return {slot.path: target for slot, target in zip(slots, targets, strict=False)}
+
+
+def _gather(store: OpenStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, torch.Tensor]:
+    """A list of rows, leaf by leaf, into one buffer, whose pages were touched before."""
+    layout = plan.layout
+    buffer = pool.take(layout.nbytes)
+    source = plan.source(store, lambda: [status_column(ReadStatus.WHOLE)])
+    for message in layout.messages:
+        source.fill(message, buffer[message.offset : message.offset + message.nbytes])
+    return Received(layout, views(layout, buffer)).leaves()
+
+
+def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:
+    return bool(chosen.numel()) and chosen.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr()
+
+
+def _copy(target: torch.Tensor, content: torch.Tensor) -> None:
+    """NumPy copies in the calling thread; torch's own copy waits for cores that may be busy."""
+    if content.is_contiguous() and target.is_contiguous():
+        np.copyto(as_bytes(target).numpy(), as_bytes(content).numpy())
+    else:
+        target.copy_(content)

@@ -1,0 +1,99 @@
+"""Versions of weights out of their files: copied, or mapped as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.reading import Content, Destination, on_cpu
+from tdserve.client.value_blocks import decode_values
+from tdserve.content import write_layout
+from tdserve.errors import CorruptDataError, TransferAbortedError, WrongStateError
+from tdserve.spec.tree import Spec
+from tdserve.store.version_mappings import leaf_views
+from tdserve.store.versions import VersionFile, version_layout
+from tdserve.v1 import control_pb2
+
+
+def version_here(
+    client: SessionClient,
+    local: LocalEnd,
+    spec: Spec,
+    sent: Spec,
+    accepted: control_pb2.Accepted,
+    destination: Destination | None,
+    *,
+    copy: bool,
+) -> Content:
+    """The content of a version that the server has named.
+
+    Args:
+        spec: Its structure.
+        sent: The same, or with other dtypes, that leaves are converted to while they are copied.
+        destination: The caller's ``out``; filled in any case.
+        copy: False maps the file instead, which is not written again while any of the tensors lives.
+
+    Raises:
+        TransferAbortedError: It was retired before it was opened: ask again.
+        SpecMismatchError: The destination does not fit; nothing was written to it.
+    """
+    if destination is not None:
+        destination.check(sent)
+    copy = copy or sent is not spec
+    path = local.root / accepted.path
+    try:
+        file = VersionFile.map(path, spec) if destination is None and not copy else VersionFile.open(path, spec)
+    except WrongStateError as error:
+        raise TransferAbortedError(transfer=0, reason=str(error)) from error
+    except CorruptDataError as error:
+        if path.exists():
+            raise
+        raise TransferAbortedError(transfer=0, reason=f"version {accepted.version} is gone") from error
+    with file:  # until all is copied: it may be written again afterwards
+        values = file.read_values() if spec.values else b""
+        if values is None:
+            raise TransferAbortedError(transfer=0, reason=f"version {accepted.version} is gone")
+        leaves = file.leaves
+        if destination is not None or copy:
+            leaves = (
+                _copied(client, file, spec, destination)
+                if sent is spec
+                else _converted(client, file, sent, destination)
+            )
+        found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
+        content = Content(found, leaves, decoded, accepted.version, accepted)
+        if destination is not None:
+            is_direct = sent is spec and destination.places(write_layout(spec, is_packed=True)) is not None
+            destination.finish(content, was_direct=is_direct)
+    return content
+
+
+def _copied(
+    client: SessionClient, file: VersionFile, spec: Spec, destination: Destination | None
+) -> dict[tuple[str, ...], torch.Tensor]:
+    layout = write_layout(spec, is_packed=True)
+    places = None if destination is None else destination.places(layout)
+    if destination is not None and places is None:
+        return file.leaves  # copied from where they are, by who knows the caller's tensors
+    content, slots = file.content, version_layout(spec)
+    if places is not None:
+        targets = dict(zip((slot.path for slot in layout.slots), places.contents or (), strict=True))
+        for path, offset, nbytes in slots:
+            targets[path][:] = content[offset : offset + nbytes]
+        return {slot.path: tensor for slot, tensor in zip(layout.slots, places.tensors, strict=True)}
+    buffer = client.pool.take(spec.nbytes)
+    np.copyto(buffer.numpy(), content)
+    return leaf_views(buffer, spec)
+
+
+def _converted(
+    client: SessionClient, file: VersionFile, sent: Spec, destination: Destination | None
+) -> dict[tuple[str, ...], torch.Tensor]:
+    if destination is not None:
+        return file.leaves  # converted as they are copied from where they are
+    leaves = leaf_views(client.pool.take(sent.nbytes), sent)
+    for path, leaf in leaves.items():
+        leaf.copy_(file.leaves[path])
+    return leaves

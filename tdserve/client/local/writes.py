@@ -1,0 +1,130 @@
+"""Content written in place by a local client: into rows that the server has reserved for it, or let it overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.client.leaves import contents_of
+from tdserve.client.local.end import LocalEnd
+from tdserve.data.opened import OpenStore
+from tdserve.row_numbers import decode_rows, is_run, run_of
+from tdserve.selection import Selection
+from tdserve.selection_torch import to_torch_index
+from tdserve.spec.capture import Captured
+from tdserve.spec.files import MAX_BLOCK_BYTES, FileTensor, spans
+from tdserve.spec.torch_types import indexable
+from tdserve.store.versions import VersionFile, version_layout
+from tdserve.transport.ends import as_bytes, copy_bytes
+from tdserve.v1 import control_pb2
+
+LONG_COPY_BYTES = 1 << 20
+"""Some 50 µs: about what a message costs."""
+
+
+def put_rows(
+    store: OpenStore,
+    accepted: control_pb2.Accepted,
+    captured: Sequence[Captured],
+    *,
+    look: Callable[[], None] = lambda: None,
+) -> control_pb2.Written:
+    """Fills reserved rows; leaves that the content lacks become zero.
+
+    Args:
+        look: Called after every long copy, for what should not wait for all of them.
+    """
+    places = _Places(accepted.rows)
+    first = 0
+    for each in captured:
+        num_rows = each.spec.batch_size[0]
+        own = places.part(first, num_rows)
+        is_read = any(isinstance(tensor, FileTensor) for tensor in each.tensors.values())
+        if is_read:
+            _put_read(store, places, first, each, look)
+        for path, content in contents_of(each).items() if num_rows and not is_read else ():
+            store.table(path)[own] = content.reshape(num_rows, -1)
+            if content.nbytes >= LONG_COPY_BYTES:
+                look()
+        first += num_rows
+    everywhere = places.part(0, first)
+    if len(captured[0].spec.tensors) < len(store.leaves):
+        for path in store.leaves.keys() - dict(captured[0].spec.tensors).keys():
+            store.table(path)[everywhere] = 0  # what a row before had there is nobody's business
+    columns = [store.table(tuple(key.parts))[everywhere].tobytes() for key in accepted.columns]
+    return control_pb2.Written(columns=columns)
+
+
+def _put_read(store: OpenStore, places: _Places, first: int, captured: Captured, look: Callable[[], None]) -> None:
+    """Fills rows from number ``first`` on with leaves that are read from a file, a few at a time."""
+    for path, tensor in captured.tensors.items():
+        table = store.table(path)
+        if not isinstance(tensor, FileTensor):
+            content = as_bytes(tensor.cpu().contiguous()).numpy()
+            table[places.part(first, len(tensor))] = content.reshape(len(tensor), -1)
+            continue
+        row_nbytes = table.shape[1]
+        num_rows = max(MAX_BLOCK_BYTES // max(row_nbytes, 1), 1)
+        for start in range(0, len(tensor), num_rows):
+            stop = min(start + num_rows, len(tensor))
+            piece = tensor.read_piece(start * row_nbytes, stop * row_nbytes)
+            table[places.part(first + start, stop - start)] = piece.reshape(stop - start, -1)
+            look()
+
+
+class _Places:
+    """Where rows go, as an index: a slice where they follow one another, which is copied as one piece."""
+
+    def __init__(self, encoded: bytes) -> None:
+        self._run = run_of(encoded)
+        self._rows = decode_rows(encoded) if self._run is None else None
+
+    def part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
+        """The index of ``num_rows`` of them."""
+        if self._rows is None:
+            start = (self._run or (0, 0))[0] + first
+            return slice(start, start + num_rows)
+        rows = self._rows[first : first + num_rows]
+        return slice(int(rows[0]), int(rows[0]) + num_rows) if num_rows and is_run(rows) else rows
+
+
+def put_selection(store: OpenStore, selection: Selection, captured: Captured) -> None:
+    """Overwrites what a selection means."""
+    index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
+    for path, tensor in captured.tensors.items():
+        leaf = store.leaves[path]
+        if isinstance(tensor, FileTensor) and (not index or _is_basic(index)):
+            place = indexable(leaf)[index] if index else indexable(leaf)
+            for block in spans(tuple(tensor.shape), tensor.element_size()):
+                place[block].copy_(indexable(tensor.block(block)))
+        elif index:
+            indexable(leaf)[index] = indexable(tensor.cpu())
+        elif tensor.is_contiguous() and tensor.device.type == "cpu":
+            copy_bytes(as_bytes(leaf), as_bytes(tensor))
+        else:
+            leaf.copy_(tensor)
+
+
+def _is_basic(index: tuple[Any, ...]) -> bool:
+    """Whether what an index selects is a view."""
+    return all(item is None or type(item) in (int, slice) for item in index)
+
+
+def put_version(local: LocalEnd, accepted: control_pb2.Accepted, captured: Captured, values: bytes) -> None:
+    """Makes and seals the file of a version, that nobody sees before the server says so.
+
+    Raises:
+        CapacityError: The disk is full; nothing stays behind.
+    """
+    recycles = local.root / accepted.recycles if accepted.recycles else None
+    file = VersionFile.create(local.root / accepted.path, captured.spec, recycles=recycles)
+    contents = contents_of(captured)
+    pieces = [contents[path] for path, _, _ in version_layout(captured.spec)]
+    if pieces:
+        np.concatenate(pieces, out=file.content)
+    if values:
+        file.write_values(values)
+    file.seal()

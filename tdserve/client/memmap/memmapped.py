@@ -1,0 +1,218 @@
+"""What a handle has in common with memory-mapped tensordicts: its leaves are mapped files, which lie on the server."""
+
+from __future__ import annotations
+
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tdserve.client.fake_modes import check_real
+from tdserve.client.handles.alterable import AlterableHandle
+from tdserve.client.handles.altering import addition
+from tdserve.client.keys import checked_path
+from tdserve.client.reading import brought, read_selection
+from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
+from tdserve.selection import Selection
+from tdserve.spec.entries import entry_at
+from tdserve.spec.tree import Path, Spec
+from tdserve.store.format import ROWS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class MemmappedHandle(AlterableHandle):
+    """Adds tensordict's own calls on memory-mapped tensordicts."""
+
+    def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
+        """The store's memory itself."""
+        raise NotImplementedError
+
+    def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
+        """Everything, as a local tensordict."""
+        raise NotImplementedError
+
+    def is_memmap(self) -> bool:
+        """True: a store always is."""
+        return True
+
+    @property
+    def saved_path(self) -> FilePath:
+        """The folder that ``TensorDict.load_memmap`` opens, on the server's machine; asks the server."""
+        return FilePath(self._client.server_stats().root) / self._client.describe(self.name).path / ROWS
+
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+        """Takes in which keys others have added, removed or renamed; their content is read anew in any case.
+
+        Raises:
+            StoreNotFoundError: The store was deleted.
+        """
+        self.refresh()
+        return self
+
+    def load_memmap_(
+        self,
+        name: str | None = None,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Self:
+        """Makes this store hold what another holds; keys that the other lacks go, as of tensordict.
+
+        Args:
+            name: Of the other, of the same batch size; None, or the own name, only refreshes this handle.
+            allow_pickle: Whether pickled values of the other are unpickled; None: as the client says.
+
+        Raises:
+            StoreNotFoundError, SpecMismatchError, LockedError: This store is as it was.
+        """
+        if name is None or name == self.name:
+            return self.memmap_refresh_()
+        check_real("reading a store")
+        deadline = self._client.deadline(timeout_s)
+        found = brought(read_selection(self._client, name, Selection(), deadline=deadline, allow_pickle=allow_pickle))
+        td = found.build()
+        self.refresh()
+        if not (_is_plain(self.spec) and _is_plain(found.spec)):
+            return self._overwritten(td, timeout_s)
+        entries: dict[Path, Any] = {(key,): entry_at(td, (key,)) for key, _ in found.spec.root.entries}
+        content = addition(self.spec, entries, store=self.name, allow_pickle=True)
+        mine: list[Path] = [(key,) for key, _ in self.spec.root.entries]
+        self._alter(
+            content=content,
+            replaces=[path for path in mine if path in entries],
+            removed=[path for path in mine if path not in entries],
+            timeout_s=deadline.remaining_s,
+        )
+        return self
+
+    load_ = load_memmap_
+
+    def load_memmap(
+        self,
+        name: str,
+        device: Any = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """The content of a store, by its name, as a local tensordict; what ``client.load_memmap(name)`` returns."""
+        check_real("reading a store")
+        deadline = self._client.deadline(timeout_s)
+        found = read_selection(
+            self._client, name, Selection(), deadline=deadline, device=device, allow_pickle=allow_pickle
+        )
+        return brought(found).build(device)
+
+    load = load_memmap
+
+    def consolidate(self, filename: Any = None, **options: Any) -> Any:
+        """A local copy whose leaves are one block of memory; arguments as of ``TensorDict.consolidate``."""
+        return self.to_tensordict().consolidate(filename, **options)
+
+    def make_memmap(
+        self,
+        key: str | Path,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor:
+        """Adds a tensor of zeros, with the nodes above it that are missing, for all clients.
+
+        Args:
+            shape: Of the tensor, the store's batch size in front.
+            dtype: By default torch's default one.
+
+        Returns:
+            The store's memory, where this client shares it with the server and may write it: what is written into it
+            reaches the store at once, as of ``map(writable=True)``. Over the network a copy, as all that a handle
+            returns: ``set_at_`` writes.
+
+        Raises:
+            WrongStateError: The key exists. Nothing was changed.
+            SpecMismatchError: The shape does not begin with the batch size. Nothing was changed.
+            LockedError: The store is locked. Nothing was changed.
+        """
+        if isinstance(shape, torch.Tensor):
+            reason = "set() takes a nested tensor"
+            raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
+        path = self._checked_new(key, "make_memmap()")
+        zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
+        content = addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
+        self.add_zeros(content.spec, timeout_s=timeout_s)
+        return self._made(path, timeout_s)
+
+    def make_memmap_from_tensor(
+        self,
+        key: str | Path,
+        tensor: torch.Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor:
+        """Adds a copy of a tensor; as ``make_memmap``.
+
+        Args:
+            copy_data: False adds zeros of its shape and dtype.
+            existsok: Without effect: there are no files in the way of a key that does not exist.
+        """
+        if not copy_data and not tensor.is_nested:
+            return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
+        path = self._checked_new(key, "make_memmap_from_tensor()")
+        self._add({path: tensor.detach()}, timeout_s)
+        return self._made(path, timeout_s)
+
+    def make_memmap_from_storage(
+        self,
+        key: str | Path,
+        storage: torch.UntypedStorage,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+        timeout_s: float | None = None,
+    ) -> torch.Tensor:
+        """Adds a copy of what a storage begins with; as ``make_memmap``. The store's file is always its own."""
+        if isinstance(shape, torch.Tensor):
+            reason = "set() takes a nested tensor"
+            raise NotSupportedError(feature="make_memmap_from_storage() of a nested tensor", reason=reason)
+        flat = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=storage.device)
+        size = torch.Size(shape)
+        if size.numel() * flat.itemsize > storage.nbytes():
+            reason = f"{storage.nbytes()} bytes are fewer than the {size.numel() * flat.itemsize} of {list(size)}"
+            raise InvalidRequestError(argument="storage", reason=reason)
+        tensor = flat.set_(storage)[: size.numel()].view(size)
+        return self.make_memmap_from_tensor(key, tensor, timeout_s=timeout_s)
+
+    def _overwritten(self, td: Any, timeout_s: float | None) -> Self:
+        """Of what has no keys of its own, rows are written over."""
+        self.update_(td, timeout_s=timeout_s)
+        return self
+
+    def _checked_new(self, key: str | Path, event: str) -> Path:
+        path = checked_path(key)
+        self.refresh()
+        if self._has(path):
+            state = f"store {self.name!r} has the key {key!r} already (set() writes over it, del_() removes it)"
+            raise WrongStateError(state=state, event=event)
+        return path
+
+    def _made(self, path: Path, timeout_s: float | None) -> torch.Tensor:
+        try:
+            found = self.map(writable=True, timeout_s=timeout_s).get(path)
+        except NotSupportedError:
+            found = self.get(path)
+        made: torch.Tensor = found
+        return made
+
+
+def _is_plain(spec: Spec) -> bool:
+    """Whether it is a structure whose keys can be added and removed: no lazy stack."""
+    return spec.root.stack_dim is None and spec.root.inner is None

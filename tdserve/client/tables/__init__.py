@@ -1,0 +1,1 @@
+"""Handles of replays and queues: rows are written, drawn, taken, changed."""

@@ -1,0 +1,314 @@
+"""Samples ahead of their use: a thread keeps requests under way and batches waiting, both bounded."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from queue import Empty, Full, Queue
+from threading import BoundedSemaphore, Event, Thread, current_thread
+from typing import Any
+
+from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
+from tdserve.client.devices import begin, resolved
+from tdserve.client.session import Session
+from tdserve.client.tables.sampling import Asked, Query, ask, mended, take
+from tdserve.client.weights.policy_versions import newest_version, oldest_version
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    ClosedError,
+    ConnectError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PeerLostError,
+    TDServeError,
+    TransportError,
+)
+
+REQUESTS_UNDER_WAY = 2
+"""While the rows of one request arrive, those of the next are gathered; each asks for half of what may be
+prefetched."""
+
+JOIN_TIMEOUT_S = 5.0
+"""For a thread whose requests were given up; it takes milliseconds."""
+
+POLL_S = 0.2
+"""How soon a waiting thread notices that the iterator was closed."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the thread needs, without a reference to the iterator: dropping the iterator ends the thread."""
+
+    client: SessionClient
+    query: Query
+    num_rows: int
+    num_batches: int
+    num_under_way: int
+    device: Any
+    timeout_s: float
+    ready: Queue[Any]
+    closed: Event
+    room: BoundedSemaphore  # one permit per batch that may be under way or waiting
+    under_way: dict[int, Session] = field(default_factory=dict)
+
+    def reserve(self, *, wait: bool) -> bool:
+        """Room for one request's batches; False if there is none (with ``wait``: within POLL_S).
+
+        What was asked for is taken off the channel at once: content that waited there would block every other transfer
+        of the session, such as a publish by the very thread that would make room.
+        """
+        for taken in range(self.num_batches):
+            if not self.room.acquire(timeout=POLL_S if wait else None, blocking=wait):
+                if taken:
+                    self.room.release(taken)
+                return False
+        return True
+
+    def release(self) -> None:
+        """Gives back the room of a request that brought nothing."""
+        self.room.release(self.num_batches)
+
+    def end(self) -> None:
+        """Ends the thread, also one that waits for rows: its requests are given up."""
+        self.closed.set()
+        for request, session in list(self.under_way.items()):
+            session.cancel(request)
+
+
+class Batches:
+    """An endless iterator over samples; a context manager. Closing it from any thread ends a waiting ``next``.
+
+    Raises (from ``next``):
+        DeadlineExceededError: No batch came in time. The iterator goes on with the next call.
+        ClosedError: The iterator or its client was closed.
+    """
+
+    def __init__(
+        self,
+        client: SessionClient,
+        query: Query,
+        num_rows: int,
+        *,
+        prefetch: int,
+        device: Any,
+        drop_after_s: float | None = None,
+        timeout_s: float,
+    ) -> None:
+        self._drop_after_s = _checked_drop_s(drop_after_s)
+        self._timeout_s = timeout_s
+        self._closed = Event()
+        self._ready: Queue[Any] = Queue(maxsize=prefetch)
+        # Of two requests the second may be granted what the first was not, and its rows would come in front.
+        num_under_way = 1 if query.is_ordered else REQUESTS_UNDER_WAY
+        self._order = order = _Order(
+            client=client,
+            query=query,
+            num_rows=num_rows,
+            num_batches=max(1, prefetch // num_under_way) if query.is_exact else 1,
+            num_under_way=num_under_way,
+            device=resolved(device),  # here: which one "cuda" is, depends on the thread
+            timeout_s=timeout_s,
+            ready=self._ready,
+            closed=self._closed,
+            room=BoundedSemaphore(prefetch),
+        )
+        self._name = query.name
+        self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{query.name}", daemon=True)
+        self._finalizer = weakref.finalize(self, order.end)
+        _end_with_interpreter()
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        began_s = time.monotonic()
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(what=f"the iterator over batches of {self._name!r}")
+            try:
+                item = self._ready.get(timeout=POLL_S)
+            except Empty:
+                if not self._thread.is_alive():  # it ended with an error, which an earlier call has raised
+                    raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            self._order.room.release()
+            came_s, oldest, upload = item
+            is_fresh = time.monotonic() - came_s <= self._drop_after_s and self._is_in_time(oldest)
+            if is_fresh:
+                return upload.take()
+            if time.monotonic() - began_s > self._timeout_s:
+                what = f"a batch of {self._name!r} that did not wait too long for its taker"
+                raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
+
+    def _is_in_time(self, oldest: int) -> bool:
+        """Whether rows of this policy version are within the greatest lag still."""
+        order, max_lag = self._order, self._order.query.max_lag
+        if max_lag is None:
+            return True
+        newest = newest_version(order.client, self._name, Deadline.after(self._timeout_s))
+        return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted, and made anew
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iterator and its thread. Idempotent, from any thread."""
+        self._order.end()
+        self._thread.join(JOIN_TIMEOUT_S)
+
+
+def _checked_drop_s(drop_after_s: float | None) -> float:
+    if drop_after_s is None:
+        return math.inf
+    if isinstance(drop_after_s, bool) or not isinstance(drop_after_s, (int, float)) or not drop_after_s > 0:
+        raise InvalidRequestError(argument="drop", reason=f"{drop_after_s!r} is not a number of seconds above 0")
+    return float(drop_after_s)
+
+
+_RUNNING: dict[Thread, _Order] = {}
+"""Threads that are not over yet: one that receives while the interpreter ends would abort the process (measured)."""
+
+
+@lru_cache(maxsize=1)
+def _end_with_interpreter() -> None:
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    running = dict(_RUNNING)
+    for order in running.values():
+        order.end()
+    for thread in running:
+        thread.join(JOIN_TIMEOUT_S)
+
+
+def _run(order: _Order) -> None:
+    _RUNNING[current_thread()] = order
+    try:
+        _fetch_until_closed(order)
+    finally:
+        del _RUNNING[current_thread()]
+
+
+def _fetch_until_closed(order: _Order) -> None:
+    progress = _Progress()
+    while not order.closed.is_set():
+        try:
+            _fetch(order, progress)
+        except DeadlineExceededError as error:
+            _put(order, error)
+            progress.made()
+        except TransportError as error:
+            if time.monotonic() - progress.last_s >= order.timeout_s:
+                _put(order, error)
+                progress.made()
+            order.closed.wait(progress.backoff_s)
+            progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever iterates gets it)
+            _put(order, error)
+            return
+
+
+class _Progress:
+    """When the thread last got anywhere, and how long it pauses before it tries again."""
+
+    def __init__(self) -> None:
+        self.made()
+
+    def made(self) -> None:
+        self.last_s = time.monotonic()
+        self.backoff_s = RETRY_BACKOFF_S
+
+
+def _fetch(order: _Order, progress: _Progress) -> None:
+    """Asks and receives until the iterator is closed or something fails; then everything under way is given up."""
+    under_way: deque[tuple[int, Asked, Deadline]] = deque()
+    client = order.client
+    session = client.session(Deadline.after(order.timeout_s))
+    try:
+        while not order.closed.is_set():
+            while len(under_way) < order.num_under_way and order.reserve(wait=not under_way):
+                under_way.append(_ask(order, session))
+            if order.closed.is_set():  # looked at after asking: end() either saw those requests, or was seen here
+                return
+            if not under_way:
+                continue
+            request, asked, deadline = under_way.popleft()
+            try:
+                is_over = order.closed.is_set
+                rows = take(client, session, request, asked, query=order.query, deadline=deadline, is_over=is_over)
+                batches = mended(client, order.query, rows, deadline).split(order.num_rows)
+            except BaseException:
+                order.release()
+                raise
+            finally:
+                _forget(order, session, request)
+            for _ in range(order.num_batches - len(batches)):  # a limiter lets through fewer than were asked for
+                order.room.release()
+            for batch in batches:
+                oldest = 0 if order.query.max_lag is None else oldest_version(batch)
+                _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
+            progress.made()
+    finally:
+        _give_up(order, session, under_way)
+
+
+def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
+    request = order.client.next_request()
+    deadline = Deadline.after(order.timeout_s)
+    asked = ask(
+        order.client,
+        session,
+        request,
+        order.query,
+        order.num_rows,
+        num_batches=order.num_batches,
+        deadline=deadline,
+    )
+    order.under_way[request] = session
+    return request, asked, deadline
+
+
+def _forget(order: _Order, session: Session, request: int) -> None:
+    order.under_way.pop(request, None)
+    session.forget(request)
+    order.client.answered(request)
+
+
+def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked, Deadline]]) -> None:
+    """Takes what was granted off the channel, and lets go of what still waits."""
+    client = order.client
+    for request, _, _ in under_way:
+        session.cancel(request)
+    for request, asked, _ in under_way:
+        try:
+            deadline = Deadline.after(1.0)
+            take(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
+        except (PeerLostError, ConnectError, DeadlineExceededError, ClosedError):
+            session.close()  # content may still come that nobody would take
+        except TDServeError:
+            continue  # refused, most likely as cancelled: nothing comes, others may go on using the session
+        finally:
+            order.release()
+            _forget(order, session, request)
+
+
+def _put(order: _Order, item: Any) -> None:
+    while not order.closed.is_set():
+        try:
+            order.ready.put(item, timeout=POLL_S)
+            return
+        except Full:
+            continue

@@ -1,0 +1,110 @@
+"""Stores a writer's batches: how many rows at once, and what to do when they are too many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tdserve.client.tables.row_buffer import Batch
+from tdserve.errors import CapacityError, InvalidRequestError
+from tdserve.replay.limiter import MinSize, Queue
+from tdserve.replay.settings import Settings
+from tdserve.spec.tree import Spec
+
+MIN_RING_BATCHES = 16
+"""Joined rows fill no larger part of a ring: nobody reads the rows that are being overwritten."""
+
+
+class Table(Protocol):
+    """Where rows go: a ReplayHandle."""
+
+    name: str
+    capacity: int
+    spec: Spec
+    settings: Settings
+
+    def extend(
+        self,
+        batch: Any,
+        *,
+        priority: Any = None,
+        ends: Any = None,
+        writer: int = 0,
+        policy_version: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Stores rows together, and returns when they are stored."""
+
+    def info(self) -> dict[str, Any]:
+        """Figures of the table; raises when the server cannot be reached for as long as its client waits."""
+
+
+def most_rows(table: Table) -> int:
+    """Rows of a batch at most: half of a queue, so that a batch finds room while takers wait for another half."""
+    limiter = table.settings.limiter
+    return max(1, limiter.max_size // 2) if isinstance(limiter, Queue) else table.capacity
+
+
+class Delivery:
+    """Stores batches, one at a time.
+
+    Args:
+        table: Where.
+        batch: Rows that the writer's owner wants to be sent together.
+        num_joined: Rows that are worth being sent together.
+    """
+
+    def __init__(self, table: Table, *, batch: int, num_joined: int) -> None:
+        self._table = table
+        self._batch = batch
+        self._most = max(batch, min(num_joined, table.capacity // MIN_RING_BATCHES))
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether waiting batches are joined into one.
+
+        Not where a limiter makes writers wait: there more than was asked for could wait for ever.
+        """
+        return isinstance(self._table.settings.limiter, MinSize)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the next batch at most."""
+        return self._most if self.is_joining else min(self._most, self._batch)
+
+    def send(self, batch: Batch, on_stored: Callable[[int], None]) -> None:
+        """Stores the rows of a batch in order; in smaller and smaller calls where the table refuses so many at once.
+
+        Waits as long as the table makes writers wait, or as the server is away: callers say when that is too long.
+
+        Args:
+            on_stored: Called with the number of rows that were stored, again and again until it was all of them.
+
+        Raises:
+            RequestError, CapacityError: The table refuses; the other rows were not stored.
+            TDServeError: Some of the other rows may have been stored.
+        """
+        start = 0
+        while start < batch.num_rows:
+            num_rows = min(self._most, batch.num_rows - start)
+            try:
+                self._extend(batch, slice(start, start + num_rows))
+            except (InvalidRequestError, CapacityError):
+                if num_rows == 1:
+                    raise
+                self._most = num_rows // 2
+                continue
+            on_stored(num_rows)
+            start += num_rows
+
+    def _extend(self, batch: Batch, rows: slice) -> None:
+        more: dict[str, Any] = {}
+        if batch.priorities is not None:
+            more["priority"] = batch.priorities[rows]
+        if batch.policy_versions is not None:
+            more["policy_version"] = batch.policy_versions[rows]
+        if batch.ends is not None and batch.ends[rows].any():
+            more["ends"] = batch.ends[rows]
+        td = batch.td if rows == slice(0, batch.num_rows) else batch.td[rows]
+        self._table.extend(td, writer=batch.stream, timeout_s=math.inf, **more)

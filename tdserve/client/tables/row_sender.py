@@ -1,0 +1,400 @@
+"""Sends the rows of one writer: one thread, one batch under way, everything that waits joined into the next one.
+
+So rows are stored in the order in which they were appended, also when a batch has to be sent again, and the slower the
+server, the fewer messages there are. More batches side by side would give up both.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import math
+import time
+from enum import Enum
+from functools import lru_cache
+from threading import Condition, RLock, Thread
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from tdserve.client.tables.nstep import NStepWindow
+from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
+from tdserve.client.tables.row_delivery import Delivery, Table, most_rows
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    CapacityError,
+    ClosedError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    RequestError,
+    WriterFailedError,
+)
+
+PROBE_S = 2.0
+"""A batch that is under way for so long may wait for the table's limiter, or for a server that is no more: ask."""
+
+GIVE_WAY_S = 0.001
+"""An actor that computes in Python keeps the interpreter from the threads that send for 5 ms at a time (measured: 17 ms
+per batch instead of 1). Where batches are not joined, it pauses once per batch, as long as it is ahead."""
+
+EXIT_FLUSH_S = 3.0
+"""For the rows of writers that were not closed, when the interpreter ends."""
+
+JOIN_TIMEOUT_S = 5.0
+"""For a thread that has nothing more to do; it takes milliseconds."""
+
+_STREAMS = itertools.count(1)
+"""Numbers of streams, unique in this process; rows of two streams never share a trajectory."""
+
+
+class _State(Enum):
+    OPEN = "open"
+    DRAINING = "draining"  # nobody appends any more; what waits is sent
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class RowSender:
+    """The rows of one writer, from ``put`` to their acknowledgement. Threads: safe.
+
+    Args:
+        table: Where they go.
+        batch: Rows that are sent together when nothing delays them.
+        flush_s: A row waits so long at most for others to join it; None: until it is asked for.
+        max_bytes: Of all rows that wait or are under way.
+        window: Makes n-step rows of them.
+
+    Attributes:
+        num_appended: Rows that were put.
+        num_sent: Rows that were handed to the client.
+        num_acknowledged: Rows that are stored.
+    """
+
+    def __init__(
+        self, table: Table, *, batch: int, flush_s: float | None, max_bytes: int, window: NStepWindow | None
+    ) -> None:
+        self._table = table
+        self._flush_s = math.inf if flush_s is None else flush_s
+        self._max_bytes = max_bytes
+        self._window = window
+        self._num_held = int(window is None or window.n == 1)  # else rows are held back by their horizon
+        self._buffer = RowBuffer(table.spec, page_rows=min(batch, most_rows(table)), max_bytes=max_bytes)
+        self._batch = self._buffer.page_rows
+        self._delivery = Delivery(table, batch=self._batch, num_joined=self._buffer.num_joined)
+        if window is not None and self._buffer.max_rows < window.n + 2 * self._batch:
+            reason = f"{max_bytes} bytes do not hold {window.n} rows whose horizon is open, and two batches"
+            raise InvalidRequestError(argument="max_bytes", reason=reason)
+        self.num_appended = self.num_sent = self.num_acknowledged = 0
+        self._num_complete = 0  # all but those whose n-step horizon is open
+        self._flush_to = 0
+        self._num_blocked = 0  # callers that wait for room
+        self._wake_at: float = math.inf  # the thread sleeps until so many rows are complete
+        self._page: Page | None = None  # None: the next row goes the long way
+        self._newest: Page | None = None  # None: no row of an open trajectory was put
+        self._stream = next(_STREAMS)
+        self._sending_since_s = math.inf  # nothing is under way
+        self._probed_s = -math.inf
+        self._fault: BaseException | None = None
+        self._state = _State.OPEN
+        # Reentrant: the collector may end a dropped writer inside of this very thread.
+        self._lock = RLock()
+        self._work = Condition(self._lock)
+        self._progress = Condition(self._lock)
+        self._thread = Thread(target=self._run, name=f"tdserve-writer-{table.name}-{self._stream}", daemon=True)
+        _drain_with_interpreter()
+        _RUNNING.add(self)
+        self._thread.start()
+
+    def put(
+        self,
+        leaves: list[torch.Tensor],
+        values: list[Any],
+        values_nbytes: int,
+        priority: float,
+        timeout_s: float | None,
+        policy_version: int = NO_VERSION,
+    ) -> None:
+        """Copies a row in.
+
+        Args:
+            leaves: Tensors in the order of ``spec.tensors``; may change afterwards.
+            values: Non-tensor leaves in the order of ``spec.values``; may not.
+            values_nbytes: Encoded size of them.
+            priority, policy_version: ``NO_PRIORITY`` and ``NO_VERSION`` for none.
+            timeout_s: To wait for room; None waits without end.
+
+        Raises:
+            DeadlineExceededError: There was no room in time. The row was not taken.
+            WriterFailedError: Rows could not be stored; from now on always.
+            ClosedError: The writer was closed.
+        """
+        with self._lock:
+            page = self._page
+            if page is None or values:
+                page = self._find_page(values_nbytes, timeout_s)
+            now_s = time.monotonic()
+            row = page.put(leaves, priority, now_s, values, values_nbytes, policy_version)
+            self.num_appended += 1
+            self._newest = page
+            is_full = page.num_rows == self._batch
+            if is_full:
+                self._page = None
+            if self._window is None:
+                self._num_complete += 1
+            else:
+                num_complete, has_ended = self._window.push(row, values)
+                self._num_complete += num_complete
+                if has_ended:
+                    self._end_trajectory()
+            if self._num_complete >= self._wake_at:
+                self._wake()
+            if now_s - self._sending_since_s > PROBE_S:
+                self._probe(now_s)
+            if is_full and self._num_complete - self.num_sent > self._batch and not self._delivery.is_joining:
+                self._progress.wait(GIVE_WAY_S)
+
+    def end_trajectory(self) -> None:
+        """The row that was put last is the last of its trajectory.
+
+        Raises:
+            WriterFailedError, ClosedError: As ``put``.
+        """
+        with self._lock:
+            self._check_open()
+            if self._window is not None:
+                self._num_complete += self._window.end()
+            self._end_trajectory()
+
+    def flush(self, deadline: Deadline) -> None:
+        """Returns when all complete rows are stored.
+
+        Raises:
+            DeadlineExceededError: They were not in time; they are still on their way.
+            WriterFailedError, ClosedError: As ``put``.
+        """
+        with self._lock:
+            self._check_open()
+            target = self._flush_to = self._num_complete
+            self._wake()
+            while self.num_acknowledged < target:
+                self._wait(deadline, f"the acknowledgement of {target - self.num_acknowledged} rows")
+
+    def close(self, deadline: Deadline) -> None:
+        """Sends and waits as ``flush`` does, rows with an open horizon included, and ends the thread. Idempotent.
+
+        Raises:
+            DeadlineExceededError: As ``flush``; the sender is still open.
+            WriterFailedError: As ``put``; the next call does nothing.
+        """
+        with self._lock:
+            if self._state is _State.STOPPED:
+                return
+            try:
+                self.flush(deadline)
+                while self.num_acknowledged < self.num_appended:  # others may append meanwhile
+                    self._num_complete += self._window.end() if self._window is not None else 0
+                    self.flush(deadline)
+            except WriterFailedError:
+                self.stop()
+                raise
+            self.stop()
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Ends the thread as soon as nothing is under way; what waits is dropped. Waits for nothing."""
+        with self._lock:
+            self._state = _State.STOPPED
+            self._page = None
+            self._wake()
+            self._progress.notify_all()
+
+    def drain(self) -> None:
+        """Sends what is there, without anybody who waits for it, and then ends the thread."""
+        with self._lock:
+            if self._state is _State.OPEN:
+                self._state = _State.DRAINING
+                self._page = None
+                self._wake()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the thread's end."""
+        self._thread.join(timeout_s)
+
+    def account(self) -> str:
+        """What is on its way, for messages."""
+        under_way = self.num_sent - self.num_acknowledged
+        waiting = self.num_appended - self.num_sent
+        return f"{under_way} rows under way and {waiting} waiting, {self._buffer.nbytes} of {self._max_bytes} bytes"
+
+    def _find_page(self, values_nbytes: int, timeout_s: float | None) -> Page:
+        """The page for the next row, waiting for room."""
+        self._check_open()
+        page = self._buffer.page(self._stream, values_nbytes)
+        if page is None:
+            self._num_blocked += 1
+            deadline = Deadline.after(timeout_s)
+            try:
+                while page is None:
+                    self._wake()
+                    self._wait(deadline, "room for a row")
+                    page = self._buffer.page(self._stream, values_nbytes)
+            finally:
+                self._num_blocked -= 1
+        self._page = page
+        return page
+
+    def _end_trajectory(self) -> None:
+        newest, self._newest = self._newest, None
+        if newest is None:
+            return
+        if newest.num_taken == newest.num_rows:  # it is on its way already, without the mark
+            self._stream = next(_STREAMS)
+            self._page = None
+        else:
+            newest.ends[newest.num_rows - 1] = True
+        self._wake()
+
+    def _check_open(self) -> None:
+        if self._fault is not None:
+            raise WriterFailedError(
+                store=self._table.name,
+                num_acknowledged=self.num_acknowledged,
+                num_unknown=self.num_sent - self.num_acknowledged,
+                num_unsent=self.num_appended - self.num_sent,
+                reason=str(self._fault),
+            ) from self._fault
+        if self._state is not _State.OPEN or not self._thread.is_alive():  # it does not live in a fork
+            raise ClosedError(what=f"the writer of {self._table.name!r}")
+
+    def _wake(self) -> None:
+        self._wake_at = math.inf
+        self._work.notify()
+
+    def _wait(self, deadline: Deadline, what: str) -> None:
+        """Waits for progress of any kind. Raises when there was none in time, or none can come."""
+        remaining_s = deadline.remaining_s
+        if remaining_s == 0.0:
+            what = f"{what} (writer of table {self._table.name!r}: {self.account()})"
+            raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+        self._progress.wait(PROBE_S if remaining_s is None else min(remaining_s, PROBE_S))
+        self._check_open()
+        now_s = time.monotonic()
+        if now_s - self._sending_since_s > PROBE_S:
+            self._probe(now_s)
+
+    def _fail(self, fault: BaseException) -> None:
+        if self._fault is None and self._state is not _State.STOPPED:
+            self._fault = fault
+            self._state = _State.FAILED
+            self._page = None
+            self._wake()
+            self._progress.notify_all()
+
+    def _num_due(self, now_s: float) -> int:
+        """Rows to be sent now. The newest row of a trajectory is held back while it may still turn out the last."""
+        num_complete = self._num_complete - self.num_sent
+        is_asked = self._num_blocked or self._flush_to > self.num_sent or self._state is _State.DRAINING
+        if not num_complete or is_asked:
+            return num_complete
+        newest = self._newest
+        num_free = num_complete
+        if newest is not None and self._num_complete == self.num_appended:
+            num_free -= 1
+        if num_free >= self._batch:
+            return num_free
+        if now_s - self._buffer.oldest_s < self._flush_s:
+            return 0
+        is_old = newest is None or now_s - newest.times_s[newest.num_rows - 1] >= self._flush_s
+        return num_complete if is_old else num_free
+
+    def _run(self) -> None:
+        try:
+            batch = self._next_batch()
+            while batch is not None:
+                self._send(batch)
+                batch = self._next_batch()
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever appends gets it)
+            with self._lock:
+                self._fail(error)
+
+    def _next_batch(self) -> Batch | None:
+        """Waits until rows are to be sent; None when none will be."""
+        with self._lock:
+            while True:
+                if self._state is _State.DRAINING and self._window is not None:
+                    self._num_complete += self._window.end()
+                if self._state in (_State.STOPPED, _State.FAILED):
+                    return None
+                now_s = time.monotonic()
+                num_due = self._num_due(now_s)
+                if num_due:
+                    batch = self._buffer.take(min(num_due, self._delivery.max_rows))
+                    self.num_sent += batch.num_rows
+                    self._sending_since_s = now_s
+                    self._progress.notify_all()  # what was joined has left its place
+                    return batch
+                if self._state is _State.DRAINING:
+                    return None
+                sleep_s = self._buffer.oldest_s + self._flush_s - now_s
+                is_timed = sleep_s < math.inf and self._num_complete > self.num_sent
+                num_rows = 1 if self._flush_s < math.inf and not is_timed else self._batch + self._num_held
+                self._wake_at = self.num_sent + num_rows
+                self._work.wait(sleep_s if is_timed else None)
+                self._wake_at = math.inf
+
+    def _send(self, batch: Batch) -> None:
+        try:
+            self._delivery.send(batch, self._stored)
+        except (RequestError, CapacityError) as error:
+            with self._lock:
+                self.num_sent = self.num_acknowledged  # refused: nothing was changed
+                self._fail(error)
+            return
+        with self._lock:
+            self._sending_since_s = math.inf
+            self._buffer.give_back(batch)
+            self._progress.notify_all()
+
+    def _stored(self, num_rows: int) -> None:
+        with self._lock:
+            self.num_acknowledged += num_rows
+            self._sending_since_s = time.monotonic()
+            self._progress.notify_all()
+
+    def _probe(self, now_s: float) -> None:
+        """Asks in a thread of its own: the answer may take as long as the client waits for a server."""
+        if now_s - self._probed_s > PROBE_S:
+            self._probed_s = math.inf  # no other meanwhile
+            Thread(target=self._ask, name=f"tdserve-writer-probe-{self._table.name}", daemon=True).start()
+
+    def _ask(self) -> None:
+        with self._lock:
+            asked_at = self.num_acknowledged
+        fault: BaseException | None = None
+        try:
+            self._table.info()
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever appends gets it)
+            fault = error
+        with self._lock:
+            self._probed_s = time.monotonic()
+            if fault is not None and self.num_acknowledged == asked_at:
+                self._fail(fault)
+
+
+_RUNNING: WeakSet[RowSender] = WeakSet()
+
+
+@lru_cache(maxsize=1)
+def _drain_with_interpreter() -> None:
+    atexit.register(_drain_all)
+
+
+def _drain_all() -> None:
+    """Threads that send while the interpreter ends would abort the process."""
+    running = list(_RUNNING)
+    for sender in running:
+        sender.drain()
+    end_s = time.monotonic() + EXIT_FLUSH_S
+    for sender in running:
+        sender.join(max(end_s - time.monotonic(), 0.0))

@@ -1,0 +1,334 @@
+"""Samples: rows drawn by the server, received, and mended where a row was overwritten while it was copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.incoming import Posted, post
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.reads import copy_rows
+from tdserve.client.pending import Pending
+from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
+from tdserve.client.session import Session
+from tdserve.client.tables.padding import Pad, padded
+from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
+from tdserve.control.status import encode_failure
+from tdserve.deadline import Deadline
+from tdserve.errors import TDServeError, TransferAbortedError
+from tdserve.layout import Layout
+from tdserve.session import tag_of
+from tdserve.spec.build import build
+from tdserve.spec.torch_types import indexable
+from tdserve.spec.tree import Path, Spec, TensorLeaf
+from tdserve.v1 import content_pb2, control_pb2
+
+_TRUNCATED = ("next", "truncated")
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows of a table are wanted; arguments as of ``ReplayHandle.sample``.
+
+    Attributes:
+        name: Of the store.
+        stored: Its structure, the capacity in front.
+        added: Columns that come with the rows.
+        is_exact: Whether just as many rows come as were asked for.
+        is_ordered: Whether the order of the rows means something.
+        pad: What ragged tensors are filled up with.
+        device: Where the rows will be moved.
+    """
+
+    name: str
+    stored: Spec
+    added: tuple[str, ...] = ()
+    require: tuple[Path, ...] | None = None
+    consumer: str = ""
+    group_by: Path | None = None
+    group_size: int = 0
+    max_lag: int | None = None
+    is_lease: bool = False
+    is_exact: bool = True
+    is_ordered: bool = False
+    pad: Pad = None
+    device: Any = None
+
+    def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
+        """The request for batches of ``num_rows``."""
+        message = control_pb2.SampleRequest(
+            store=self.name,
+            num_rows=num_rows,
+            num_batches=num_batches,
+            timeout_s=timeout_s,
+            fingerprint=self.stored.fingerprint,
+            consumer=self.consumer,
+            group_size=self.group_size,
+            is_lease=self.is_lease,
+            accepts_partial=self.require == (),
+            max_lag=self.max_lag,
+        )
+        if self.require:
+            message.require.extend(content_pb2.Path(parts=path) for path in self.require)
+        if self.group_by is not None:
+            message.group_by.parts.extend(self.group_by)
+        return message
+
+    def layout(self, num_rows: int) -> Layout:
+        """Of the content of so many rows."""
+        return rows_layout(self.stored, num_rows, self.added)
+
+
+class Sampled:
+    """Rows of one or several batches, one after the other.
+
+    Attributes:
+        spec: Their structure, with the added keys.
+        tensors: Every leaf by path, added keys too.
+        values: Non-tensor values by path.
+        num_missing: Rows that were overwritten while they were copied.
+    """
+
+    def __init__(self, content: Content, query: Query) -> None:
+        shown = (INDEX_KEY, GENERATION_KEY, *(name for name in query.added if name != SLICE_END_KEY))
+        self.spec = _with_added_keys(content.spec, shown)
+        received = content.columns
+        self.tensors: dict[Path, torch.Tensor] = received.leaves()
+        self.tensors.update({(name,): received.trailing(name) for name in shown})
+        if SLICE_END_KEY in query.added and _TRUNCATED in self.tensors:
+            self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
+        self.values = content.values
+        self._pad = query.pad
+        self._fault = content.fault
+        self.num_missing = received.num_missing
+
+    @property
+    def missing(self) -> torch.Tensor:
+        """Positions of rows that were overwritten while they were copied; their content is undefined."""
+        generations = self.tensors[(GENERATION_KEY,)].numpy()
+        return torch.from_numpy(np.flatnonzero(generations < 0))
+
+    def replace(self, positions: torch.Tensor, rows: Sampled) -> None:
+        """Puts other rows in their places."""
+        for path, tensor in self.tensors.items():
+            indexable(tensor)[positions] = indexable(rows.tensors[path])
+        for path, values in self.values.items():
+            for position, value in zip(positions.tolist(), rows.values[path], strict=True):
+                values[position] = value
+
+    def build(self) -> Any:
+        """The tensordict of all rows; its leaves are views of one buffer.
+
+        Raises:
+            NotSupportedError, RemoteProtocolError: Values of rows on lease cannot be decoded.
+        """
+        if self._fault is not None:
+            raise self._fault
+        return build(*padded(self.spec, self.tensors, self.values, self._pad))
+
+    def split(self, num_rows: int) -> list[Any]:
+        """The tensordicts of the batches, each of ``num_rows`` rows, as views."""
+        total = self.spec.batch_size[0]
+        if total == num_rows:
+            return [self.build()]
+        spec = self.spec.with_rows(num_rows)
+        columns = {path: torch.split(tensor, num_rows) for path, tensor in self.tensors.items()}
+        is_per_row = {path: leaf.per_row for path, leaf in self.spec.values}
+        batches = []
+        for number, first in enumerate(range(0, total, num_rows)):
+            values = {
+                path: column[first : first + num_rows] if is_per_row[path] else column
+                for path, column in self.values.items()
+            }
+            tensors = {path: column[number] for path, column in columns.items()}
+            batches.append(build(*padded(spec, tensors, values, self._pad)))
+        return batches
+
+
+class Asked(NamedTuple):
+    """A sample that was asked for.
+
+    Attributes:
+        message: The request.
+        pending: Where an answer arrives, if one is due.
+        posted: The receives under way, where the client knows beforehand what comes.
+    """
+
+    message: control_pb2.SampleRequest
+    pending: Pending
+    posted: Posted | None
+
+
+def ask(
+    client: SessionClient,
+    session: Session,
+    request: int,
+    query: Query,
+    num_rows: int,
+    *,
+    num_batches: int,
+    deadline: Deadline,
+) -> Asked:
+    """Sends the request for a sample, and begins to receive it where it is known what comes."""
+    expected = _expected(session, query, num_rows * num_batches)
+    message = query.message(num_rows, num_batches, deadline.remaining_s)
+    message.message_nbytes.extend(expected)
+    pending = session.send(request, sample=message)
+    if not expected:
+        return Asked(message, pending, None)
+    # Behind the request: to begin a receive wakes the server's process too, which takes longer than the request itself.
+    layout = query.layout(num_rows * num_batches)
+    return Asked(message, pending, post(layout, session, tag_of(request), client.pool, device=query.device))
+
+
+def _expected(session: Session, query: Query, total: int) -> tuple[int, ...]:
+    """The messages to wait for without an answer first; none when the content may be inline or has values."""
+    if session.local is not None or query.stored.values or not query.is_exact:
+        return ()
+    message_nbytes = query.layout(total).message_nbytes
+    return message_nbytes if sum(message_nbytes) > session.inline_bytes else ()
+
+
+def take(
+    client: SessionClient,
+    session: Session,
+    request: int,
+    asked: Asked,
+    *,
+    query: Query,
+    deadline: Deadline,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Sampled:
+    """Receives the rows that ``ask`` asked for; when there are none yet, waits for them.
+
+    Args:
+        is_over: Whether the wait is to be given up.
+    """
+    message, pending, posted = asked
+    stored = query.stored
+    if posted is not None:
+        total = message.num_rows * message.num_batches
+        spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
+        content = finish_posted(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
+        if content is not None:
+            return Sampled(content, query)
+        if is_over():
+            raise TransferAbortedError(transfer=request, reason="nothing was granted yet, and nobody waits any more")
+        pending = _ask_again(session, request, message, deadline)
+        if is_over():  # looked at after asking: whoever gives up either saw this request, or was seen here
+            session.cancel(request)
+    answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
+    if session.local is not None:
+        return _taken_here(client, session, session.local, request, pending, answer, query, deadline)
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    total = accepted.num_rows
+    spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
+    content = finish_read(
+        client,
+        session,
+        request,
+        pending,
+        answer=answer,
+        spec=spec,
+        layout=layout,
+        deadline=deadline,
+        keeps_fault=query.is_lease,
+        device=query.device,
+    )
+    return Sampled(content, query)
+
+
+def _taken_here(
+    client: SessionClient,
+    session: Session,
+    local: LocalEnd,
+    request: int,
+    pending: Pending,
+    answer: control_pb2.ServerMessage,
+    query: Query,
+    deadline: Deadline,
+) -> Sampled:
+    """Copies the rows that were drawn for a local client."""
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    try:
+        content = rows_here(client, local, query.name, query.stored, query.added, accepted, keeps_fault=query.is_lease)
+    except TDServeError as error:
+        if accepted.wants_written:
+            session.answer(request, control_pb2.Written(failure=encode_failure(error)))
+        raise
+    if accepted.wants_written:
+        session.answer(request, control_pb2.Written())
+        pending.wait(answer_timeout_s(deadline), f"the end of a sample of {query.name!r}")
+    return Sampled(content, query)
+
+
+def rows_here(
+    client: SessionClient,
+    local: LocalEnd,
+    name: str,
+    stored: Spec,
+    added: tuple[str, ...],
+    accepted: control_pb2.Accepted,
+    *,
+    keeps_fault: bool = False,
+) -> Content:
+    """The content of rows that the server has chosen, copied by this local client; ``keeps_fault`` as of reads."""
+    copied = copy_rows(local, name, stored, added, accepted, client.pool)
+    spec = on_cpu(stored.with_rows(accepted.num_rows))
+    spec, values, fault = decoded(client, spec, copied.values, keeps_fault=keeps_fault)
+    return Content(spec, copied.received.leaves(), values, 0, accepted, copied.received, fault)
+
+
+def _ask_again(session: Session, request: int, message: control_pb2.SampleRequest, deadline: Deadline) -> Pending:
+    """Asks for an answer before the content: that wait can be interrupted, and lasts as long as it must."""
+    waiting = control_pb2.SampleRequest()
+    waiting.CopyFrom(message)
+    waiting.ClearField("message_nbytes")
+    waiting.timeout_s = deadline.remaining_s or 0.0
+    return session.send(request, sample=waiting)
+
+
+def sampled(client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline) -> Sampled:
+    """Draws rows, all of them whole."""
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
+        asked = ask(client, session, request, query, num_rows, num_batches=num_batches, deadline=deadline)
+        rows = take(client, session, request, asked, query=query, deadline=deadline)
+        check_together(query, rows)
+        return rows
+
+    return mended(client, query, client.call(attempt, deadline), deadline)
+
+
+def check_together(query: Query, rows: Sampled) -> None:
+    """Raises TransferAbortedError when rows are missing that cannot be replaced one by one: to be drawn anew."""
+    if rows.num_missing and (query.is_lease or query.group_by is not None or SLICE_END_KEY in query.added):
+        raise TransferAbortedError(transfer=0, reason="rows were overwritten while they were copied")
+
+
+def mended(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline) -> Sampled:
+    """Draws other rows for those that a writer overwrote while they were copied: seldom, and few.
+
+    Raises:
+        TransferAbortedError: Rows that belong together (slices, groups, leases) cannot be replaced one by one.
+    """
+    check_together(query, rows)
+    if rows.num_missing:
+        missing = rows.missing
+        rows.replace(missing, sampled(client, query, len(missing), num_batches=1, deadline=deadline))
+    return rows
+
+
+def _with_added_keys(spec: Spec, names: tuple[str, ...]) -> Spec:
+    added: Spec | None = spec.memo.get(("sampled", names))
+    if added is None:
+        columns = tuple((name, TensorLeaf(ADDED_DTYPES.get(name, "int64"), (spec.batch_size[0],))) for name in names)
+        # A tensorclass has no fields for them: what is sampled of one is a plain tensordict.
+        root = spec.root._replace(entries=(*spec.root.entries, *columns), tensorclass=None)
+        added = spec.memo["sampled", names] = Spec(root)
+    return added

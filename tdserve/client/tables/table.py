@@ -1,0 +1,400 @@
+"""What all handles of row tables have: rows are written, read by number, changed and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from tdserve.client.by_address import ByAddress, OfProcess
+from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.datasets.dataset import TableRows
+from tdserve.client.description import StoreDescription
+from tdserve.client.fake_modes import ROWS, check_real
+from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.keys import checked_path
+from tdserve.client.outgoing import Target
+from tdserve.client.reading import Content, finish_read
+from tdserve.client.session import Session
+from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.joining import Joining, Part
+from tdserve.client.tables.padding import Pad
+from tdserve.client.tables.sampling import Query, rows_here
+from tdserve.client.tables.widening import makes_dense, renewed, widen
+from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.value_blocks import joinable_nbytes
+from tdserve.client.weights.policy_versions import checked_max_lag, say_of_rows
+from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    CapacityError,
+    InvalidRequestError,
+    SpecMismatchError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
+from tdserve.replay.order import Fifo, Lifo
+from tdserve.replay.sampled import added_columns
+from tdserve.replay.settings import Settings
+from tdserve.row_numbers import encode_rows
+from tdserve.selection import encode, parse
+from tdserve.spec.capture import Captured, capture
+from tdserve.spec.elements import by_rows
+from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.v1 import content_pb2, control_pb2
+
+T = TypeVar("T")
+
+
+class TableHandle(TableRows, ByAddress):
+    """A table of rows on the server. Threads: safe. Processes: safe, pickled (by address) or forked.
+
+    Attributes:
+        name: Of the store.
+        capacity: Rows.
+        spec: Structure of one row.
+        settings: Sampler, remover and limiter, as they were when this handle was made.
+    """
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self.name = description.name
+        self._follow(description)
+
+    _of_process = ("_client", "_joining")
+
+    @OfProcess
+    def _joining(self) -> Joining:
+        """What sends rows; anew where the table is."""
+        target = Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
+        return Joining.of_table(self._client, target, self.settings, self.capacity)
+
+    def _follow(self, description: StoreDescription) -> None:
+        """Makes this the handle of the table as it is described."""
+        self.capacity = description.capacity
+        self.spec: Spec = description.spec
+        self._is_in_use = description.inserts > 0
+        self.settings = Settings.from_json(description.settings)
+        self._stored = self.spec.prepend((self.capacity,))
+        self.__dict__.pop("_joining", None)
+        self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
+
+    def __len__(self) -> int:
+        """Live rows now."""
+        return self._client.describe(self.name).num_rows
+
+    def info(self) -> dict[str, Any]:
+        """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more."""
+        return self._client.describe(self.name).as_dict()
+
+    def extend(
+        self,
+        batch: Any,
+        *,
+        priority: Any = None,
+        ends: Any = None,
+        writer: int = 0,
+        policy_version: Any = None,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Writes rows; they become visible together.
+
+        Args:
+            batch: Tensordict of batch size ``[n, *row]``. It may lack leaves, which are written later with
+                ``set_at_``: until then the rows are drawn only by samples that say ``require``.
+            priority: At least 0; one per row, or one for all; None: the highest so far.
+            ends: Bool ``[n]``: which rows are the last of their trajectory.
+            writer: Rows of different numbers are never in one trajectory; 0 is this client's own.
+            policy_version: Of the table's policy, that made the rows; one per row, or one for all; None: the newest
+                that is published when they are stored, 0 before the first.
+            timeout_s: Seconds to wait for room; None is the client's default.
+            return_early: True returns a future at once; ``batch`` must not change before it is done. Up to 64 may be
+                under way.
+
+        Returns:
+            Row numbers, int64 ``[n]``, or a future of them.
+
+        Raises:
+            SpecMismatchError: The batch does not fit the rows. Nothing was written.
+            InvalidRequestError: A priority is negative or not finite, or a version above the newest. Nothing was
+                written.
+            CapacityError: The batch has more rows than the table. Nothing was written.
+            WrongStateError: The table was closed. Nothing was written.
+            DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
+                come, and whether the rows were stored is unknown.
+        """
+        if isinstance(writer, bool) or not isinstance(writer, int) or not 0 <= writer < 1 << 64:
+            raise InvalidRequestError(argument="writer", reason=f"{writer!r} is not an integer from 0 to 2**64 - 1")
+        captured, keys = self._captured(batch)
+        num_rows = captured.spec.batch_size[0]
+        deadline = self._client.deadline(timeout_s)
+        if num_rows == 0:
+            empty = torch.empty(0, dtype=torch.int64)
+            return _done(empty) if return_early else empty
+        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
+        request.keys.extend(content_pb2.Path(parts=path) for path in keys)
+        say_of_rows(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
+        what = f"an extend of {self.name!r} by {num_rows} rows"
+        nbytes = joinable_nbytes(captured.spec, captured.values)
+        part = Part(captured, request, deadline, what, Future(), is_alone=nbytes is None, values_nbytes=nbytes or 0)
+        part.future.set_running_or_notify_cancel()  # it is on its way: it cannot be cancelled
+        if return_early or self._joining.is_waiting:  # what waits there came first
+            self._joining.submit(part)
+            return part.future if return_early else part.future.result()
+        index = self._joining.send(part)
+        self._is_in_use = True
+        return index
+
+    def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
+        """A writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
+        return ReplayWriter(self, batch=batch, **options)
+
+    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> None:
+        """Writes one leaf or nested part of live rows, all of them together; readers see either state of each row.
+
+        Args:
+            key: Of the leaf, which may not have been written before.
+            value: Tensor ``[n, *leaf]``, broadcast as ``leaf[index] = value`` would; values of a non-tensor leaf.
+            index: Row numbers, as ``extend`` returned them. A sampled batch stands for its rows, and nothing is written
+                when one of them was overwritten since; bare numbers mean whatever rows they are now.
+
+        Raises:
+            SelectionError: A row is not live, or another than in the batch. Nothing was written.
+            KeyNotFoundError, SpecMismatchError: The key or the value does not fit. Nothing was written.
+            InvalidRequestError: The table orders its rows by this key. Nothing was written.
+        """
+        path = checked_path(key)
+        rows = row_numbers(index)
+        overwrite(
+            self._client,
+            self.name,
+            self._stored,
+            rows,
+            value,
+            at=path,
+            generations=generations_of(index, None, len(rows)),
+            deadline=self._client.deadline(timeout_s),
+        )
+
+    def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
+        """Takes rows out of the table, all of them or none; returns how many.
+
+        Args:
+            index: Row numbers; a sampled batch stands for its rows. A number that comes twice counts once.
+
+        Raises:
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        rows = control_pb2.Rows(rows=encode_rows(row_numbers(index)))
+        return change(self._client, self.name, self._client.deadline(timeout_s), delete=rows).num_rows
+
+    def clear(self, *, timeout_s: float | None = None) -> int:
+        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
+        return change(self._client, self.name, self._client.deadline(timeout_s), clear=True).num_rows
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Ends the table for writers: whoever takes rows gets what is left, then EndOfStreamError."""
+        change(self._client, self.name, self._client.deadline(timeout_s), close=True)
+
+    def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
+        """Makes callers wait by another limiter from now on; those that wait are judged by it at once.
+
+        Raises:
+            InvalidRequestError: It could never let anything through. Nothing was changed.
+        """
+        settings = self.settings.with_limiter(limiter)
+        settings.check(self.capacity)
+        change(self._client, self.name, self._client.deadline(timeout_s), limiter=settings.to_json())
+        self.settings = settings
+
+    def __getitem__(self, index: Any) -> Any:
+        """Live rows by their numbers, without counting them as sampled.
+
+        An integer or an array of them means row numbers, as ``extend`` returned them and ``"index"`` shows them; a
+        slice or a mask chooses among the live rows.
+
+        Raises:
+            SelectionError: A row is not live, or out of range.
+        """
+        check_real("reading rows", ROWS)
+        deadline = self._client.deadline(None)
+        index = slice(None) if index is Ellipsis else index
+        if isinstance(index, tuple):
+            raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
+        shape: tuple[int, ...] | None = None
+        if not isinstance(index, slice):
+            array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+            if array.dtype != np.bool_:
+                shape = array.shape
+                encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
+        found = self._following(lambda: self._read(index, deadline))
+        if shape is None or len(shape) == 1:
+            return found
+        return found[0] if shape == () else found.reshape(*shape)
+
+    def _read(self, index: Any, deadline: Deadline) -> Any:
+        selection = parse(index, store=self.name)
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> Any:
+            asked = control_pb2.ReadRequest(
+                store=self.name,
+                selection=selection.to_message(),
+                fingerprint=self.spec.fingerprint,
+                timeout_s=deadline.remaining_s,
+            )
+            pending = session.send(request, read=asked)
+            answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
+            accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+            if session.local is not None:
+                content = rows_here(self._client, session.local, self.name, self._stored, (), accepted)
+                _check_whole(content, request)
+                return content.build()
+            spec = self._stored.with_rows(accepted.num_rows)
+            layout = rows_layout(self._stored, accepted.num_rows)
+            content = finish_read(
+                self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
+            )
+            _check_whole(content, request)
+            return content.build()
+
+        return self._client.call(attempt, deadline)
+
+    def _query(
+        self,
+        *,
+        require: Any = None,
+        consumer: str = "",
+        group_by: Any = None,
+        group_size: int = 0,
+        max_lag: int | None = None,
+        is_lease: bool = False,
+        pad: Pad = None,
+        device: Any = None,
+    ) -> Query:
+        """What a sample asks for, checked as far as this end can.
+
+        Raises:
+            KeyNotFoundError: Rows have no such leaf.
+            InvalidRequestError: An argument is none.
+        """
+        required = None if require is None else tuple(checked_path(key, argument="require") for key in _listed(require))
+        group = None if group_by is None else checked_path(group_by, argument="group_by")
+        for path in (*(required or ()), *(() if group is None else (group,))):
+            self.spec.find(path, store=self.name)
+        if not isinstance(consumer, str):
+            raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is no str")
+        if group is not None:
+            check_count("group_size", group_size)
+        elif group_size:
+            raise InvalidRequestError(argument="group_size", reason="it needs group_by")
+        return Query(
+            self.name,
+            self._stored,
+            added_columns(self.settings, is_grouped=group is not None),
+            require=required,
+            consumer=consumer,
+            group_by=group,
+            group_size=group_size,
+            max_lag=checked_max_lag(max_lag, self.settings, self.name),
+            is_lease=is_lease,
+            pad=pad,
+            device=device,
+            is_ordered=isinstance(self.settings.sampler, (Fifo, Lifo)),
+            is_exact=not is_lease and getattr(self.settings.sampler, "strict_length", True),
+        )
+
+    def _following(self, act: Callable[[], T]) -> T:
+        """Does something; anew, where the table was made anew meanwhile for rows that differ in size."""
+        try:
+            result = act()
+        except (StoreNotFoundError, SpecMismatchError):
+            description = None if self._is_in_use else renewed(self._client, self.name, self.spec)
+            if description is None:
+                raise
+            self._follow(description)
+            result = act()
+        self._is_in_use = True
+        return result
+
+    def _captured(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+        """The batch taken apart, and which leaves it has: none are named when it has all.
+
+        The first rows decide whether a table holds rows that differ in size: nested tensors do, whatever their lengths.
+        """
+        try:
+            found = self._taken_apart(batch)
+            if self._is_in_use or not makes_dense(batch, found[0].spec):
+                return found
+        except SpecMismatchError:
+            if self._is_in_use:
+                raise
+        if (description := widen(self._client, self.name, self.spec, batch)) is not None:
+            self._follow(description)
+        return self._taken_apart(batch)
+
+    def _taken_apart(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+        captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
+        batch_size = captured.spec.batch_size
+        if len(batch_size) != len(self.spec.batch_size) + 1:
+            if (rows := by_rows(batch)) is not batch:
+                return self._taken_apart(rows)
+            expected = f"batch size {['n', *self.spec.batch_size]}"
+            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
+        expected_spec = self._stored.with_rows(batch_size[0])
+        keys: tuple[Path, ...] = ()
+        found = {path for path, _ in (*captured.spec.tensors, *captured.spec.values)}
+        if found and found < set(self._paths):
+            keys = tuple(path for path in self._paths if path in found)
+            expected_spec = expected_spec.select(keys, store=self.name)
+        # Where leaves were left out, nodes may be empty now.
+        given = captured.spec.select(keys, store=self.name) if keys else captured.spec
+        check_matches(expected_spec, given, store=self.name)
+        if batch_size[0] > self.capacity:
+            raise CapacityError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
+        return captured, keys
+
+
+def _check_whole(content: Content, request: int) -> None:
+    if content.columns.num_missing:
+        raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
+
+
+def check_num_rows(num_rows: Any, device: Any) -> None:
+    """What can be said of a sample before anything is drawn for it. Raises InvalidRequestError, NotSupportedError."""
+    check_real("drawing rows", ROWS)
+    if check_count("num_rows", num_rows) > MAX_SAMPLE_ROWS:
+        raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} are more than {MAX_SAMPLE_ROWS} at once")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError) as fault:  # AssertionError: a build without CUDA
+            raise InvalidRequestError(argument="device", reason=f"{device!r}: {str(fault)[:200]}") from fault
+
+
+def check_count(argument: str, value: Any, *, high: int = (1 << 63) - 1) -> int:
+    """Returns ``value`` if it is an integer from 1 to ``high``. Raises InvalidRequestError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
+    if value > high:
+        raise InvalidRequestError(argument=argument, reason=f"{value} is above {high}")
+    return value
+
+
+def _listed(require: Any) -> list[Any]:
+    """One key, or several: a tuple of str is taken for several keys, as ``require=("reward",)`` means them."""
+    if not isinstance(require, (str, list, tuple, set, frozenset)):
+        raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
+    return [require] if isinstance(require, str) else list(require)
+
+
+def _done(result: torch.Tensor) -> Future[torch.Tensor]:
+    future: Future[torch.Tensor] = Future()
+    future.set_result(result)
+    return future

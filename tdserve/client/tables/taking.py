@@ -1,0 +1,194 @@
+"""Rows on lease: taken from a table until they are acknowledged, and there for others again if they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from threading import Event
+from types import TracebackType
+from typing import Any
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.devices import to_device
+from tdserve.client.session import Session
+from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.sampling import Query, Sampled, ask, take
+from tdserve.content import GENERATION_KEY, INDEX_KEY
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    EndOfStreamError,
+    TDServeError,
+    TransferAbortedError,
+)
+from tdserve.row_numbers import encode_few_bytes
+from tdserve.v1 import control_pb2
+
+POLL_S = 0.5
+"""How soon a waiting iterator notices that it was closed."""
+
+GIVE_BACK_TIMEOUT_S = 5.0
+"""To give rows back when their work has failed; without it they are free when the session ends."""
+
+
+def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
+    """Takes rows on lease; the tensordict of them.
+
+    Raises:
+        EndOfStreamError: The table was closed, and is drained.
+        DeadlineExceededError: There were not enough in time. Nothing was taken.
+        InvalidRequestError, NotSupportedError: They cannot be put together as was asked, or hold values that this
+            client may not decode. They were given back.
+    """
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
+        asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
+        rows = take(client, session, request, asked, query=query, deadline=deadline)
+        if rows.num_missing:
+            give_back(client, query, _named(rows), GIVE_BACK_TIMEOUT_S)
+            raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
+        return rows
+
+    found = client.call(attempt, deadline)
+    try:
+        return found.build()
+    except TDServeError:
+        give_back(client, query, _named(found), GIVE_BACK_TIMEOUT_S)
+        raise
+
+
+def _named(rows: Sampled) -> dict[str, Any]:
+    """What says which rows they are."""
+    return {name: rows.tensors[(name,)] for name in (INDEX_KEY, GENERATION_KEY)}
+
+
+def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadline) -> None:
+    """Says that rows are done with.
+
+    Raises:
+        WrongStateError: They are not this client's: acknowledged before, or its session was lost and they were given to
+            others. Nothing was changed.
+    """
+    change(client, query.name, deadline, acknowledge=_leased(query, rows))
+
+
+def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) -> None:
+    """Lets others have rows of a lease again; what cannot be said now is so when the session ends."""
+    with suppress(TDServeError):
+        change(client, query.name, Deadline.after(timeout_s), give_back=_leased(query, rows))
+
+
+def _leased(query: Query, rows: Any) -> control_pb2.Leased:
+    numbers = row_numbers(rows)
+    generations = generations_of(rows, None, len(numbers))
+    return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)
+
+
+class Taken:
+    """Rows on lease, as a context manager: acknowledged at a clean exit, given back when the block raises.
+
+    Attributes:
+        rows: The tensordict.
+    """
+
+    def __init__(self, client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
+        self.rows = rows
+        self._client = client
+        self._query = query
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> Any:
+        return self.rows
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.ack()
+        else:
+            self.give_back()
+
+    def ack(self) -> None:
+        """Says that the rows are done with. Raises WrongStateError if they are not this client's any more."""
+        acknowledge(self._client, self._query, self.rows, self._client.deadline(self._timeout_s))
+
+    def give_back(self) -> None:
+        """Lets others have the rows again."""
+        give_back(self._client, self._query, self.rows, GIVE_BACK_TIMEOUT_S)
+
+
+class TakenBatches:
+    """Batches on lease, one after the other: the one before is acknowledged when the next is asked for.
+
+    Ends when the table is closed and drained. Closing it gives back what was not acknowledged; so does an exception in
+    the loop, at the latest when this object goes. Threads: one iterates, any may close.
+
+    Args:
+        num_rows: Of a batch; the last ones of a closed table may have fewer.
+        device: Where batches go.
+        timeout_s: Seconds that one batch may take.
+    """
+
+    def __init__(self, client: SessionClient, query: Query, num_rows: int, *, device: Any, timeout_s: float) -> None:
+        self._client = client
+        self._query = query
+        self._num_rows = num_rows
+        self._device = device
+        self._timeout_s = timeout_s
+        self._held: Any = None
+        self._closed = Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._acknowledge()
+        deadline = Deadline.after(self._timeout_s)
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
+            remaining_s = deadline.remaining_s or 0.0
+            try:
+                rows = taken(self._client, self._query, self._num_rows, Deadline.after(min(POLL_S, remaining_s)))
+            except DeadlineExceededError as error:
+                if remaining_s <= POLL_S:
+                    raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None
+                continue
+            except EndOfStreamError:
+                raise StopIteration from None
+            self._held = rows
+            if self._closed.is_set():  # meanwhile, by another thread, which has found nothing to give back
+                self.close()
+                raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
+            return to_device(self._held, self._device)
+
+    def __enter__(self) -> TakenBatches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._acknowledge()
+        self.close()
+
+    def __del__(self) -> None:
+        held = getattr(self, "_held", None)
+        if held is not None:
+            with suppress(TDServeError):  # the client was closed: with its session the rows are free
+                self._client.later(partial(give_back, self._client, self._query, held, GIVE_BACK_TIMEOUT_S))
+
+    def close(self) -> None:
+        """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""
+        self._closed.set()
+        held, self._held = self._held, None
+        if held is not None:
+            give_back(self._client, self._query, held, GIVE_BACK_TIMEOUT_S)
+
+    def _acknowledge(self) -> None:
+        held = self._held
+        if held is not None:
+            acknowledge(self._client, self._query, held, self._client.deadline(None))
+            self._held = None

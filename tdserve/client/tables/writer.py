@@ -1,0 +1,234 @@
+"""A writer of single rows: what an actor appends, one step at a time, reaches the table in batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from tdserve.client.tables.nstep import NStep
+from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
+from tdserve.client.tables.row_delivery import Table
+from tdserve.client.tables.row_sender import RowSender
+from tdserve.client.value_blocks import row_nbytes
+from tdserve.client.weights.policy_versions import check_policy, checked_version
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError, TDServeError
+from tdserve.spec.rows import RowReader
+
+MAX_BYTES = 64 * 1024 * 1024
+
+ABANDON_FLUSH_S = 2.0
+"""For what was appended before the caller's own code raised an exception, which must not wait for long."""
+
+
+class ReplayWriter:
+    """Takes single rows, sends them in batches, and knows which of them are stored.
+
+    Rows are stored in the order in which they were appended. One batch is under way at a time; what was appended
+    meanwhile goes with the next, so that batches grow when the server is slower than the writer. Not where the table's
+    limiter makes writers wait: there batches stay as they are, or become smaller if it never lets so many rows through.
+
+    As a context manager it is closed at the end of the block. If the block raises, what was appended is still sent, for
+    a short time, and the exception goes on. A writer that is dropped without ``close`` sends what it has in the
+    background; nobody hears of it when that fails.
+
+    Trajectories: the rows of one writer follow each other, until ``end_trajectory`` (or, with ``n_step``, a done flag).
+    The newest row of an open trajectory waits for the next one, or for ``flush_s`` or ``flush``, because it may turn
+    out the last. When it was sent already, ``end_trajectory`` still cuts: the row is not marked as the last of its
+    trajectory, but nothing follows it.
+
+    A limiter may make the writer wait for as long as it likes: rows wait in memory, then ``append`` does, and says for
+    what. A table that refuses rows, or a server that cannot be reached for the client's ``timeout_s`` while rows are
+    under way, ends the writer: every call raises WriterFailedError, with an account of the rows. Those that were under
+    way may be stored later still, until the client is closed.
+
+    Threads: safe; rows of several threads are one stream. After a fork, a child makes its own.
+
+    Args:
+        handle: The table's.
+        batch: Rows that are sent together; of a queue at most half of its ``max_size``.
+        flush_s: A row waits at most so long for others to join it; None waits for full batches, ``flush`` and
+            ``close``.
+        max_bytes: Of the rows that wait and are under way, and of the memory around them (600 bytes per leaf and row).
+        policy_version: Of the table's policy, that makes the rows which are appended from now on; see there.
+        n_step: Makes n-step rows of them. Rows whose horizon is open are held back, at most n-1, also by ``flush``;
+            the end of the trajectory completes them, and so does ``close``.
+        timeout_s: Default of calls that wait; None is the client's.
+
+    Raises:
+        InvalidRequestError: An argument is out of range, ``max_bytes`` does not hold two rows, or the rows lack what
+            ``n_step`` needs.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        *,
+        batch: int = 64,
+        flush_s: float | None = 1.0,
+        max_bytes: int = MAX_BYTES,
+        n_step: NStep | None = None,
+        policy_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        _check_count("batch", batch)
+        _check_count("max_bytes", max_bytes)
+        if flush_s is not None and not (type(flush_s) in (int, float) and flush_s > 0):
+            raise InvalidRequestError(argument="flush_s", reason=f"{flush_s!r} is not a number of seconds above 0")
+        table: Table = handle
+        self.name = table.name
+        self._timeout_s: float | None = handle._client.timeout_s if timeout_s is None else timeout_s
+        Deadline.after(self._timeout_s)
+        self._spec = table.spec
+        self._has_values = bool(table.spec.values)
+        self._settings = handle.settings
+        self.policy_version = policy_version
+        self._has_priority = "priority" in handle.settings.columns
+        self._allows_pickle: bool = handle._client.allow_pickle
+        self._reader = RowReader(table.spec, store=table.name, allow_pickle=self._allows_pickle)
+        self._sender = RowSender(
+            table,
+            batch=batch,
+            flush_s=flush_s,
+            max_bytes=max_bytes,
+            window=n_step.window(table.spec) if n_step is not None else None,
+        )
+        self._finalizer = weakref.finalize(self, self._sender.drain)
+        self._finalizer.atexit = False  # the sender itself looks to that
+
+    def __repr__(self) -> str:
+        return f"<ReplayWriter {self.name!r}: {self.num_acknowledged} rows stored, {self._sender.account()}>"
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the table's policy that makes the rows appended from now on, also while others are on their way;
+        None: the newest that is published when they are stored. An n-step row has that of its first step.
+
+        The table refuses one above the newest published, which ends the writer.
+
+        Raises:
+            InvalidRequestError: Set to what is no integer from 0 on, or for a table without a policy.
+        """
+        return None if self._version == NO_VERSION else self._version
+
+    @policy_version.setter
+    def policy_version(self, version: int | None) -> None:
+        if version is not None:
+            check_policy(self._settings, self.name, "policy_version")
+        self._version = NO_VERSION if version is None else checked_version(version)
+
+    @property
+    def num_appended(self) -> int:
+        """Rows that ``append`` has taken."""
+        return self._sender.num_appended
+
+    @property
+    def num_acknowledged(self) -> int:
+        """Rows that are stored: the first so many of those appended."""
+        return self._sender.num_acknowledged
+
+    @property
+    def num_under_way(self) -> int:
+        """Rows that were sent and are not acknowledged."""
+        return self._sender.num_sent - self._sender.num_acknowledged
+
+    @property
+    def num_buffered(self) -> int:
+        """Rows that were not sent yet."""
+        return self._sender.num_appended - self._sender.num_sent
+
+    def append(self, td: Any, priority: Any = None) -> None:
+        """Takes one row; its tensors may change as soon as this returns.
+
+        Waits only when ``max_bytes`` are taken by rows that wait or are under way.
+
+        Args:
+            td: As ``like`` of the table: same keys, shapes and dtypes.
+            priority: At least 0, finite; None takes what the table gives to new rows. Rows with and without one do not
+                share a batch.
+
+        Raises:
+            SpecMismatchError, NotSupportedError: The row does not fit. It was not taken; the writer goes on.
+            InvalidRequestError: The priority is none. As above.
+            DeadlineExceededError: There was no room within the writer's ``timeout_s``. As above.
+            WriterFailedError: Rows could not be stored, see there; from now on every call raises it.
+            ClosedError: The writer was closed.
+        """
+        if priority is not None and not self._has_priority:
+            reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"
+            raise InvalidRequestError(argument="priority", reason=reason)
+        leaves, values = self._reader.read(td)
+        weight = NO_PRIORITY if priority is None else _checked_priority(priority)
+        if self._has_values:
+            values = [copy.deepcopy(value) for value in values]
+            nbytes = row_nbytes(self._spec, values, allow_pickle=self._allows_pickle)
+            self._sender.put(leaves, values, nbytes, weight, self._timeout_s, self._version)
+        else:
+            self._sender.put(leaves, [], 0, weight, self._timeout_s, self._version)
+
+    def end_trajectory(self) -> None:
+        """The row that was appended last is the last of its trajectory; the next one begins another.
+
+        Without a row since the last time it does nothing.
+
+        Raises:
+            WriterFailedError, ClosedError: As ``append``.
+        """
+        self._sender.end_trajectory()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Sends what was appended, and waits until it is stored.
+
+        Raises:
+            DeadlineExceededError: It was not in time; it is still on its way. Says how much of it.
+            WriterFailedError, ClosedError: As ``append``.
+        """
+        self._sender.flush(self._deadline(timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Sends what was appended, waits until it is stored, and ends the writer. Idempotent.
+
+        With ``n_step``, the last rows of an open trajectory get the horizon that there is.
+
+        Raises:
+            DeadlineExceededError: As ``flush``; the writer is still open, and may be closed again.
+            WriterFailedError: As ``append``.
+        """
+        self._sender.close(self._deadline(timeout_s))
+
+    def __enter__(self) -> ReplayWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            with suppress(TDServeError):
+                self._sender.close(Deadline.after(ABANDON_FLUSH_S))
+        finally:
+            self._sender.stop()
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
+
+
+def _check_count(argument: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
+
+
+def _checked_priority(priority: Any) -> float:
+    try:
+        number = float(priority)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several elements
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InvalidRequestError(argument="priority", reason=f"{priority!r} is not a finite number of at least 0")
+    return number

@@ -1,0 +1,1 @@
+"""Versions of weights: published, pulled, followed, and passed on to other clients."""

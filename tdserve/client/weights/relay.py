@@ -1,0 +1,198 @@
+"""What a session's client does for other clients: it keeps versions of weights and passes them on, as the server asks.
+
+Everything happens in threads of its own, one for each link; what the user's calls bring is a copy of what is kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock, Thread, current_thread
+
+from tdserve.client.weights.relay_kept import Kept, checksums
+from tdserve.client.weights.relay_link import PULLER_RANK, RELAY_RANK, Link, pass_on
+from tdserve.errors import ClosedError, PeerLostError, TDServeError
+from tdserve.layout import Layout
+from tdserve.spec.tree import Spec
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2
+
+JOIN_TIMEOUT_S = 5.0
+"""For a thread whose link was ended."""
+
+MAX_EARLY = 64
+"""Entries of links that are not known yet, or over: a pair has four, and a client opens few at once."""
+
+_log = logging.getLogger("tdserve.client")
+
+
+class Relays:
+    """Of one session. Threads: safe; ``on_order`` and ``feed`` belong to the thread that reads the session's stream.
+
+    Args:
+        send: Sends a message over the session.
+        make_host: Gives the address of the interface through which other clients reach this one.
+    """
+
+    def __init__(self, send: Callable[[control_pb2.ClientMessage], None], make_host: Callable[[], str]) -> None:
+        self._send = send
+        self._make_host = make_host
+        self._lock = Lock()
+        self._is_closed = False
+        self._kept: dict[int, Kept] = {}  # by the link over which it came
+        self._links: dict[int, Link] = {}
+        self._early: deque[control_pb2.Rendezvous] = deque(maxlen=MAX_EARLY)
+        self._lost_early: deque[int] = deque(maxlen=MAX_EARLY)
+        self._threads: set[Thread] = set()
+
+    @property
+    def num_kept(self) -> int:
+        """Versions that are kept now."""
+        return len(self._kept)
+
+    def on_order(self, order: control_pb2.RelayOrder) -> None:
+        """Does what control asks; does not block."""
+        kind = order.WhichOneof("order")
+        if kind == "pass_on":
+            self._begin(order.pass_on)
+        elif kind == "forget":
+            self.forget(order.forget)
+        elif kind == "lost":
+            self._lose(order.lost)
+
+    def feed(self, entry: control_pb2.Rendezvous) -> None:
+        """Takes an entry of a link's rendezvous, which may be here before the answer that tells of the link."""
+        with self._lock:
+            link = self._links.get(entry.link)
+            if link is None:
+                self._early.append(entry)
+        if link is not None:
+            link.feed(entry.key, entry.value)
+
+    def open_link(self, number: int, *, is_puller: bool = True) -> Link:
+        """A link whose pair can be formed from now on; ``close_link`` is to be called in the end.
+
+        Raises:
+            ClosedError: The session has ended.
+            PeerLostError: That of the other end has.
+        """
+        rank = PULLER_RANK if is_puller else RELAY_RANK
+        link = Link(number, rank, publish=self._publish, make_host=self._make_host)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(what="the session")
+            if number in self._lost_early:
+                raise PeerLostError(peer=link.peer, reason="its session has ended")
+            self._links[number] = link
+            early = [entry for entry in self._early if entry.link == number]
+        for entry in early:
+            link.feed(entry.key, entry.value)
+        return link
+
+    def close_link(self, link: Link) -> None:
+        """Ends a link."""
+        with self._lock:
+            self._links.pop(link.number, None)
+        link.close()
+
+    def give_up(self, link: int) -> None:
+        """Tells control that nothing more is sent or wanted over a link."""
+        self._report(control_pb2.RelayReport(ended=link))
+
+    def keep(self, link: int, layout: Layout, pool: BufferPool) -> Kept:
+        """Memory for the version that comes over a link, from which it is passed on as it comes."""
+        kept = Kept(layout, pool.take(layout.nbytes), on_first=lambda: self._tell_holds(link))
+        with self._lock:
+            if not self._is_closed:
+                self._kept[link] = kept
+        return kept
+
+    def forget(self, link: int) -> None:
+        """Keeps the version that came over a link no longer; to whom it goes now, nothing more of it does."""
+        with self._lock:
+            kept = self._kept.pop(link, None)
+        if kept is not None:
+            kept.drop()
+
+    def tell_checksums(self, link: int, kept: Kept, spec: Spec) -> None:
+        """Makes the checksums of a version that came from the server, for those that get it from others; later."""
+
+        def tell() -> None:
+            told = control_pb2.TakenRequest(link=link, checksums=checksums(kept.layout, kept.buffer, spec))
+            self._report(control_pb2.RelayReport(whole=told))
+
+        self._start(f"tdserve-relay-checksums-{link}", tell)
+
+    def close(self) -> None:
+        """Ends all links, and joins the threads of all of them. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            links, threads = list(self._links.values()), list(self._threads)
+            kept, self._kept = list(self._kept.values()), {}
+        for each in kept:
+            each.drop()
+        for link in links:
+            link.cancel(ClosedError(what="the session"))
+        for thread in threads:
+            if thread is not current_thread():
+                thread.join(JOIN_TIMEOUT_S)
+
+    def _lose(self, number: int) -> None:
+        with self._lock:
+            link = self._links.get(number)
+            if link is None:  # as with entries: it may be here before the answer
+                self._lost_early.append(number)
+        if link is not None:
+            link.cancel(PeerLostError(peer=link.peer, reason="its session has ended"))
+
+    def _begin(self, order: control_pb2.PassOn) -> None:
+        kept = self._kept.get(order.kept)
+        try:
+            if kept is None:
+                raise PeerLostError(peer=f"link {order.kept}", reason="nothing is kept of what came over it")
+            link = self.open_link(order.link, is_puller=False)
+        except TDServeError:
+            self.give_up(order.link)
+            return
+        self._start(f"tdserve-relay-{order.link}", lambda: self._pass_on(link, kept))
+
+    def _pass_on(self, link: Link, kept: Kept) -> None:
+        try:
+            pass_on(link.connect(), kept)
+        except TDServeError as error:  # the puller notices by itself, and goes elsewhere
+            _log.debug("link %d: %s", link.number, error)
+        finally:
+            self.close_link(link)
+            self.give_up(link.number)
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 (outermost frame of the thread)
+                _log.exception("%s failed", name)
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = Thread(target=run, name=name, daemon=True)
+        with self._lock:
+            if self._is_closed:
+                return
+            self._threads.add(thread)
+            thread.start()
+
+    def _tell_holds(self, link: int) -> None:
+        self._report(control_pb2.RelayReport(holds=link))
+
+    def _publish(self, link: int, key: str, value: bytes) -> None:
+        self._say(control_pb2.ClientMessage(rendezvous=control_pb2.Rendezvous(key=key, value=value, link=link)))
+
+    def _report(self, report: control_pb2.RelayReport) -> None:
+        self._say(control_pb2.ClientMessage(relay_report=report))
+
+    def _say(self, message: control_pb2.ClientMessage) -> None:
+        with suppress(TDServeError):  # the session is lost: nobody wants to know any more
+            self._send(message)

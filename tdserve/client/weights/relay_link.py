@@ -1,0 +1,146 @@
+"""A link between two clients: a gloo pair over which one version goes from the one that keeps it to one that wants it.
+
+The pair is formed anew for every link, by a rendezvous through the session: two clients that know of one another only
+what the server says have nothing to agree on, and nothing to repair.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+
+import torch
+
+from tdserve.client.weights.relay_kept import Kept
+from tdserve.errors import PeerLostError, TDServeError
+from tdserve.layout import Layout
+from tdserve.transport.channel import Channel, Work
+from tdserve.transport.ends import FlatEnd
+from tdserve.transport.forming import Forming
+from tdserve.transport.gloo import GlooChannel, KVStore
+from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
+
+RELAY_RANK = 0
+PULLER_RANK = 1
+
+CONTENT_TAG = 1
+THANKS_TAG = 2
+
+CONNECT_S = 3.0
+"""For the pair: five milliseconds, where both ends run and can reach one another."""
+
+STALL_S = 2.0
+"""Without a few messages of a version, the other end counts as stopped, or as too slow to be of any use: 6 MB/s."""
+
+
+class Link:
+    """One end of a link. Threads: ``feed`` and ``cancel`` may be called from any.
+
+    Args:
+        number: Of the link.
+        rank: ``RELAY_RANK`` or ``PULLER_RANK``.
+        publish: Sends an entry of the rendezvous: number, key, value.
+        make_host: Gives the address of the interface to connect from; may fail.
+    """
+
+    def __init__(
+        self, number: int, rank: int, *, publish: Callable[[int, str, bytes], None], make_host: Callable[[], str]
+    ) -> None:
+        self.number = number
+        self.peer = f"the other end of link {number}"
+        self._rank = rank
+        self._make_host = make_host
+        self._lock = Lock()
+        self._error: TDServeError | None = None
+        self._channel: Channel | None = None
+        self._kv_store = KVStore(lambda key, value: publish(number, key, value))
+        self._forming: Forming | None = None
+
+    def feed(self, key: str, value: bytes) -> None:
+        """Takes an entry that the other end has set."""
+        self._kv_store.feed(key, value)
+
+    def connect(self) -> Channel:
+        """Forms the pair.
+
+        Raises:
+            ConnectError: It did not form in time.
+            TDServeError: What ``cancel`` was given.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._forming = Forming(self._make, peer=self.peer, name=f"tdserve-open-link-{self.number}")
+        channel = self._forming.wait(CONNECT_S)
+        with self._lock:
+            self._channel = channel
+            error = self._error
+        if error is not None:
+            channel.close()
+            raise error
+        return channel
+
+    def cancel(self, error: TDServeError) -> None:
+        """Ends the link; whoever is at it gets this error, or that of a lost channel. Idempotent."""
+        with self._lock:
+            self._error = self._error or error
+            forming, channel = self._forming, self._channel
+        self._kv_store.close()
+        if channel is not None:
+            channel.close()
+        elif forming is not None:
+            forming.cancel(error)
+
+    def close(self) -> None:
+        """Ends the link. Idempotent."""
+        self.cancel(PeerLostError(peer=self.peer, reason="the link is closed"))
+
+    def _make(self) -> GlooChannel:
+        return GlooChannel(self._kv_store, self._rank, host=self._make_host(), peer=self.peer, timeout_s=CONNECT_S)
+
+
+def pass_on(channel: Channel, kept: Kept) -> None:
+    """Sends a version, message by message as they come, and waits until the other end says that it has it.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The other end, or what should come, is gone, stopped or too slow.
+    """
+    thanks = torch.zeros(1, dtype=torch.uint8)
+    thanked = channel.recv(thanks, THANKS_TAG)
+    flat = FlatEnd(kept.buffer)
+    under_way: deque[Work] = deque()
+    for number, message in enumerate(kept.layout.messages):
+        kept.wait(number, STALL_S)
+        if len(under_way) >= MESSAGES_UNDER_WAY:
+            channel.wait_all([under_way.popleft()], STALL_S)
+        under_way.append(channel.send(flat.direct(message), CONTENT_TAG))
+    while under_way:
+        channel.wait_all([under_way.popleft()], STALL_S)
+    channel.wait_all([thanked], STALL_S)
+
+
+def take(channel: Channel, layout: Layout, buffer: torch.Tensor, *, on_arrived: Callable[[int], None]) -> None:
+    """Receives a version into a flat buffer, and says thanks.
+
+    Args:
+        on_arrived: Called with the number of messages that are here since the last call; may raise.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The other end is gone, stopped or too slow; some of it is here.
+    """
+    flat = FlatEnd(buffer)
+    under_way: deque[Work] = deque()
+
+    def finish_oldest() -> None:
+        oldest = [under_way.popleft() for _ in range(min(MESSAGES_AT_ONCE, len(under_way)))]
+        channel.wait_all(oldest, STALL_S)
+        on_arrived(len(oldest))
+
+    for message in layout.messages:
+        if len(under_way) >= MESSAGES_UNDER_WAY:
+            finish_oldest()
+        under_way.append(channel.recv(flat.direct(message), CONTENT_TAG))
+    while under_way:
+        finish_oldest()
+    channel.wait_all([channel.send(torch.ones(1, dtype=torch.uint8), THANKS_TAG)], STALL_S)

@@ -1,0 +1,195 @@
+"""A version of weights on its way into the caller's tensors: from the server and kept, or from another client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.incoming import Received, views
+from tdserve.client.leaves import Leaves
+from tdserve.client.session import Session
+from tdserve.client.weights.relay import Relays
+from tdserve.client.weights.relay_kept import Kept, checksums
+from tdserve.client.weights.relay_link import take
+from tdserve.errors import DeadlineExceededError, TDServeError
+from tdserve.layout import Layout
+from tdserve.session import tag_of
+from tdserve.spec.tree import Spec
+from tdserve.transport.channel import Channel
+from tdserve.transport.ends import FlatEnd, copy_bytes
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.stream import recv_messages
+from tdserve.v1 import control_pb2
+
+VERIFY_S = 5.0
+"""For the server to know what the checksums must be: it makes them, or is told them, soon after the first pull."""
+
+ANSWER_GRACE_S = 1.0
+
+
+class LinkFailedError(Exception):
+    """A version did not come over a link, or not rightly: the server has to be asked for it once more.
+
+    Attributes:
+        failed: What it is told then.
+    """
+
+    def __init__(self, link: int, *, was_connected: bool) -> None:
+        super().__init__(f"link {link}")
+        self.failed = control_pb2.FailedLink(link=link, was_connected=was_connected)
+
+
+def receive_linked(
+    client: SessionClient,
+    session: Session,
+    request: int,
+    accepted: control_pb2.Accepted,
+    *,
+    layout: Layout,
+    spec: Spec,
+    timeout_s: float,
+    into: Leaves | None,
+) -> Received:
+    """Takes a version of which control wants to know how it comes: ``Accepted.link`` is set.
+
+    Raises:
+        LinkFailedError: As of ``take_relayed``.
+        PeerLostError, DeadlineExceededError: As of ``receive_kept``.
+    """
+    if accepted.is_relayed:
+
+        def verify(asked: control_pb2.TakenRequest) -> None:
+            number = client.next_request()
+            asked.timeout_s = VERIFY_S
+            try:
+                session.send(number, taken=asked).wait(VERIFY_S + ANSWER_GRACE_S, "a look at a version")
+            finally:
+                session.forget(number)
+                client.answered(number)
+
+        return take_relayed(
+            session.relays,
+            accepted,
+            verify,
+            layout=layout,
+            spec=spec,
+            pool=client.pool,
+            timeout_s=timeout_s,
+            into=into,
+        )
+    return receive_kept(
+        session.relays,
+        accepted.link,
+        session.channel,
+        tag_of(request),
+        layout=layout,
+        spec=spec,
+        pool=client.pool,
+        timeout_s=timeout_s,
+        into=into,
+    )
+
+
+def receive_kept(
+    relays: Relays,
+    link: int,
+    channel: Channel,
+    tag: int,
+    *,
+    layout: Layout,
+    spec: Spec,
+    pool: BufferPool,
+    timeout_s: float,
+    into: Leaves | None,
+) -> Received:
+    """Takes a version from the server's worker, and keeps it.
+
+    Args:
+        link: Under which control knows of this.
+        layout, spec: Of what travels.
+        channel, tag, pool, timeout_s, into: As of ``incoming.receive``.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is as it was.
+    """
+    kept = relays.keep(link, layout, pool)
+    try:
+        sink = FlatEnd(kept.buffer)
+        recv_messages(channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s, on_arrived=kept.arrived)
+    except BaseException:
+        relays.forget(link)
+        raise
+    relays.tell_checksums(link, kept, spec)
+    return _copied(layout, kept.buffer, pool, into)
+
+
+def take_relayed(
+    relays: Relays,
+    accepted: control_pb2.Accepted,
+    verify: Callable[[control_pb2.TakenRequest], None],
+    *,
+    layout: Layout,
+    spec: Spec,
+    pool: BufferPool,
+    timeout_s: float,
+    into: Leaves | None,
+) -> Received:
+    """Takes a version from another client; it is shown to the caller when the server has found it right.
+
+    Args:
+        accepted: What the server said of it.
+        verify: Has the server look at the checksums; raises what it says.
+        layout, spec, pool, into: As of ``receive_kept``.
+        timeout_s: For all of it, however much comes in between.
+
+    Raises:
+        LinkFailedError: It did not come, or not rightly. Nothing is kept; ``into`` is as it was.
+    """
+    number = accepted.link
+    end = time.monotonic() + timeout_s
+    kept: Kept | None = None
+
+    def arrived(count: int) -> None:
+        if time.monotonic() > end:
+            raise DeadlineExceededError(what="a version from another client", timeout_s=timeout_s)
+        if kept is not None:
+            kept.arrived(count)
+
+    was_connected = is_right = False
+    link = None
+    try:
+        link = relays.open_link(number)
+        channel = link.connect()
+        was_connected = True
+        kept = relays.keep(number, layout, pool) if accepted.keeps else None
+        buffer = pool.take(layout.nbytes) if kept is None else kept.buffer
+        take(channel, layout, buffer, on_arrived=arrived)
+        relays.close_link(link)
+        verify(control_pb2.TakenRequest(link=number, checksums=checksums(layout, buffer, spec)))
+        is_right = True
+    except TDServeError as error:
+        raise LinkFailedError(number, was_connected=was_connected) from error
+    finally:
+        if link is not None:
+            relays.close_link(link)
+        if not is_right:
+            relays.forget(number)
+            relays.give_up(number)
+    if kept is None and into is None:
+        return Received(layout, views(layout, buffer))
+    return _copied(layout, buffer, pool, into)
+
+
+def _copied(layout: Layout, buffer: torch.Tensor, pool: BufferPool, into: Leaves | None) -> Received:
+    """The caller's own: what it does with it changes nothing of what is passed on."""
+    if into is None:
+        copy = pool.take(layout.nbytes)
+        copy_bytes(copy, buffer)
+        return Received(layout, views(layout, copy))
+    for slot, target in zip(layout.slots, into.contents or (), strict=False):
+        np.copyto(target, buffer.numpy()[slot.offset : slot.offset + slot.nbytes])
+    return Received(layout, [*into.tensors, *views(layout, buffer)[layout.num_leaves :]])

@@ -1,0 +1,114 @@
+"""Versions of weights as they come, one after the other."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from threading import Lock
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.session import Session
+from tdserve.client.weights.versions import Pulls, Wanted, Weights
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
+
+STEP_S = 5.0
+"""A request waits so long at most, and is followed by another: so soon at the latest a closing is noticed when there is
+no server that could be asked to give the request up."""
+
+
+class Subscription:
+    """An iterator over versions, each above the one before; see ``Client.subscribe``. A context manager.
+
+    Threads: one iterates; any may close.
+
+    Args:
+        client: Whose.
+        pulls: Gets the versions.
+        wanted: Which weights, and where they go.
+        timeout_s: Of each wait; None is the client's default.
+    """
+
+    def __init__(self, client: SessionClient, pulls: Pulls, wanted: Wanted, *, timeout_s: float | None) -> None:
+        wanted.check()
+        self._client = client
+        self._pulls = pulls
+        self._wanted = wanted
+        self._timeout_s = timeout_s
+        self._lock = Lock()
+        self._is_closed = False
+        self._under_way: tuple[Session, int] | None = None
+
+    def __iter__(self) -> Subscription:
+        return self
+
+    def __next__(self) -> Weights:
+        """The newest version above the last one, waited for.
+
+        Raises:
+            StopIteration: The subscription, or the client, is closed.
+            DeadlineExceededError: There was none in time; may be called again.
+            TDServeError: As ``Client.latest``; may be called again.
+        """
+        deadline = self._client.deadline(self._timeout_s)
+        while not self._is_closed:
+            try:
+                found = self._pulls.pull(self._wanted, _step_of(deadline), self._watch)
+            except ForkedClientError:
+                raise
+            except ClosedError:
+                break
+            except (DeadlineExceededError, TransportError) as error:
+                if self._is_closed:
+                    break
+                may_come = error.retryable or isinstance(error, DeadlineExceededError)
+                if deadline.expired or not may_come:
+                    raise _of_whole_wait(error, deadline) from None
+                continue
+            finally:
+                with self._lock:
+                    self._under_way = None
+            if found is None:  # nobody wanted to wait
+                raise DeadlineExceededError(what=f"a version of {self._wanted.name!r}", timeout_s=self._timeout_s)
+            if self._is_closed:
+                break
+            self._wanted = replace(self._wanted, newer_than=found.version)
+            return found
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the iteration, also one that waits in another thread. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            session, request = under_way
+            with suppress(TransportError):
+                session.cancel(request)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch(self, session: Session, request: int) -> None:
+        """Raises ClosedError for a request that nobody waits for any more."""
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(what="the subscription")
+            self._under_way = session, request
+
+
+def _step_of(deadline: Deadline) -> Deadline:
+    remaining_s = deadline.remaining_s
+    if deadline.timeout_s == 0:
+        return deadline
+    return Deadline.after(STEP_S if remaining_s is None else min(STEP_S, remaining_s))
+
+
+def _of_whole_wait(error: TDServeError, deadline: Deadline) -> TDServeError:
+    """A wait's end as the caller knows it: of the time that was given, not of the last step."""
+    if isinstance(error, DeadlineExceededError):
+        return DeadlineExceededError(what=str(error.fields["what"]), timeout_s=deadline.timeout_s)
+    return error

@@ -1,0 +1,395 @@
+"""Publishing and pulling versions of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
+from tdserve.client.incoming import receive
+from tdserve.client.leaves import Leaves
+from tdserve.client.local.versions import version_here
+from tdserve.client.outgoing import Outgoing, Target
+from tdserve.client.pending import Pending
+from tdserve.client.reading import Content, Destination, finish_read
+from tdserve.client.session import Session
+from tdserve.client.tables.table import check_count
+from tdserve.client.value_blocks import decode_values
+from tdserve.client.weights.deltas import HeldVersions, Rest
+from tdserve.client.weights.modules import ModuleDestination
+from tdserve.client.weights.relay_taking import LinkFailedError
+from tdserve.client.writing import write
+from tdserve.content import read_layout
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    RemoteProtocolError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.ids import check_store_name
+from tdserve.session import tag_of
+from tdserve.spec import codec
+from tdserve.spec.capture import Captured, capture
+from tdserve.spec.dtypes import WIRE
+from tdserve.spec.sent import FLOATING, converted, encode_numbers, only_leaves
+from tdserve.spec.torch_types import FROM_TORCH, to_torch
+from tdserve.spec.tree import Path, Spec
+from tdserve.transport.ends import as_bytes
+from tdserve.v1 import control_pb2
+from tdserve.values import decode_bytes, encode_bytes
+
+MAX_VERSION = 2**63 - 1
+
+
+MAX_COUNT = (1 << 32) - 1
+"""Of versions that are kept, and of readers that one passes a version on to: as the message holds it."""
+
+
+class Weights(NamedTuple):
+    """One version of weights.
+
+    Attributes:
+        version: Grows by one with every publish.
+        data: The tensordict, or the ``out=`` that was filled.
+        metadata: What the publisher said of it.
+    """
+
+    version: int
+    data: Any
+    metadata: dict[str, Any]
+
+
+def publish(
+    client: SessionClient,
+    name: str,
+    td: Any,
+    *,
+    metadata: dict[str, Any] | None,
+    keep: int,
+    fanout: int = 0,
+    dtype: str = "",
+    deadline: Deadline,
+) -> int:
+    """Stores the next version; see ``Client.publish``."""
+    check_store_name(name)
+    if isinstance(td, dict):
+        reason = (
+            f"a {type(td).__qualname__} does not say how its names are nested; give the module itself, publish(name, "
+            "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
+        )
+        raise InvalidRequestError(argument="td", reason=reason)
+    content = TensorDict.from_module(td) if isinstance(td, nn.Module) else td
+    captured = _in_dtype(capture(content, store=name, allow_pickle=client.allow_pickle), dtype)
+    spec = captured.spec
+    said = encode_bytes(dict(metadata or {}), key="metadata")
+    for argument, number in (("keep", keep), ("fanout", fanout)):
+        if number != 0:
+            check_count(argument, number, high=MAX_COUNT)
+
+    def make_outgoing(session: Session) -> Outgoing:
+        return Outgoing(
+            [captured], Target(name, spec.fingerprint, is_packed=True, allow_pickle=client.allow_pickle), session
+        )
+
+    def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+        request = control_pb2.PublishRequest(
+            store=name,
+            content=outgoing.message,
+            keep=keep,
+            fanout=fanout,
+            timeout_s=deadline.remaining_s,
+            metadata=said,
+        )
+        if session.told_specs.get(spec.fingerprint) != spec:  # its keys may have been in another order
+            session.told_specs[spec.fingerprint] = spec
+            request.spec.CopyFrom(codec.encode(spec))
+        return {"publish": request}
+
+    return write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
+
+
+def _in_dtype(captured: Captured, dtype: str) -> Captured:
+    spec = converted(captured.spec, dtype)
+    if spec is captured.spec:
+        return captured
+    tensors = {path: captured.tensors[path].to(to_torch(leaf.dtype)) for path, leaf in spec.tensors}
+    return Captured(spec, tensors, captured.values, {})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which version, and where it goes.
+
+    Attributes:
+        name: Of the store.
+        newer_than: Only a version above this one; None: any.
+        version: This one instead of the newest.
+        out: A tensordict to fill, or
+        into: a module.
+        device: Where a fresh tensordict goes.
+        copy: Whether a local client copies it.
+        dtype: Of its leaves of floating-point numbers; "" leaves them.
+    """
+
+    name: str
+    newer_than: int | None = None
+    version: int | None = None
+    out: Any = None
+    into: nn.Module | None = None
+    device: Any = None
+    copy: bool = True
+    dtype: str = ""
+
+    def check(self) -> None:
+        """Raises InvalidRequestError for what contradicts itself, or names no version."""
+        check_store_name(self.name)
+        if self.out is not None and self.into is not None:
+            raise InvalidRequestError(argument="into", reason="out= is given too")
+        if self.into is not None and not isinstance(self.into, nn.Module):
+            raise InvalidRequestError(argument="into", reason=f"{type(self.into).__name__} is no nn.Module; use out=")
+        if self.version is not None and (isinstance(self.version, bool) or not isinstance(self.version, int)):
+            raise InvalidRequestError(argument="version", reason=f"{self.version!r} is no version")
+
+    def destination(self) -> Destination | None:
+        """The caller's place. Raises what says why nothing can go there."""
+        if self.into is not None:
+            return ModuleDestination(self.into, store=self.name)
+        return None if self.out is None else Destination(self.out, store=self.name)
+
+    def request(self, spec: Spec | None, holds: int, deadline: Deadline) -> control_pb2.LatestRequest:
+        """The message, from who knows this structure and holds this version."""
+        return control_pb2.LatestRequest(
+            store=self.name,
+            newer_than=None if self.newer_than is None else max(self.newer_than, 0),  # there is no version 0
+            version=None if self.version is None else min(max(self.version, 0), MAX_VERSION),
+            timeout_s=deadline.remaining_s,
+            fingerprint=spec.fingerprint if spec is not None else b"",
+            holds=holds,
+            dtype=WIRE[self.dtype] if self.dtype else 0,  # type: ignore[arg-type]
+        )
+
+
+Watch = Callable[[Session, int], None]
+"""Called with every request before it is sent; may raise to give the call up."""
+
+
+class Pulls:
+    """Gets versions for one client. Threads: safe.
+
+    Args:
+        client: Whose.
+    """
+
+    def __init__(self, client: SessionClient) -> None:
+        self._client = client
+        self._known: dict[str, Spec] = {}
+        self._held = HeldVersions()
+
+    def pull(self, wanted: Wanted, deadline: Deadline, watch: Watch | None = None) -> Weights | None:
+        """A version; None when there is nothing newer, and nobody wants to wait; see ``Client.latest``."""
+        wanted.check()
+        attempt = _Attempt(self._client, wanted, self._known, self._held, watch)
+        return self._client.call(attempt, deadline)
+
+
+class _Attempt:
+    """One call, and its retries."""
+
+    def __init__(
+        self,
+        client: SessionClient,
+        wanted: Wanted,
+        known: dict[str, Spec],
+        held: HeldVersions,
+        watch: Watch | None,
+    ) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._known = known
+        self._held = held
+        self._watch = watch
+        self._wants_all = bool(wanted.dtype)  # checksums are of what was published
+
+    def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
+        failed: list[control_pb2.FailedLink] = []
+        while True:
+            number = self._client.next_request() if failed else request
+            try:
+                return self._ask(session, number, deadline, failed)
+            except LinkFailedError as error:  # another client's, not the session's
+                failed.append(error.failed)
+            finally:
+                if number != request:
+                    session.forget(number)
+                    self._client.answered(number)
+
+    def _ask(
+        self, session: Session, request: int, deadline: Deadline, failed: Sequence[control_pb2.FailedLink]
+    ) -> Weights | None:
+        wanted = self._wanted
+        spec = self._known.get(wanted.name)
+        if self._watch is not None:
+            self._watch(session, request)
+        has_place = wanted.out is not None or wanted.into is not None
+        knows_some = session.local is None and not self._wants_all
+        holds = self._held.last(wanted.name, has_place=has_place) if knows_some else 0
+        message = wanted.request(spec, holds, deadline)
+        message.relays = session.local is None
+        message.failed.extend(failed)
+        pending = session.send(request, latest=message)
+        destination, mismatch = self._destination()  # while the server works
+        answer = pending.wait(answer_timeout_s(deadline), f"a version of {wanted.name!r}")
+        if answer.HasField("done") and answer.done.nothing_newer:
+            if mismatch is not None:
+                raise mismatch
+            return None
+        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+        if session.local is not None and mismatch is not None:
+            raise mismatch
+        if accepted.HasField("spec"):
+            spec = self._known[wanted.name] = codec.decode(accepted.spec)
+        if spec is None:
+            raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
+        sent = converted(spec, wanted.dtype)
+        if session.local is not None:
+            content = version_here(self._client, session.local, spec, sent, accepted, destination, copy=wanted.copy)
+            return self._weights(content, accepted)
+        if accepted.checksums:
+            held = self._held.find(wanted.name, destination) if mismatch is None else None
+            rest = Rest(spec, accepted, held, destination)
+            content = self._finish_rest(session, request, pending, answer, spec, rest, deadline)
+            if mismatch is not None:
+                raise mismatch
+            if destination is not None:
+                destination.check(spec)
+                destination.finish(content, was_direct=rest.into is not None)
+        else:
+            content = finish_read(
+                self._client,
+                session,
+                request,
+                pending,
+                answer=answer,
+                spec=sent,
+                layout=read_layout(sent, is_packed=True),
+                deadline=deadline,
+                destination=destination,
+                mismatch=mismatch,
+                device=wanted.device,
+            )
+        weights = self._weights(content, accepted)
+        if not self._wants_all or sent is spec:
+            self._keep(weights, spec, destination)
+        return weights
+
+    def _finish_rest(
+        self,
+        session: Session,
+        request: int,
+        pending: Pending,
+        answer: control_pb2.ServerMessage,
+        spec: Spec,
+        rest: Rest,
+        deadline: Deadline,
+    ) -> Content:
+        """Receives the leaves that have changed, and looks whether the others are still what they were."""
+        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+        try:
+            received = receive(
+                rest.layout,
+                session,
+                tag_of(request),
+                pool=self._client.pool,
+                timeout_s=transfer_timeout_s(deadline),
+                inline=answer.done.inline if answer.HasField("done") else None,
+                into=rest.into,
+            )
+        except (TransportError, DeadlineExceededError) as error:
+            raise session.failure_of(pending, error) from error
+        leaves, stale = rest.merge(received.leaves(), self._client.pool)
+        if stale:
+            self._fetch(spec, accepted.version, stale, leaves, deadline)
+        built, values = decode_values(spec, accepted.values, allow_pickle=self._client.allow_pickle)
+        return Content(built, leaves, values, accepted.version, accepted)
+
+    def _fetch(
+        self, spec: Spec, version: int, numbers: list[int], leaves: dict[Path, torch.Tensor], deadline: Deadline
+    ) -> None:
+        """Gets leaves of a version into their places: what was there is not what the server meant."""
+        sent = only_leaves(spec, numbers)
+        layout = read_layout(sent, is_packed=True)
+        tensors = [leaves[slot.path] for slot in layout.slots[: layout.num_leaves]]
+        into = Leaves(tensors, [as_bytes(tensor).numpy() for tensor in tensors])
+        asked = Wanted(self._wanted.name, version=version)
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> None:
+            message = asked.request(spec, 0, deadline)
+            message.leaves = encode_numbers(numbers)
+            pending = session.send(request, latest=message)
+            answer = pending.wait(answer_timeout_s(deadline), f"leaves of {asked.name!r}")
+            if session.local is not None:
+                raise TransferAbortedError(transfer=0, reason="the session is another by now")
+            inline = answer.done.inline if answer.HasField("done") else None
+            timeout_s = transfer_timeout_s(deadline)
+            try:
+                receive(
+                    layout,
+                    session,
+                    tag_of(request),
+                    pool=self._client.pool,
+                    timeout_s=timeout_s,
+                    inline=inline,
+                    into=into,
+                )
+            except (TransportError, DeadlineExceededError) as error:
+                raise session.failure_of(pending, error) from error
+
+        try:
+            self._client.call(attempt, deadline)
+        except InvalidRequestError as error:  # it is gone: all of the newest, then
+            self._wants_all = True
+            raise TransferAbortedError(transfer=0, reason=str(error)) from error
+
+    def _destination(self) -> tuple[Destination | None, TDServeError | None]:
+        """Where a version goes, or why it cannot go there: its content, which may be on its way, is taken first."""
+        try:
+            return self._wanted.destination(), None
+        except TDServeError as error:
+            return None, error
+
+    def _weights(self, content: Content, accepted: control_pb2.Accepted) -> Weights:
+        wanted = self._wanted
+        if wanted.into is not None:
+            data: Any = wanted.into
+        else:
+            data = content.build(wanted.device) if wanted.out is None else wanted.out
+        return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
+
+    def _keep(self, weights: Weights, spec: Spec, destination: Destination | None) -> None:
+        """Remembers what is held now, unless that is on a device."""
+        is_elsewhere = destination is None and self._wanted.device is not None
+        if not is_elsewhere:
+            td = weights.data if destination is None else None
+            self._held.keep(self._wanted.name, weights.version, spec, destination=destination, td=td)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype to convert to; "" for None.
+
+    Raises:
+        InvalidRequestError: It is none of floating-point numbers.
+    """
+    if dtype is None:
+        return ""
+    name = FROM_TORCH.get(dtype, "") if isinstance(dtype, torch.dtype) else ""
+    if name not in FLOATING:
+        raise InvalidRequestError(argument="dtype", reason=f"{dtype!r} is none of {', '.join(FLOATING)} of torch")
+    return name

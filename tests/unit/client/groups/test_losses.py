@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.client.groups.losses import Losses
+from tdserve.v1 import control_pb2
+
+
+def gone(rank: int, num_finished: int | None = None, *, has_left: bool = True) -> control_pb2.GroupLoss:
+    """The news of a member that has gone."""
+    return control_pb2.GroupLoss(rank=rank, has_left=has_left, num_finished=num_finished)
+
+
+def in_call(number: int, peer: int | None = None) -> Losses:
+    """Of a member in its call of all of this number, or behind it in one of two."""
+    losses = Losses()
+    for _ in range(number):
+        losses.begin(None)
+        losses.finish(is_well=True)
+    if peer is None:
+        losses.num_finished -= 1
+        losses.num_begun -= 1
+    losses.begin(peer)
+    return losses
+
+
+@pytest.mark.parametrize(("num_finished", "is_end"), [(0, True), (2, True), (3, False), (4, False)])
+def test_take_when_in_a_call_of_all_then_it_ends_unless_the_leaver_has_finished_it(
+    num_finished: int, is_end: bool
+) -> None:
+    losses = in_call(3)
+    loss = gone(1, num_finished)
+    assert losses.take(loss, ends_all=False) is is_end
+    assert losses.cause(None) == (loss if is_end else None)
+    assert losses.end == (loss if is_end else None)
+    assert losses.is_any
+    losses.finish(is_well=not is_end)
+    assert losses.num_finished == (2 if is_end else 3)
+    assert losses.missed(None) == loss  # the next call of all needs it
+    assert losses.missed(2) == (loss if is_end else None)
+
+
+def test_take_when_in_a_call_of_two_then_it_goes_on_and_calls_that_need_the_leaver_are_refused() -> None:
+    losses = in_call(3, peer=2)
+    loss = gone(1, 3)
+    assert not losses.take(loss, ends_all=False)
+    assert losses.cause(2) is None
+    assert losses.cause(1) == loss
+    losses.finish(is_well=True)
+    assert losses.num_finished == 3
+    assert losses.missed(2) is None
+    assert losses.missed(1) == losses.missed(None) == loss
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_take_when_nothing_is_under_way_then_only_who_needs_the_leaver_misses_it(number: int) -> None:
+    losses = in_call(number, peer=2)
+    losses.finish(is_well=False)
+    assert losses.num_finished == losses.num_begun == number
+    assert not losses.take(gone(1, 0), ends_all=False)
+    assert losses.end is None
+    assert losses.missed(None) == gone(1, 0)
+    assert losses.missed(0) is None
+
+
+def test_take_when_it_went_with_something_under_way_or_all_are_needed_then_everything_ends() -> None:
+    for losses, loss, ends_all in [
+        (in_call(1), gone(1, has_left=False), False),
+        (in_call(1, peer=0), gone(1, has_left=False), False),
+        (in_call(1, peer=0), gone(1, 1), True),
+    ]:
+        assert losses.take(loss, ends_all=ends_all)
+        assert losses.end == losses.missed(0) == losses.missed(None) == losses.cause(0) == loss
+
+
+def test_take_when_the_leaver_does_not_say_what_it_has_finished_then_the_call_goes_on() -> None:
+    losses = in_call(1)
+    assert not losses.take(gone(1), ends_all=False)
+    assert losses.cause(None) is None
+
+
+def test_cause_when_one_has_left_after_its_part_and_another_has_died_then_the_dead_one() -> None:
+    losses = in_call(2)
+    losses.take(gone(1, 2), ends_all=False)
+    assert losses.cause(None) is None
+    losses.take(gone(2, has_left=False), ends_all=False)
+    assert losses.cause(None) == gone(2, has_left=False)
+    losses.take(gone(3, has_left=False), ends_all=False)
+    assert losses.end == gone(2, has_left=False)
+
+
+def test_call_when_under_way_then_known() -> None:
+    losses = Losses()
+    assert not losses.is_in_call
+    losses.begin(1)
+    assert losses.is_in_call
+    losses.finish(is_well=True)
+    assert (losses.is_in_call, losses.num_begun, losses.num_finished) == (False, 0, 0)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.groups.parts import Given, Taken, fingerprint_of, messages_of
+from tdserve.errors import NotSupportedError, SpecMismatchError
+from tdserve.spec.capture import capture
+from tdserve.transport.ends import copy_bytes
+from tdserve.transport.pool import BufferPool
+from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in
+
+
+def given(td: TensorDict) -> Given:
+    return Given(td, name="g", allow_pickle=False)
+
+
+def moved(source: Given, taken: Taken) -> object:
+    """The tensordict after its bytes went from one end to the other."""
+    source_end, sink = source.source(), taken.sink(source.spec, source.values_nbytes, BufferPool())
+    for message in source.messages:
+        staging = torch.empty(message.nbytes, dtype=torch.uint8)
+        source_end.fill(message, staging)
+        place = sink.direct(message)
+        if place is None:
+            sink.drain(message, staging)
+        else:
+            copy_bytes(place, staging)
+    return taken.finish(source.spec)
+
+
+@pytest.mark.parametrize("num_floats", [SMALL, LARGE])
+@pytest.mark.parametrize("into", [None, 3])
+def test_content_when_moved_then_built_or_filled(num_floats: int, into: int | None) -> None:
+    out = None if into is None else content(into, num_floats)
+    found = moved(given(content(8, num_floats)), Taken(out, name="g", allow_pickle=False))
+    assert out is None or found is out
+    assert number_in(found, num_floats) == 8
+
+
+def test_content_when_leaves_are_not_contiguous_then_copied_in_and_out() -> None:
+    source = TensorDict({"x": torch.arange(12.0).view(3, 4).T})
+    out = TensorDict({"x": torch.zeros(4, 6)[:, ::2]})
+    moved(given(source), Taken(out, name="g", allow_pickle=False))
+    assert torch.equal(out["x"], source["x"])
+
+
+def test_fingerprint_when_devices_differ_then_the_same() -> None:
+    on_cpu = capture(TensorDict({"x": torch.zeros(3)}, device="cpu")).spec
+    anywhere = capture(TensorDict({"x": torch.zeros(3)})).spec
+    assert on_cpu.fingerprint != anywhere.fingerprint
+    assert fingerprint_of(on_cpu) == fingerprint_of(anywhere)
+
+
+def test_check_when_structures_differ_then_names_the_key() -> None:
+    spec = capture(TensorDict({"x": torch.zeros(3)})).spec
+    for part in (
+        given(TensorDict({"x": torch.ones(4)})),
+        Taken(TensorDict({"x": torch.ones(4)}), name="g", allow_pickle=False),
+    ):
+        with pytest.raises(SpecMismatchError) as raised:
+            part.check(spec)
+        assert raised.value.key == "x"
+    Taken(None, name="g", allow_pickle=False).check(spec)
+
+
+def test_check_device_when_a_tensor_lies_elsewhere_then_not_supported() -> None:
+    part = given(TensorDict({"n": {"x": torch.ones(4)}}))
+    part.check_device(None)
+    part.check_device(torch.device("cpu"))
+    with pytest.raises(NotSupportedError, match=r"'n', 'x'.*on cpu in a group with backend 'nccl'.*cuda:1"):
+        part.check_device(torch.device("cuda", 1))
+    out = Taken(TensorDict({"x": torch.ones(4)}), name="g", allow_pickle=False)
+    with pytest.raises(NotSupportedError):
+        out.check_device(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("into", [None, 3])
+def test_tensors_on_when_a_device_takes_them_then_the_values_come_apart(into: int | None) -> None:
+    source = given(content(4))
+    out = None if into is None else content(into)
+    taken = Taken(out, name="g", allow_pickle=False)
+    for target, tensor in zip(taken.tensors_on(torch.device("cpu"), source.spec), source.tensors, strict=True):
+        target.copy_(tensor)
+    sink = taken.values_sink(source.values_nbytes, BufferPool())
+    for message in messages_of(source.spec, source.values_nbytes):
+        if not message.parts:
+            staging = torch.empty(message.nbytes, dtype=torch.uint8)
+            source.values_source().fill(message, staging)
+            sink.drain(message, staging)
+    found = taken.finish(source.spec)
+    assert number_in(found) == 4
+    assert found is out or found.device == torch.device("cpu")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from tdserve.client.groups.reducing import Reducing, operation
+from tdserve.errors import InvalidRequestError, NotSupportedError, SpecMismatchError
+from tdserve.layout import LARGE_LEAF_BYTES
+
+NUM_LARGE = LARGE_LEAF_BYTES // 4
+ROWS = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+def leaves() -> TensorDict:
+    """Leaves of two dtypes, small and large, contiguous or not."""
+    return TensorDict(
+        {
+            "a": torch.ones(3),
+            "b": {"c": torch.ones(2, 4).T},
+            "int": torch.ones(5, dtype=torch.int64),
+            "large": torch.ones(NUM_LARGE),
+            "strided": torch.ones(NUM_LARGE, 2)[:, 1],
+        }
+    )
+
+
+def test_flats_when_leaves_are_small_then_together_by_dtype_and_large_ones_apart() -> None:
+    flats = Reducing(leaves(), "sum", name="g").flats()
+    assert [(flat.dtype, flat.numel()) for flat in flats] == [
+        (torch.float32, NUM_LARGE),
+        (torch.float32, NUM_LARGE),
+        (torch.float32, 11),
+        (torch.int64, 5),
+    ]
+
+
+def test_flats_when_cut_then_alike_however_the_leaves_lie() -> None:
+    here, there = (Reducing(td, "max", name="g").flats() for td in (leaves(), leaves().contiguous().clone()))
+    assert [flat.shape for flat in here] == [flat.shape for flat in there]
+
+
+def test_finish_when_flats_have_changed_then_every_leaf_has() -> None:
+    td = leaves()
+    pointer = td["large"].data_ptr()
+    reducing = Reducing(td, "sum", name="g")
+    for number, flat in enumerate(reducing.flats()):
+        assert number > 0 or flat.data_ptr() == pointer
+        flat.copy_(torch.arange(flat.numel()))
+    reducing.finish(4)
+    assert td["a"].tolist() == [0, 1, 2]
+    assert td["b", "c"].reshape(-1).tolist() == list(range(3, 11))
+    assert td["int"].tolist() == list(range(5))
+    assert torch.equal(td["strided"], torch.arange(NUM_LARGE).float())
+
+
+def test_finish_when_a_mean_then_divided_by_the_members() -> None:
+    td = TensorDict({"x": torch.full((3,), 6.0)})
+    reducing = Reducing(td, "mean", name="g")
+    reducing.flats()
+    reducing.finish(4)
+    assert td["x"].tolist() == [1.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("td", "op", "error"),
+    [
+        (TensorDict({"x": torch.ones(1)}), "avg", InvalidRequestError),
+        (TensorDict({"x": torch.ones(1, dtype=torch.int8)}), "mean", NotSupportedError),
+        (TensorDict({"x": torch.ones(1, dtype=torch.bool)}), "sum", NotSupportedError),
+        (TensorDict({"x": torch.ones(1, dtype=torch.complex64)}), "min", NotSupportedError),
+        (TensorDict({"x": torch.ones(1).to(torch.float8_e4m3fn)}), "max", NotSupportedError),
+        (TensorDict({"x": torch.ones(1, dtype=torch.uint16)}), "sum", NotSupportedError),
+        (TensorDict({"x": torch.ones(1).expand(4)}), "sum", NotSupportedError),
+        (TensorDict({"x": ROWS}, [2]), "sum", NotSupportedError),
+    ],
+)
+def test_reducing_when_it_cannot_be_done_then_typed_error(td: TensorDict, op: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Reducing(td, op, name="g")
+
+
+def test_check_when_another_structure_then_names_the_key() -> None:
+    reducing = Reducing(TensorDict({"x": torch.ones(1)}), "sum", name="g")
+    reducing.check(reducing.spec)
+    with pytest.raises(SpecMismatchError):
+        reducing.check(Reducing(TensorDict({"x": torch.ones(2)}), "sum", name="g").spec)
+
+
+def test_operation_when_it_is_one_of_torch_distributed_then_as_its_name() -> None:
+    ops = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, "mean", "other")
+    assert [operation(op) for op in ops] == ["sum", "mean", "max", "min", "mean", "other"]
+    with pytest.raises(InvalidRequestError, match="PRODUCT"):
+        Reducing(leaves(), operation(dist.ReduceOp.PRODUCT), name="g")

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict, lazy_stack
+
+from tdserve.client.handles.fitting import fitted
+from tdserve.errors import NotSupportedError, SpecMismatchError
+from tdserve.spec.capture import capture
+from tdserve.spec.packing import pack, unpack
+from tests.unit.spec.ragged import jagged, turns
+
+CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        TensorDict({"a": torch.ones(3, 2), "n": {"c": torch.ones(3, dtype=torch.int64)}}, [3]),
+        TensorDict({"a": torch.ones(2), "n": {"c": torch.tensor(1)}}, []),
+        {"a": torch.ones(3, 2), "n": {"c": torch.ones(3, dtype=torch.int64)}},
+    ],
+)
+def test_fitted_when_everything_is_given_then_whole_and_no_keys(value: Any) -> None:
+    captured, keys = fitted(value, CHOSEN, store="x")
+    assert keys == []
+    assert captured.tensors[("a",)].tolist() == [[1.0, 1.0]] * 3
+    assert captured.tensors[("n", "c")].tolist() == [1, 1, 1]
+
+
+def test_fitted_when_a_part_is_given_then_its_keys() -> None:
+    captured, keys = fitted({"n": {"c": torch.tensor([1, 2, 3])}}, CHOSEN, store="x")
+    assert keys == [("n", "c")]
+    assert list(captured.tensors) == [("n", "c")]
+    with pytest.raises(SpecMismatchError) as raised:
+        fitted({"n": {"c": torch.tensor([1, 2, 3])}}, CHOSEN, store="x", is_whole=True)
+    assert raised.value.key == "a"
+
+
+def test_fitted_when_the_store_has_what_requires_grad_then_any_tensor_of_that_dtype_and_shape() -> None:
+    stored = capture(TensorDict({"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.zeros(2)}, [2])).spec
+    for value in (
+        TensorDict({"a": torch.ones(2), "b": torch.ones(2, requires_grad=True)}, [2]),
+        TensorDict({"a": torch.ones(2, requires_grad=True).clone(), "b": torch.ones(2)}, [2]),
+    ):
+        captured, _ = fitted(value, stored, store="s")
+        assert captured.spec == stored
+        assert captured.tensors[("a",)].tolist() == [1, 1]
+
+
+def test_fitted_when_one_leaf_is_meant_then_broadcast_as_an_assignment_would() -> None:
+    captured, _ = fitted(2.5, CHOSEN.select([("a",)]), at=("a",), store="x")
+    assert captured.tensors[("a",)].tolist() == [[2.5, 2.5]] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ({"a": torch.ones(4, 2)}, "a"),
+        ({"a": torch.ones(3, 2, dtype=torch.float64)}, "a"),
+        ({"z": torch.ones(3)}, "z"),
+        ({"a": "text"}, "a"),
+    ],
+)
+def test_fitted_when_it_does_not_fit_then_error_names_the_key(value: Any, key: str) -> None:
+    with pytest.raises(SpecMismatchError) as raised:
+        fitted(value, CHOSEN, store="x")
+    assert (raised.value.store, raised.value.key) == ("x", key)
+
+
+def test_fitted_when_pickle_is_allowed_then_values_of_any_type_are_let_through() -> None:
+    td = TensorDict({"v": NonTensorData({1}, batch_size=[2])}, [2])
+    spec = capture(td, allow_pickle=True).spec
+    assert fitted(td, spec, store="x", allow_pickle=True)[0].values == {("v",): {1}}
+    with pytest.raises(NotSupportedError, match="'v'"):
+        fitted(td, spec, store="x")
+
+
+RAGGED = capture(
+    TensorDict({"t": jagged([3, 1]), "h": lazy_stack([turns(2), turns(3)]), "a": torch.zeros(2)}, [2])
+).spec
+
+
+def test_fitted_when_leaf_is_ragged_then_any_form_of_its_elements() -> None:
+    captured, keys = fitted({"t": [torch.arange(2), torch.arange(5)]}, RAGGED, store="x")
+    assert keys == [("t",)]
+    assert [len(element) for element in captured.values["t",]] == [2, 5]
+    with pytest.raises(SpecMismatchError, match=r"expected ragged int64\[2, -1\], got float32\[2, 3\]"):
+        fitted({"t": torch.zeros(2, 3)}, RAGGED, store="x")
+
+
+def test_fitted_when_node_is_packed_then_its_elements_or_one_for_all() -> None:
+    histories = lazy_stack([turns(1), turns(4)])
+    captured, _ = fitted({"h": histories}, RAGGED, store="x")
+    assert [element.batch_size[0] for element in captured.values["h",]] == [1, 4]
+    captured, _ = fitted({"h": turns(5)}, RAGGED, store="x")
+    assert [element.batch_size[0] for element in captured.values["h",]] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "value", [lazy_stack([turns(1)] * 3), TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), 3, torch.zeros(2)]
+)
+def test_fitted_when_it_does_not_fit_a_packed_node_then_names_it(value: Any) -> None:
+    with pytest.raises(SpecMismatchError) as raised:
+        fitted({"h": value}, RAGGED, store="x")
+    assert raised.value.key == "h"
+
+
+def test_fitted_when_whole_rows_come_then_everything() -> None:
+    td = TensorDict({"t": jagged([0, 9]), "h": lazy_stack([turns(1), turns(4)]), "a": torch.ones(2)}, [2])
+    captured, keys = fitted(td, RAGGED, store="x")
+    assert keys == []
+    assert {*captured.tensors, *captured.values} == {("a",), ("t",), ("h",)}
+
+
+def test_fitted_when_key_lies_in_a_packed_node_then_says_what_to_write() -> None:
+    with pytest.raises(NotSupportedError, match="write h"):
+        fitted(["x"], RAGGED, at=("h", "role"), store="x")
+
+
+def test_fitted_when_what_it_replaces_requires_grad_then_content_counts() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2).requires_grad_()}, [3])
+    chosen = capture(td, is_exact=True).spec
+    captured, _ = fitted(TensorDict({"a": torch.ones(3, 2)}, [3]), chosen, store="x")
+    assert captured.tensors[("a",)].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_fitted_when_rows_describe_themselves_then_parameters_stay_what_they_are() -> None:
+    rows = [TensorDict({"w": torch.nn.Parameter(torch.ones(2))}), TensorDict({"v": torch.ones(1)})]
+    chosen = capture(lazy_stack(rows), is_exact=True).spec
+    captured, _ = fitted(lazy_stack(rows), chosen, store="x")
+    assert type(unpack(pack(captured.values[()][0])).get("w")) is torch.nn.Parameter

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, lazy_stack
+
+import tdserve
+from tdserve.client.handles.overwriting import overwrite
+from tdserve.deadline import Deadline
+from tdserve.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
+from tdserve.spec.tree import Path
+from tests.unit.spec.strategies import difference
+
+ROWS = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.zeros(4, 2), "text": "before"}}, [4])
+
+
+@pytest.fixture
+def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
+    """A ring of eight rows, four of them live."""
+    made: tdserve.ReplayHandle = client.create_replay(name, ROWS[0], 8)
+    made.extend(ROWS)
+    return made
+
+
+def write(client: tdserve.Client, replay: tdserve.ReplayHandle, index: Any, value: Any, at: Path) -> None:
+    """Overwrites a part of some rows."""
+    stored = replay.spec.prepend((replay.capacity,))
+    overwrite(client, replay.name, stored, index, value, at=at, deadline=Deadline.after(20.0))
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "content"),
+    [
+        ([1, 3], torch.tensor([8.0, 9.0]), [0, 8, 2, 9]),
+        (torch.tensor([3, 0]), 5.0, [5, 1, 2, 5]),
+        (2, torch.tensor(7.0), [0, 1, 7, 3]),
+        ([], torch.empty(0), [0, 1, 2, 3]),
+    ],
+)
+def test_overwrite_when_of_one_leaf_then_as_an_assignment_would(
+    client: tdserve.Client, replay: tdserve.ReplayHandle, index: Any, value: Any, content: list[float]
+) -> None:
+    write(client, replay, index, value, ("a",))
+    assert replay[:]["a"].tolist() == content
+    assert replay[:]["n", "b"].sum() == 0
+
+
+def test_overwrite_when_of_a_nested_part_then_all_of_it(client: tdserve.Client, replay: tdserve.ReplayHandle) -> None:
+    part = TensorDict({"b": torch.ones(2, 2), "text": "after"}, [2])
+    write(client, replay, [0, 2], part, ("n",))
+    assert replay[:]["n", "b"][:, 0].tolist() == [1, 0, 1, 0]
+    assert [replay[row]["n", "text"] for row in range(4)] == ["after", "before", "after", "before"]
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "at", "error"),
+    [
+        ([0, 5], 1.0, ("a",), SelectionError),
+        ([0, 8], 1.0, ("a",), SelectionError),
+        ([0], 1.0, ("c",), KeyNotFoundError),
+        ([0], 1.0, ("n", "c"), KeyNotFoundError),
+        ([0, 1], torch.zeros(3), ("a",), SpecMismatchError),
+        ([0], torch.zeros(1, dtype=torch.int64), ("a",), SpecMismatchError),
+        ([0], TensorDict({"b": torch.ones(1, 2)}, [1]), ("n",), SpecMismatchError),
+    ],
+)
+def test_overwrite_when_it_does_not_fit_then_error_and_nothing_was_written(
+    client: tdserve.Client, replay: tdserve.ReplayHandle, index: Any, value: Any, at: Path, error: type[Exception]
+) -> None:
+    before = replay.info()
+    with pytest.raises(error):
+        write(client, replay, index, value, at)
+    assert replay.info() == before
+    assert replay[:]["a"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_overwrite_when_kept_in_one_piece_then_whole_or_refused_with_what_to_do(
+    client: tdserve.Client, name: str, dim: int
+) -> None:
+    parts = [TensorDict({"a": torch.ones(2, 3)}, [2, 3]), TensorDict({"b": torch.zeros(2, 3)}, [2, 3])]
+    td = lazy_stack(parts, dim)
+    store: Any = client.memmap(td, name)
+    for index in (0, -1, slice(0, 1), (slice(None), 0), [0], torch.tensor([True, False]), (0, ...)):
+        with pytest.raises(NotSupportedError, match=r"writing a part of store .*store\[\.\.\.\] = td"):
+            store[index] = td[index]
+    with pytest.raises(NotSupportedError, match="writing a part"):
+        store.set_at_("a", 0.0, 0)
+    assert difference(td, store.to_tensordict()) is None
+    for whole in (..., slice(None), (slice(None), slice(None)), (slice(None), ...)):
+        parts[0]["a"] += 1
+        store[whole] = td
+        assert difference(td, store.to_tensordict()) is None

@@ -1,0 +1,45 @@
+"""That every call makes a view with tensordict's own arguments; what the views read is tested in test_view.py."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.handles.steps import KEY_STEPS, SHAPE_STEPS
+from tdserve.client.handles.view import StoreView
+from tdserve.client.handles.view_calls import ViewCalls
+
+CUTS = {"split", "chunk", "tensor_split", "unbind", "narrow"}
+
+
+@pytest.fixture
+def store(local_client: tdserve.Client, name: str) -> Any:
+    """Four rows of three."""
+    return local_client.memmap(TensorDict({"a": torch.zeros(4, 3)}, [4, 3]), name)
+
+
+@pytest.mark.parametrize("name", sorted(KEY_STEPS | SHAPE_STEPS | CUTS))
+def test_call_when_declared_then_takes_the_arguments_of_tensordict(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(each, name)).parameters for each in (ViewCalls, TensorDict))
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in ours.values()):
+        assert list(ours) == list(theirs)
+
+
+def test_split_when_of_views_then_each_has_its_rows(store: Any) -> None:
+    parts = store.split(3)
+    assert [type(part) for part in parts] == [StoreView, StoreView]
+    assert [part.batch_size for part in parts] == [(3, 3), (1, 3)]
+    assert [part.batch_size for part in store.unbind(1)] == [(4,)] * 3
+    assert [part.batch_size for part in store.permute(1, 0).chunk(2)] == [(2, 4), (1, 4)]
+
+
+def test_call_when_it_cannot_be_lazy_then_a_local_tensordict(store: Any) -> None:
+    assert isinstance(store.flatten_keys(is_leaf=lambda kind: True), TensorDict)
+    assert store.view(torch.int32)["a"].dtype == torch.int32
+    with pytest.raises(tdserve.NotSupportedError, match="update_"):
+        store.flatten_keys(".", True, lambda kind: True)

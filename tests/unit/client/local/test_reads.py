@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.leaves import Leaves, leaves_of
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
+from tdserve.content import GENERATION_KEY, read_layout
+from tdserve.data.opened import OpenStore
+from tdserve.errors import TransferAbortedError
+from tdserve.row_numbers import encode_rows
+from tdserve.selection import parse
+from tdserve.spec.capture import capture
+from tdserve.spec.tree import Path as KeyPath
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2
+from tests.unit.worker.peer import UID, StoredTensorDict
+
+WIDE = MAX_CLONED_BYTES
+TD = TensorDict(
+    {
+        "a": torch.arange(6),
+        "n": {"z": torch.randn(6, 2, dtype=torch.complex64)},
+        "flag": torch.arange(6) % 2 == 0,
+        "wide": torch.rand(6, WIDE),
+    },
+    [6],
+)
+
+
+@pytest.fixture
+def end(tmp_path: Path) -> LocalEnd:
+    """Whose root is ``tmp_path``."""
+    return LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> StoredTensorDict:
+    """A store of six rows."""
+    return StoredTensorDict(tmp_path / "stores" / "x", TD)
+
+
+@pytest.fixture
+def store(end: LocalEnd, files: StoredTensorDict) -> OpenStore:
+    """The same, mapped."""
+    return end.store("x", UID, files.spec)
+
+
+class Moving(BufferPool):
+    """Lets something happen in the middle of a copy: when its memory is taken."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        self._happens()
+        return super().take(nbytes)
+
+
+def selected(
+    store: OpenStore, index: Any = (), *keys: KeyPath, pool: BufferPool | None = None, into: Leaves | None = None
+) -> Selected | None:
+    """A copy."""
+    return copy_selection(store, parse(index).to_message(), keys, values=b"", pool=pool or BufferPool(), into=into)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [(), 2, -1, slice(1, 4), slice(None, None, 2), [4, 1, 1], [], TD["flag"], (slice(0, 2),), Ellipsis],
+)
+@pytest.mark.parametrize("keys", [(), (("a",), ("n",)), (("wide",),)])
+def test_selection_when_any_index_is_given_then_equal_and_a_copy(
+    store: OpenStore, index: Any, keys: tuple[KeyPath, ...]
+) -> None:
+    found = selected(store, index, *keys)
+    assert found is not None
+    expected = TD.select(*keys) if keys else TD
+    expected = expected[index] if index != () else expected
+    assert found.version == 1
+    assert set(found.leaves) == {path for path, _ in capture(expected).spec.tensors}
+    for path, leaf in found.leaves.items():
+        assert torch.equal(leaf, expected[path])
+        leaf.zero_()
+    assert torch.equal(store.leaves["a",], TD["a"])
+    assert torch.equal(store.leaves["wide",], TD["wide"])
+
+
+@pytest.mark.parametrize("index", [(), slice(1, 5), [3, 1], 2])
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_selection_when_the_caller_has_tensors_then_into_those(store: OpenStore, index: Any, is_strided: bool) -> None:
+    expected = TD[index] if index != () else TD
+    out = expected.clone().zero_()
+    if is_strided:
+        out["wide"] = torch.zeros(*expected["wide"].shape, 2)[..., 0]
+    captured = capture(out, is_destination=True)
+    into = leaves_of(captured, read_layout(captured.spec))
+    assert selected(store, index, into=into) is not None
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize(("index", "row"), [((), -1), ([1, 2], 2), (slice(0, 3), 0)])
+def test_selection_when_it_is_being_written_then_none_and_other_rows_can_be_read(
+    store: OpenStore, files: StoredTensorDict, index: Any, row: int
+) -> None:
+    files.generations.values[row] |= 1
+    assert selected(store, index) is None
+    assert selected(store, [4, 5]) is not None
+
+
+@pytest.mark.parametrize("way", ["row", "store", "delete"])
+def test_selection_when_it_moves_while_it_is_copied_then_none(
+    store: OpenStore, files: StoredTensorDict, way: str
+) -> None:
+    def happens() -> None:
+        if way == "row":
+            files.generations.values[2] += 2
+        elif way == "store":
+            files.generations.values[-1] += 1
+        else:
+            files.generations.mark_deleted()
+
+    index = () if way == "store" else slice(1, 4)
+    assert selected(store, index, pool=Moving(happens)) is None
+
+
+def test_selection_when_another_row_moves_meanwhile_then_taken(store: OpenStore, files: StoredTensorDict) -> None:
+    def happens() -> None:
+        files.generations.values[[0, -1]] += 2
+
+    assert selected(store, slice(1, 4), pool=Moving(happens)) is not None
+
+
+@pytest.mark.parametrize("index", [2, [1, 2]])
+def test_selection_when_deleted_before_then_none_whatever_its_size(
+    store: OpenStore, files: StoredTensorDict, index: Any
+) -> None:
+    files.generations.mark_deleted()
+    assert selected(store, index, ("a",)) is None
+
+
+def granted(rows: list[int], generations: list[int], **fields: Any) -> control_pb2.Accepted:
+    """Rows that the server has chosen."""
+    return control_pb2.Accepted(
+        uid=UID,
+        num_rows=len(rows),
+        rows=encode_rows(np.array(rows, np.int64)),
+        generations=np.array(generations, np.int64).tobytes(),
+        **fields,
+    )
+
+
+def test_rows_when_chosen_then_copied_with_what_the_table_adds(end: LocalEnd, files: StoredTensorDict) -> None:
+    priority = np.array([0.5, 1.5], np.float32)
+    accepted = granted([4, 1], [2, 2], added=[{"name": "priority", "content": priority.tobytes()}])
+    copied = copy_rows(end, "x", files.spec, ("priority",), accepted, BufferPool())
+    leaves = copied.received.leaves()
+    for path, leaf in leaves.items():
+        assert torch.equal(leaf, TD[path][[4, 1]])
+    assert copied.received.trailing("priority").tolist() == [0.5, 1.5]
+    assert copied.received.num_missing == 0
+    leaves["a",].zero_()
+    assert torch.equal(files.leaves["a",], TD["a"])
+
+
+def test_rows_when_one_moves_while_they_are_copied_then_missing(end: LocalEnd, files: StoredTensorDict) -> None:
+    def happens() -> None:
+        files.generations.values[1] += 1
+
+    copied = copy_rows(end, "x", files.spec, (), granted([4, 1], [2, 2]), Moving(happens))
+    assert copied.received.trailing(GENERATION_KEY).tolist()[0] == 2
+    assert copied.received.num_missing == 1
+
+
+def test_rows_when_the_store_is_deleted_meanwhile_then_to_be_asked_for_again(
+    end: LocalEnd, files: StoredTensorDict
+) -> None:
+    with pytest.raises(TransferAbortedError, match="'x' was deleted meanwhile"):
+        copy_rows(end, "x", files.spec, (), granted([4, 1], [2, 2]), Moving(files.generations.mark_deleted))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.tables.changes import as_priorities, change, priorities_message, row_numbers
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError, StoreNotFoundError
+from tdserve.row_numbers import decode_rows
+
+ROWS = TensorDict({"a": torch.arange(4)}, [4])
+SAMPLED = TensorDict({"index": torch.tensor([3, 1]), "generation": torch.tensor([2, 4])}, [2])
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers"),
+    [
+        (SAMPLED, [3, 1]),
+        (torch.tensor([5, 6], dtype=torch.int32), [5, 6]),
+        (np.array([[1, 2], [3, 4]], np.uint8), [1, 2, 3, 4]),
+        ([7], [7]),
+        ((2, 2), [2, 2]),
+        (4, [4]),
+        (np.int64(6), [6]),
+        ([], []),
+        (torch.empty(0), []),
+    ],
+)
+def test_row_numbers_when_given_somehow_then_int64(given: Any, numbers: list[int]) -> None:
+    found = row_numbers(given)
+    assert found.dtype == np.int64
+    assert found.flags.c_contiguous
+    assert found.tolist() == numbers
+
+
+@pytest.mark.parametrize("given", [[True, False], torch.ones(3), [1.0], "1", None, TensorDict({}, [2])])
+def test_row_numbers_when_they_are_none_then_error(given: Any) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        row_numbers(given)
+    assert raised.value.argument == "rows"
+
+
+@pytest.mark.parametrize(
+    ("given", "priorities"),
+    [
+        (0.5, [0.5]),
+        (3, [3.0]),
+        ([1, 2.5], [1.0, 2.5]),
+        (torch.tensor([[0.0], [4.0]]), [0.0, 4.0]),
+        (np.zeros(2), [0, 0]),
+    ],
+)
+def test_as_priorities_when_given_somehow_then_float64(given: Any, priorities: list[float]) -> None:
+    found = as_priorities(given, 2)
+    assert found.dtype == np.float64
+    assert found.tolist() == priorities
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1.0], [1.0, 2.0, 3.0], [1.0, -0.1], [float("nan"), 1.0], float("inf"), -1, "much", None, [[1.0], [2.0, 3.0]]],
+)
+def test_as_priorities_when_one_is_none_then_error(given: Any) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        as_priorities(given, 2)
+    assert raised.value.argument == "priority"
+
+
+def test_priorities_message_when_of_a_sampled_batch_then_brings_its_generations() -> None:
+    message = priorities_message(SAMPLED, torch.tensor([0.5, 2.0]), None)
+    assert decode_rows(message.rows).tolist() == [3, 1]
+    assert np.frombuffer(message.priorities, "<f4").tolist() == [0.5, 2.0]
+    assert np.frombuffer(message.generations, "<u4").tolist() == [2, 4]
+
+
+def test_priorities_message_when_rows_are_numbers_then_has_generations_only_where_they_are_given() -> None:
+    assert priorities_message([1, 2], 1.0, None).generations == b""
+    assert np.frombuffer(priorities_message([1, 2], 1.0, [6, 6]).generations, "<u4").tolist() == [6]
+    assert np.frombuffer(priorities_message([1, 2], 1.0, [6, 8]).generations, "<u4").tolist() == [6, 8]
+    assert np.frombuffer(priorities_message([1, 2], 1.0, 6).generations, "<u4").tolist() == [6]
+
+
+def test_priorities_message_when_generations_are_of_other_rows_then_error() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        priorities_message([1, 2], 1.0, [2, 2, 2])
+    assert raised.value.argument == "generation"
+
+
+def test_priorities_message_when_a_priority_is_too_large_for_the_wire_then_still_finite() -> None:
+    sent = np.frombuffer(priorities_message([1, 2], [1e300, 1.0], None).priorities, "<f4")
+    assert np.isfinite(sent).all()
+    assert sent[0] > 1e38
+
+
+def test_change_when_the_session_was_lost_before_then_done_once(client: tdserve.Client, name: str) -> None:
+    replay = client.create_replay(name, ROWS[0], 8)
+    replay.extend(ROWS)
+    client.session(Deadline.after(10.0)).close()
+    assert change(client, name, Deadline.after(10.0), clear=True).num_rows == 4
+    assert len(replay) == 0
+
+
+def test_change_when_there_is_no_table_then_error(client: tdserve.Client, name: str) -> None:
+    with pytest.raises(StoreNotFoundError, match=name):
+        change(client, name, Deadline.after(10.0), close=True)

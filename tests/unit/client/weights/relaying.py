@@ -1,0 +1,86 @@
+"""Two clients that pass versions on, and what control does between them: hands on entries, remembers reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.weights.relay import Relays
+from tdserve.client.weights.relay_kept import Kept
+from tdserve.content import ReadStatus, read_layout, status_column
+from tdserve.spec.capture import capture
+from tdserve.transport.pool import BufferPool
+from tdserve.v1 import control_pb2
+
+TD = TensorDict({"b": torch.arange(700_000), "a": torch.tensor([1.5])}, [])
+SPEC = capture(TD).spec
+LAYOUT = read_layout(SPEC, is_packed=True)
+POOL = BufferPool()
+
+
+def content() -> torch.Tensor:
+    """The version as it travels, its status behind it."""
+    flat = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
+    columns = [TD[slot.path] for slot in LAYOUT.slots[: LAYOUT.num_leaves]]
+    columns.append(torch.from_numpy(status_column(ReadStatus.WHOLE)))
+    for slot, column in zip(LAYOUT.slots, columns, strict=True):
+        flat[slot.offset : slot.offset + slot.nbytes] = column.view(torch.uint8)
+    return flat
+
+
+class Office:
+    """Control, as far as two clients need it."""
+
+    def __init__(self) -> None:
+        self.ends = [self._client(0), self._client(1)]
+        self.reports: list[list[control_pb2.RelayReport]] = [[], []]
+        self._changed = Condition()
+
+    def _client(self, number: int) -> Relays:
+        def send(message: control_pb2.ClientMessage) -> None:
+            if message.HasField("rendezvous"):
+                self.ends[1 - number].feed(message.rendezvous)
+                return
+            with self._changed:
+                self.reports[number].append(message.relay_report)
+                self._changed.notify_all()
+
+        return Relays(send, lambda: "127.0.0.1")
+
+    def wait_report(self, client: int, kind: str) -> control_pb2.RelayReport:
+        """The first report of a kind by a client, which must come."""
+
+        def found() -> control_pb2.RelayReport | None:
+            return next((each for each in self.reports[client] if each.WhichOneof("report") == kind), None)
+
+        with self._changed:
+            report = self._changed.wait_for(found, 20.0)
+        assert report is not None, f"no report of {kind}"
+        return report
+
+    def introduce(self, link: int, kept: int) -> None:
+        """Has the first client pass on what came over ``kept``."""
+        order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept))
+        self.ends[0].on_order(order)
+
+    def keep(self, link: int, buffer: torch.Tensor | None = None) -> Kept:
+        """The first client has a version whole."""
+        kept = self.ends[0].keep(link, LAYOUT, POOL)
+        kept.buffer.copy_(content() if buffer is None else buffer)
+        kept.arrived(len(LAYOUT.messages))
+        return kept
+
+
+@contextmanager
+def office() -> Iterator[Office]:
+    """Two clients, closed in the end."""
+    opened = Office()
+    try:
+        yield opened
+    finally:
+        for client in opened.ends:
+            client.close()

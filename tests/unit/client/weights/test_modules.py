@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from tdserve.client.reading import Content
+from tdserve.client.weights.modules import ModuleDestination
+from tdserve.content import read_layout
+from tdserve.errors import SpecMismatchError
+from tdserve.spec.capture import capture
+
+
+def policy(width: int = 4) -> nn.Module:
+    """Parameters, buffers, a frozen one and a shared one."""
+    module = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 3))
+    module[2].weight.requires_grad_(False)
+    module.add_module("tied", module[0])
+    return module
+
+
+def content_of(module: nn.Module) -> Content:
+    """As it comes from the server."""
+    captured = capture(TensorDict.from_module(module).data)
+    return Content(captured.spec, captured.tensors, {}, 1)
+
+
+def state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_finish_when_the_module_fits_then_filled_and_everything_else_of_it_stays() -> None:
+    source, target = policy(), policy()
+    optimizer = torch.optim.Adam([each for each in target.parameters() if each.requires_grad])
+    target(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    before = {name: (id(each), each.requires_grad, each.grad) for name, each in target.named_parameters()}
+    moments = {key: value["exp_avg"].clone() for key, value in optimizer.state.items()}
+    destination, content = ModuleDestination(target, store="w"), content_of(source)
+    destination.check(content.spec)
+    destination.finish(content, was_direct=False)
+    assert all(torch.equal(*pair) for pair in zip(state(target).values(), state(source).values(), strict=True))
+    assert {name: (id(each), each.requires_grad, each.grad) for name, each in target.named_parameters()} == before
+    assert all(torch.equal(optimizer.state[key]["exp_avg"], value) for key, value in moments.items())
+
+
+def test_places_when_on_the_cpu_then_the_parameters_own_memory() -> None:
+    module = policy()
+    destination, content = ModuleDestination(module, store="w"), content_of(module)
+    places = destination.places(read_layout(content.spec, is_packed=True))
+    assert places is not None
+    mine = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    assert {tensor.data_ptr() for tensor in places.tensors} == mine
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda module: setattr(module, "2", nn.Linear(4, 5)), "2.bias"),
+        (lambda module: module[1].register_buffer("more", torch.ones(1)), "1.more"),
+        (lambda module: delattr(module, "2"), "2.bias"),
+        (lambda module: setattr(module[2], "bias", nn.Parameter(torch.ones(3).long(), requires_grad=False)), "2.bias"),
+    ],
+)
+def test_check_when_a_parameter_does_not_fit_then_error_names_it_as_the_module_does(change: object, name: str) -> None:
+    module = policy()
+    assert callable(change)
+    change(module)
+    before = state(module)
+    with pytest.raises(SpecMismatchError) as caught:
+        ModuleDestination(module, store="w").check(content_of(policy()).spec)
+    assert caught.value.fields["key"] == name
+    assert all(torch.equal(tensor, before[key]) for key, tensor in state(module).items())
+
+
+def test_check_when_there_are_values_too_then_error() -> None:
+    spec = capture(TensorDict({**TensorDict.from_module(nn.Linear(2, 2)).data, "note": "text"}, [])).spec
+    with pytest.raises(SpecMismatchError, match="note"):
+        ModuleDestination(nn.Linear(2, 2), store="w").check(spec)
+
+
+@pytest.mark.gpu
+def test_finish_when_the_module_is_on_a_gpu_then_filled_there() -> None:
+    source, target = policy(), policy().cuda()
+    destination, content = ModuleDestination(target, store="w"), content_of(source)
+    destination.check(content.spec)
+    assert destination.places(read_layout(content.spec, is_packed=True)) is None
+    destination.finish(content, was_direct=False)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(state(target).values(), state(source).values(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_finish_when_numbers_are_of_another_dtype_then_converted_as_load_state_dict_does(dtype: torch.dtype) -> None:
+    source, target = policy().to(dtype), policy()
+    destination, content = ModuleDestination(target, store="w"), content_of(source)
+    destination.check(content.spec)
+    assert destination.places(read_layout(content.spec, is_packed=True)) is None
+    destination.finish(content, was_direct=False)
+    expected = policy()
+    expected.load_state_dict(source.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(state(target).values(), state(expected).values(), strict=True))

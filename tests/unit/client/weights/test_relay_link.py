@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from tdserve.client.weights import relay_link
+from tdserve.client.weights.relay_kept import Kept
+from tdserve.client.weights.relay_link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, take
+from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.transport.loopback import LoopbackChannel
+from tests.unit.client.weights.test_relay_kept import LAYOUT
+
+NUM_MESSAGES = len(LAYOUT.messages)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
+    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Two threads: one for either end."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends lose their patience soon."""
+    monkeypatch.setattr(relay_link, "STALL_S", 0.05)
+    monkeypatch.setattr(relay_link, "CONNECT_S", 0.2)
+
+
+def content() -> torch.Tensor:
+    """Bytes of a version."""
+    return torch.arange(LAYOUT.nbytes, dtype=torch.int64).to(torch.uint8)
+
+
+def pair() -> tuple[Link, Link]:
+    """Both ends of a link, whose entries arrive at the other one."""
+    ends: dict[int, Link] = {}
+
+    def make(rank: int) -> Link:
+        def publish(number: int, key: str, value: bytes) -> None:
+            ends[1 - rank].feed(key, value)
+
+        return Link(5, rank, publish=publish, make_host=lambda: "127.0.0.1")
+
+    ends[RELAY_RANK], ends[PULLER_RANK] = make(RELAY_RANK), make(PULLER_RANK)
+    return ends[RELAY_RANK], ends[PULLER_RANK]
+
+
+def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_both_know(threads: ThreadPoolExecutor) -> None:
+    with ExitStack() as stack:
+        relay, puller = pair()
+        for end in (relay, puller):
+            stack.callback(end.close)
+        one, other = threads.submit(relay.connect), threads.submit(puller.connect)
+        channels = one.result(20.0), other.result(20.0)
+        kept = Kept(LAYOUT, content())
+        kept.arrived(NUM_MESSAGES)
+        passing = threads.submit(pass_on, channels[0], kept)
+        found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
+        arrived: list[int] = []
+        take(channels[1], LAYOUT, found, on_arrived=arrived.append)
+        passing.result(20.0)
+        assert sum(arrived) == NUM_MESSAGES
+        for message in LAYOUT.messages:
+            part = slice(message.offset, message.offset + message.nbytes)
+            assert torch.equal(found[part], content()[part])
+
+
+@pytest.mark.usefixtures("short")
+def test_connect_when_the_other_end_does_not_then_error_in_time() -> None:
+    relay, puller = pair()
+    with pytest.raises(ConnectError):
+        puller.connect()
+    for end in (relay, puller):
+        end.close()
+
+
+def test_cancel_when_the_pair_is_being_formed_then_whoever_waits_is_let_go(threads: ThreadPoolExecutor) -> None:
+    relay, puller = pair()
+    forming = threads.submit(puller.connect)
+    puller.cancel(PeerLostError(peer="it", reason="gone"))
+    with pytest.raises((PeerLostError, ConnectError)):
+        forming.result(20.0)
+    with pytest.raises(PeerLostError, match="gone"):
+        puller.connect()
+    relay.close()
+
+
+def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(threads: ThreadPoolExecutor) -> None:
+    ends = LoopbackChannel.pair()
+    kept = Kept(LAYOUT, content())
+    passing = threads.submit(pass_on, ends[0], kept)
+    found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
+    taking = threads.submit(take, ends[1], LAYOUT, found, on_arrived=lambda count: None)
+    for _ in range(NUM_MESSAGES):
+        assert not passing.done()
+        kept.arrived(1)
+    taking.result(20.0)
+    passing.result(20.0)
+
+
+@pytest.mark.usefixtures("short")
+def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> None:
+    kept = Kept(LAYOUT, content())
+    with pytest.raises(PeerLostError):
+        pass_on(LoopbackChannel.pair()[0], kept)
+    kept.arrived(NUM_MESSAGES)
+    with pytest.raises(DeadlineExceededError):
+        pass_on(LoopbackChannel.pair()[0], kept)
+    channel, other = LoopbackChannel.pair()
+    works = [other.recv(torch.empty(message.nbytes, dtype=torch.uint8), CONTENT_TAG) for message in LAYOUT.messages]
+    with pytest.raises(DeadlineExceededError):  # all was taken, and nobody says so
+        pass_on(channel, kept)
+    assert len(works) == NUM_MESSAGES
+
+
+@pytest.mark.usefixtures("short")
+def test_take_when_nothing_comes_then_error_in_time() -> None:
+    with pytest.raises(DeadlineExceededError):
+        take(
+            LoopbackChannel.pair()[1],
+            LAYOUT,
+            torch.empty(LAYOUT.nbytes, dtype=torch.uint8),
+            on_arrived=lambda count: None,
+        )

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.incoming import Received
+from tdserve.client.leaves import Leaves, leaves_of
+from tdserve.client.weights import relay_link
+from tdserve.client.weights.relay_kept import checksums
+from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
+from tdserve.errors import CorruptDataError, PeerLostError
+from tdserve.spec.capture import capture
+from tdserve.transport.ends import FlatEnd
+from tdserve.transport.loopback import LoopbackChannel
+from tdserve.transport.stream import start_send
+from tdserve.v1 import control_pb2
+from tests.unit.client.weights.relaying import LAYOUT, POOL, SPEC, TD, Office, content, office
+
+Verify = Callable[[control_pb2.TakenRequest], None]
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
+    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+
+
+def out() -> tuple[TensorDict, Leaves]:
+    """A destination of the user's."""
+    td = TensorDict({"b": torch.zeros(700_000, dtype=torch.int64), "a": torch.zeros(1)}, [])
+    return td, leaves_of(capture(td, is_destination=True), LAYOUT)
+
+
+def accept(asked: control_pb2.TakenRequest) -> None:
+    """What control does when all is right."""
+    assert asked.checksums == checksums(LAYOUT, content(), SPEC)
+
+
+def taken(between: Office, verify: Verify = accept, *, keeps: bool = False, into: Leaves | None = None) -> Received:
+    """The second client gets a version over link 4."""
+    accepted = control_pb2.Accepted(link=4, is_relayed=True, keeps=keeps)
+    relays = between.ends[1]
+    return take_relayed(relays, accepted, verify, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=into)
+
+
+def check(received: Received) -> None:
+    """All leaves are what was published."""
+    leaves = received.leaves()
+    assert all(torch.equal(leaves[path,], TD[path]) for path in ("a", "b"))
+    assert received.version == 0
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_take_when_another_client_has_it_then_it_is_the_callers_own(keeps: bool, is_filled: bool) -> None:
+    with office() as between:
+        between.keep(3)
+        between.introduce(4, kept=3)
+        td, into = out()
+        received = taken(between, keeps=keeps, into=into if is_filled else None)
+        check(received)
+        assert torch.equal(td["b"], TD["b"]) == is_filled
+        assert between.ends[1].num_kept == keeps
+        assert [each.WhichOneof("report") for each in between.reports[1]] == ["holds"] * keeps
+
+
+def test_take_when_it_is_kept_then_what_the_caller_does_with_theirs_goes_to_nobody() -> None:
+    with office() as between:
+        between.keep(3)
+        between.introduce(4, kept=3)
+        received = taken(between, keeps=True)
+        received.leaves()["b",].fill_(-1)
+        kept = between.ends[1]._kept[4]
+        assert torch.equal(kept.buffer, content())
+
+
+def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept() -> None:
+    def refuse(asked: control_pb2.TakenRequest) -> None:
+        assert asked.checksums != checksums(LAYOUT, content(), SPEC)
+        raise CorruptDataError(path="it", expected="a", actual="b")
+
+    with office() as between:
+        wrong = content()
+        wrong[100] += 1
+        between.keep(3, wrong)
+        between.introduce(4, kept=3)
+        td, into = out()
+        with pytest.raises(LinkFailedError) as caught:
+            taken(between, refuse, keeps=True, into=into)
+        assert (caught.value.failed.link, caught.value.failed.was_connected) == (4, True)
+        assert td["b"].eq(0).all()
+        assert between.ends[1].num_kept == 0
+        assert between.reports[1][-1].ended == 4
+
+
+def test_take_when_the_relay_has_nothing_then_the_link_has_failed_unconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_link, "CONNECT_S", 0.2)
+    with office() as between:
+        with pytest.raises(LinkFailedError) as caught:
+            taken(between)
+        assert not caught.value.failed.was_connected
+        assert between.reports[1][-1].ended == 4
+
+
+def test_take_when_the_time_is_up_then_the_link_has_failed_though_it_still_comes() -> None:
+    with office() as between:
+        between.keep(3)
+        between.introduce(4, kept=3)
+        accepted = control_pb2.Accepted(link=4, is_relayed=True)
+        with pytest.raises(LinkFailedError):
+            take_relayed(
+                between.ends[1], accepted, accept, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=0.0, into=None
+            )
+
+
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_receive_kept_when_the_server_sends_then_it_is_kept_and_control_learns_of_it(is_filled: bool) -> None:
+    server, channel = LoopbackChannel.pair()
+    with office() as between:
+        works = start_send(server, 7, LAYOUT.messages, FlatEnd(content()), POOL)
+        td, into = out()
+        given = into if is_filled else None
+        received = receive_kept(
+            between.ends[0], 3, channel, 7, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=given
+        )
+        check(received)
+        server.wait_all(works, 20.0)
+        assert torch.equal(td["b"], TD["b"]) == is_filled
+        assert between.wait_report(0, "holds").holds == 3
+        assert between.wait_report(0, "whole").whole.checksums == checksums(LAYOUT, content(), SPEC)
+
+
+def test_receive_kept_when_it_breaks_off_then_nothing_is_kept() -> None:
+    server, channel = LoopbackChannel.pair()
+    with office() as between:
+        server.close()
+        with pytest.raises(PeerLostError):
+            receive_kept(between.ends[0], 3, channel, 7, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=None)
+        assert between.ends[0].num_kept == 0
