@@ -21,7 +21,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", "integrations"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
