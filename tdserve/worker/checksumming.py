@@ -1,7 +1,7 @@
 """Checksums of versions, made by a thread that gives way to everything else.
 
-Not by a low priority: on busy cores such a thread stops with the interpreter's lock in its hands, and every other
-thread of the worker waits for it, 3 to 7 ms at a time (measured).
+Not by a low priority: beside such a thread the worker's others stood still for 3 to 7 ms at a time on busy cores
+(measured), probably because it lost its core with the interpreter's lock in its hands.
 """
 
 from __future__ import annotations
