@@ -89,12 +89,18 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
 
 def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
     """Where each batch dimension is in the result, None where an integer took it away. None: that is not so simple."""
-    if not all(isinstance(item, (int, slice)) or getattr(item, "ndim", 0) == 1 for item in selection.items):
+    items = selection.items
+    if not all(item is None or isinstance(item, (int, slice)) or getattr(item, "ndim", 0) == 1 for item in items):
         return None
-    if sum(hasattr(item, "ndim") for item in selection.items) > 1:
+    if sum(hasattr(item, "ndim") for item in items) > 1:
         return None
-    taken = [isinstance(item, int) for item in selection.items] + [False] * (num_dims - len(selection.items))
-    return tuple(None if is_taken else dim - sum(taken[:dim]) for dim, is_taken in enumerate(taken))
+    moved: list[int | None] = []
+    num_new = 0
+    for item in (*items, *(slice(None),) * num_dims):
+        if item is not None:
+            moved.append(None if isinstance(item, int) else num_new)
+        num_new += not isinstance(item, int)
+    return tuple(moved[:num_dims])
 
 
 def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:

@@ -57,6 +57,26 @@ def test_selected_spec_when_indexed_then_every_part_has_the_batch_size_of_the_re
     assert dict(chosen.values) == {("b",): ValueLeaf(batch_size, True)}
 
 
+@pytest.mark.parametrize(
+    ("index", "stack_dim"),
+    [
+        ((slice(0, 2),), 1),
+        (0, 0),
+        ((slice(None), 1), None),
+        (None, 2),
+        ((slice(None), None), 2),
+        ((slice(None), slice(1, 3), None), 1),
+        ((0, None), 1),
+        (([0, 2],), 1),
+    ],
+)
+def test_selected_spec_when_a_stack_is_indexed_then_stacked_along_the_same_dimension(
+    index: object, stack_dim: int | None
+) -> None:
+    stack = Spec(Node((4, 5), None, None, None, SPEC.root.entries, stack_dim=1))
+    assert selected_spec(stack, parse(index), ()).root.stack_dim == stack_dim
+
+
 def test_selected_spec_when_everything_then_the_same_spec() -> None:
     assert selected_spec(SPEC, parse(()), ()) is SPEC
 
