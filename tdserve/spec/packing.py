@@ -197,7 +197,18 @@ def _read_dense(
             raise _damaged("entries of its batch size")
     where = None if device is None else torch.device("cpu")
     own_names: Any = None if names is None else list(names)
+    if names is not None:
+        _name_values(source, names)
     return TensorDict._new_unsafe(source, batch_size=size, device=where, names=own_names, nested=False)
+
+
+def _name_values(source: Any, names: tuple[str | None, ...]) -> None:
+    """Gives single values the names of the tensordict that holds them, which are packed once for all."""
+    for entry in source.values():
+        if type(entry) is NonTensorData:
+            free: tuple[None, ...] = (None,) * (len(entry.batch_size) - len(names))
+            held: Any = entry
+            held._tensordict._td_dim_names = [*names, *free]
 
 
 def _read_stack(stack_dim: int, name: str | None, rows: list[Any]) -> LazyStackedTensorDict:

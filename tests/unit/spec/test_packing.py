@@ -114,3 +114,8 @@ def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_ow
     found = unpack(pack(td))
     assert found["table"].tolist() == [0, 1, 2]
     assert found[0]["table"].tolist() == [0, 1, 2]
+
+
+def test_unpack_when_dimensions_have_names_then_single_values_have_them_too() -> None:
+    td = TensorDict({"v": "word", "x": torch.zeros(2, 3)}, [2, 3], names=["a", "b"])
+    assert unpack(pack(td)).get("v").names == td.get("v").names == ["a", "b"]
