@@ -15,8 +15,9 @@ from tdserve.spec.deferred import Deferred, later_stack, later_values, made
 from tdserve.spec.elements import flat_elements
 from tdserve.spec.instances import inside, instance_of
 from tdserve.spec.nodes import Form, Ragged, ValueLeaf
-from tdserve.spec.packing import empty_stack, nested, single_value
+from tdserve.spec.packing import nested, single_value
 from tdserve.spec.pieces import jagged
+from tdserve.spec.restacking import restacked, stack_of
 from tdserve.values import is_same
 
 
@@ -55,6 +56,7 @@ def node_of(
     empty: tuple[int, ...],
     tensorclass: Any,
     names: Sequence[str | None] | None = None,
+    stack_dim: int | None = None,
 ) -> Any:
     """The tensordict of a packed node, or the instance around it.
 
@@ -65,8 +67,11 @@ def node_of(
         empty: Batch size of an element that nobody has written.
         tensorclass: Of the node, or None.
         names: Of the dimensions that ``leaf`` has; None when none is named. The elements know their own.
+        stack_dim: As its node notes it.
     """
-    if isinstance(elements, Deferred):
+    if stack_dim is not None:
+        td = restacked(flat_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
+    elif isinstance(elements, Deferred):
         td = later_stack(lambda: _rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
     else:
         td = _rows(elements, leaf.batch_size, device, empty, names)
@@ -116,15 +121,6 @@ class RowsWithColumns(LazyStackedTensorDict):
         held = self.__dict__.get("beside", {})
         beside = {key: tensor.to(*args, **kwargs) for key, tensor in held.items()}
         return RowsWithColumns.of(super().to(*args, **kwargs), beside)
-
-
-def stack_of(
-    rows: Sequence[Any], batch_size: tuple[int, ...], dim: int, device: torch.device | None, names: Any
-) -> LazyStackedTensorDict:
-    """The lazy stack of these rows."""
-    if not rows:
-        return empty_stack(batch_size, dim, device)
-    return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=None if names is None else names[dim])
 
 
 def taken(value: Any, dim: int) -> Any:

@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from tdserve.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
-from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, stack_of, taken
+from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, taken
 from tdserve.spec.capture import capture
 from tdserve.spec.changes import unstacked
 from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
@@ -20,6 +20,7 @@ from tdserve.spec.instances import find_tensorclass, inside, instance_of, num_cl
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
 from tdserve.spec.packing import shared, single_value, unbatched
+from tdserve.spec.restacking import stack_of
 from tdserve.spec.state import restored
 from tdserve.spec.tree import Spec, check_matches, quote, show
 from tdserve.values import is_same
@@ -32,7 +33,8 @@ class _Recipe(NamedTuple):
         steps: Key, path, and at most one of: the non-tensor leaf, the recipe of a child. Neither: a tensor.
         num_classes: Types that tensordict had seen when the tensorclasses in here were looked up, 0 without any: so
             that a class that was defined again (as in a notebook) is looked up again.
-        packed: How a packed node is stored, where, and batch dimensions of an element that nobody has written.
+        packed: How a packed node is stored, where, and batch dimensions of an element that nobody has written; and
+            along which dimension it is put together, as its node notes.
         row: Of a lazy stack: the recipe of one row.
         stack_dim: Of a lazy stack.
         columns: Of a lazy stack: its leaves, tensors before values.
@@ -45,7 +47,7 @@ class _Recipe(NamedTuple):
     tensorclass: Any
     steps: tuple[tuple[str, Path, ValueLeaf | None, _Recipe | None], ...]
     num_classes: int
-    packed: tuple[ValueLeaf, Path, tuple[int, ...]] | None = None
+    packed: tuple[ValueLeaf, Path, tuple[int, ...], int | None] | None = None
     row: _Recipe | None = None
     stack_dim: int = 0
     columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
@@ -135,7 +137,7 @@ def _prepare(node: Node, path: Path) -> _Recipe:
         keys = frozenset() if node.inner is not None else frozenset(key for key, _ in node.entries)
         tensorclass = find_tensorclass(node.tensorclass, path, keys)
     steps: list[tuple[str, Path, ValueLeaf | None, _Recipe | None]] = []
-    stack_dim = None if node.stack_dim == -1 else node.stack_dim
+    stack_dim = None if node.stack_dim == -1 or node.inner is not None else node.stack_dim
     for key, entry in node.entries if stack_dim is None else ():
         below = (*path, key)
         if node.inner is not None:
@@ -157,11 +159,17 @@ def _prepare(node: Node, path: Path) -> _Recipe:
         tensorclass,
         tuple(steps),
         num_classes() if has_classes else 0,
-        None if node.inner is None else (packed_leaf(node), path, tuple(max(size, 0) for size in node.inner)),
+        _prepare_packed(node, path),
         row,
         stack_dim or 0,
         () if stack_dim is None else tuple(_leaves_below(node, path)),
     )
+
+
+def _prepare_packed(node: Node, path: Path) -> tuple[ValueLeaf, Path, tuple[int, ...], int | None] | None:
+    if node.inner is None:
+        return None
+    return packed_leaf(node), path, tuple(max(size, 0) for size in node.inner), node.stack_dim
 
 
 def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
@@ -178,8 +186,8 @@ def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | V
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
     batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
-        how, at, inner = packed
-        found = node_of(how, values[at], device, inner, tensorclass, names)
+        how, at, inner, dim = packed
+        found = node_of(how, values[at], device, inner, tensorclass, names, dim)
         beside = {key: tensors[path] for key, path, _, _ in steps}
         return RowsWithColumns.of(found, beside) if beside else found
     if row is not None:

@@ -286,7 +286,16 @@ class _Reader(LeafReader):
         names = None if names is None else names[: len(batch_size)]
         device = None if td.device is None else _device_name(td.device)
         names = None if names is None or not any(names) else names
-        return Node(batch_size, names, device, tensorclass, entries, inner=inner, is_locked=is_locked)
+        return Node(
+            batch_size,
+            names,
+            device,
+            tensorclass,
+            entries,
+            stack_dim=_noted_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
+            inner=inner,
+            is_locked=is_locked,
+        )
 
     def _apart(self) -> _Reader:
         """Another walk, of a part that is looked at for itself."""
@@ -304,6 +313,20 @@ class _Reader(LeafReader):
             key.encode()
         except UnicodeEncodeError:
             raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
+
+
+def _noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
+    """What a packed node has to note of a lazy stack, so that elements over ``depth`` dimensions give it again."""
+    if not depth or not isinstance(td, LazyStackedTensorDict) or td.stack_dim >= num_shown or _is_by_rows(td, depth):
+        return None
+    dim: int = td.stack_dim
+    return dim
+
+
+def _is_by_rows(td: Any, depth: int) -> bool:
+    if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
+        return False
+    return depth == 1 or all(_is_by_rows(row, depth - 1) for row in td.tensordicts)
 
 
 def _names(td: TensorDictBase) -> DimNames | None:

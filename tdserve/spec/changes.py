@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf, packed_stack_dim
 
 
 def rebatch(
@@ -26,11 +26,16 @@ def rebatch(
             entries.append((key, entry._replace(batch_size=own, per_row=is_per_row)))
         else:
             entries.append((key, rebatch(entry, num_dims, batch_size, names, moved)))
+    stack_dim = node.stack_dim
+    if node.inner is None:
+        stack_dim = _restack(stack_dim, num_dims, len(batch_size), moved)
+    elif stack_dim is not None:
+        stack_dim = _restack_packed(node, stack_dim, num_dims, len(batch_size), moved)
     return node._replace(
         batch_size=batch_size + node.batch_size[num_dims:],
         names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
         entries=tuple(entries),
-        stack_dim=_restack(node.stack_dim, num_dims, len(batch_size), moved),
+        stack_dim=stack_dim,
         is_locked=False,
         params=None,
     )
@@ -45,6 +50,14 @@ def _restack(stack_dim: int | None, num_old: int, num_new: int, moved: tuple[int
     if moved is not None:
         return moved[stack_dim]
     return min(stack_dim, num_new - 1) if num_new else None
+
+
+def _restack_packed(
+    node: Node, stack_dim: int, num_old: int, num_new: int, moved: tuple[int | None, ...] | None
+) -> int | None:
+    """As ``_restack``, of a packed node: what was one row of a stack is dense."""
+    found = -1 if stack_dim < 0 else _restack(stack_dim, num_old, num_new, moved)
+    return packed_stack_dim(-1 if found is None else found, len(node.batch_size) - num_old + num_new)
 
 
 def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, names: DimNames | None) -> DimNames | None:
@@ -149,7 +162,10 @@ def unstacked(node: Node, dim: int) -> Node:
         entries.append((key, entry))
     names = None if node.names is None else node.names[:dim] + node.names[dim + 1 :]
     stack_dim = node.stack_dim
-    if stack_dim is not None:
+    if stack_dim is not None and node.inner is not None:
+        left = -1 if stack_dim == dim else stack_dim - (stack_dim > dim)
+        stack_dim = packed_stack_dim(left, len(node.batch_size) - 1)
+    elif stack_dim is not None:
         stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)
     return node._replace(
         batch_size=without(node.batch_size),

@@ -164,8 +164,10 @@ def _params(message: spec_pb2.Params, path: Path) -> Params:
 def _stack_dim(message: spec_pb2.Node, path: Path, num_dims: int) -> int | None:
     if not message.HasField("stack_dim"):
         return None
-    if message.is_packed or not -1 <= message.stack_dim < num_dims:
-        reason = f"{_show(path)} is stacked along dimension {message.stack_dim}, of {num_dims}"
+    num_shown = num_dims + len(message.inner)
+    is_single = message.is_packed and not num_dims  # such an element stands for itself
+    if is_single or not -1 <= message.stack_dim < num_shown:
+        reason = f"{_show(path)} is stacked along dimension {message.stack_dim}, of {num_shown}"
         raise InvalidSpecError(reason=reason)
     return message.stack_dim
 

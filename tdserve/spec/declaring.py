@@ -11,7 +11,7 @@ from tdserve.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.spec.captured import Captured
 from tdserve.spec.changes import replaced, unstacked
 from tdserve.spec.elements import flat_elements, nested_leaf
-from tdserve.spec.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf
+from tdserve.spec.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
 from tdserve.spec.stacks import known_of
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Spec, show
@@ -225,7 +225,8 @@ def _packed(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_stru
         raise _refusal(path, "its rows have no batch dimension that could differ")
     if inner:
         inner, entries = (-1, *inner[1:]), _freed(entries)
-    return Node(around, None, node.device, node.tensorclass, entries, inner=inner)
+    stack_dim = packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
+    return Node(around, None, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
 
 
 def _freed(entries: tuple[tuple[str, Entry], ...]) -> tuple[tuple[str, Entry], ...]:

@@ -134,7 +134,9 @@ class Node(NamedTuple):
         tensorclass: ``"module.QualName"``; None for a plain tensordict.
         entries: Keys and what they hold, in insertion order; keys are unique.
         stack_dim: Of a lazy stack: the batch dimension along which its rows are stacked. -1: none yet, but rows of this
-            structure are stacked lazily, along the dimension that numbers them. Not of a packed node.
+            structure are stacked lazily, along the dimension that numbers them. Of a packed node: the dimension of
+            ``shown_batch_size`` along which its elements are put together, dense along the others where they agree;
+            -1: along none. None: its elements are stacked along one dimension of ``batch_size`` after the other.
         inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
         is_locked: Whether no entry may be added, replaced or removed; what is below a locked node is locked too.
         params: Of the ``TensorDictParams`` around it, if there is one.
@@ -175,6 +177,12 @@ def entry_of(root: Node, path: Path) -> Entry | None:
 def packed_leaf(node: Node) -> ValueLeaf:
     """How a packed node is stored."""
     return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)
+
+
+def packed_stack_dim(stack_dim: int | None, num_dims: int) -> int | None:
+    """What a packed node with so many dimensions of its own notes of how it is put together: nothing where elements
+    stand for themselves, or are stacked along their only dimension."""
+    return None if not num_dims or (num_dims == 1 and stack_dim == 0) else stack_dim
 
 
 def has_state(node: Node, *, is_locked: bool = True) -> bool:

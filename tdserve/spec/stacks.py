@@ -186,7 +186,9 @@ def _widened(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 def _free(node: Node) -> tuple[int, ...]:
     """Batch size of an element; along the dimension that it is stacked along, another may have another size."""
     shown = node.shown_batch_size
-    return shown if node.stack_dim is None else (*shown[: node.stack_dim], -1, *shown[node.stack_dim + 1 :])
+    if node.stack_dim is None or node.inner is not None:
+        return shown
+    return (*shown[: node.stack_dim], -1, *shown[node.stack_dim + 1 :])
 
 
 def _known(entry: Entry, batch_size: tuple[int, ...]) -> Entry:

@@ -7,12 +7,20 @@ from typing import Any
 import torch
 from tensordict import (
     LazyStackedTensorDict,
+    TensorClass,
     TensorDict,
     lazy_stack,
     maybe_dense_stack,
 )
 
 from tests.conformance.kind import ROWS, kind, numbers
+
+
+class Agent(TensorClass):
+    """What an agent sees; not everyone sees everything."""
+
+    x: torch.Tensor
+    y: torch.Tensor | None = None
 
 
 def row(size: int, **more: Any) -> TensorDict:
@@ -83,6 +91,68 @@ def stack_in_dense() -> Any:
 def stack_dim_1_in_dense() -> Any:
     """A node that has a dimension more than what it is in."""
     return TensorDict({"plain": numbers(ROWS), "stack": stack_dim_1()}, [ROWS])
+
+
+def agents(batch_size: list[int], dim: int, names: list[str] | None = None) -> Any:
+    """A stack of members with keys of their own, and one in common."""
+    inner = batch_size[:dim] + batch_size[dim + 1 :]
+    members = [
+        TensorDict(
+            {
+                f"x{number}": numbers(*inner, number + 1, start=number),
+                "n": TensorDict({"y": numbers(*inner, start=number)}, inner),
+                "word": f"member {number}",
+                **({} if number % 2 else {"extra": TensorDict({"z": numbers(*inner, 2)}, inner)}),
+            },
+            inner,
+            names=None if names is None else names[:dim] + names[dim + 1 :],
+        )
+        for number in range(batch_size[dim])
+    ]
+    return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=None if names is None else names[dim])
+
+
+@kind("lazy stack along dimension 1 of different keys in a tensordict")
+def agents_along_1() -> Any:
+    """Below one batch dimension: a member for each agent."""
+    return TensorDict({"x": numbers(ROWS), "agents": agents([ROWS, 3], 1)}, [ROWS])
+
+
+@kind("lazy stack along dimension 2 of different keys in a tensordict")
+def agents_along_2() -> Any:
+    """Below two batch dimensions, and deeper."""
+    names = ["time", "step", "agent"]
+    nested = TensorDict({"agents": agents([ROWS, 2, 3], 2, names)}, [ROWS, 2], names=names[:2])
+    return TensorDict({"x": numbers(ROWS, 2), "nested": nested}, [ROWS, 2], names=names[:2])
+
+
+@kind("lazy stack along the first of two batch dimensions, of different keys")
+def agents_along_0() -> Any:
+    """What is stacked are the rows, each of them dense."""
+    return TensorDict({"x": numbers(ROWS, 2), "agents": agents([ROWS, 2], 0)}, [ROWS, 2])
+
+
+@kind("lazy stack along the second of two batch dimensions, of different keys")
+def agents_along_second() -> Any:
+    """And with a dimension behind it."""
+    return TensorDict({"x": numbers(ROWS, 2), "agents": agents([ROWS, 2, 3], 1)}, [ROWS, 2])
+
+
+def seen() -> list[Any]:
+    """Instances that differ in what they hold."""
+    return [Agent(x=numbers(ROWS, size), y=numbers(ROWS) if size > 1 else None, batch_size=[ROWS]) for size in (1, 2)]
+
+
+@kind("tensorclass around a lazy stack along dimension 1 in a tensordict")
+def instances_along_1() -> Any:
+    """What ``lazy_stack`` makes of instances."""
+    return TensorDict({"agents": lazy_stack(seen(), 1)}, [ROWS])
+
+
+@kind("LazyStackedTensorDict of instances along dimension 1 in a tensordict", has_rows=False)
+def stack_of_instances_along_1() -> Any:
+    """Its members are instances; tensordict makes an instance of a slice of it."""
+    return TensorDict({"agents": LazyStackedTensorDict(*seen(), stack_dim=1)}, [ROWS])
 
 
 @kind("locked lazy stack")

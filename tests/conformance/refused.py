@@ -60,6 +60,7 @@ REFUSED: dict[str, dict[str, str]] = {
             "lazy stack of different keys",
             "lazy stack of different dtypes and kinds",
             "lazy stack in a tensordict",
+            "lazy stack along the first of two batch dimensions, of different keys",
             "locked lazy stack of different keys",
             "lazy stack of instances that hold instances",
         ),

@@ -54,15 +54,17 @@ def nodes(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
     kinds = ["dense", "dense", "class", "typed", *(["stack", "stack"] if batch_size and depth else [])]
     kind = draw(st.sampled_from(kinds))
     if kind == "stack":
-        return draw(stacks(batch_size, depth))
+        more = draw(st.lists(st.integers(1, 3), max_size=1)) if depth < ROOT_DEPTH else []
+        return draw(stacks((*batch_size, *more), depth))
     if kind == "typed":
         return State(x=draw(tensors(batch_size)), batch_size=list(batch_size))
     return draw(instances(batch_size) if kind == "class" else dense(batch_size, depth))
 
 
 @st.composite
-def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
-    """A TensorDict of leaves and nodes of any kind."""
+def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int, *, is_parted: bool = False) -> Any:
+    """A TensorDict of leaves and nodes of any kind; ``is_parted``: of those that are the same again when their elements
+    are stacked."""
     td = TensorDict({}, batch_size, names=draw(st.none() | st.just([*"ab"[: len(batch_size)]])))
     for key in draw(st.lists(keys, max_size=3, unique=True)):
         if depth and draw(st.booleans()):
@@ -71,16 +73,17 @@ def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
             is_locked = draw(st.integers(0, 5)) == 0 and not isinstance(below, State)
             td.set(key, below.lock_() if is_locked else below)
         else:
-            td.set(key, draw(leaves(batch_size)))
+            td.set(key, draw(leaves(batch_size, is_parted=is_parted)))
     if not batch_size and depth and draw(st.integers(0, 3)) == 0:
         td.set("params", draw(params()))
     return td
 
 
 @st.composite
-def leaves(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
-    """A leaf of any kind."""
-    kinds = ["tensor", "tensor", "value", "grad", "unbatched", *(["jagged", "strided"] if len(batch_size) == 1 else [])]
+def leaves(draw: st.DrawFn, batch_size: tuple[int, ...], *, is_parted: bool = False) -> Any:
+    """A leaf of any kind; ``is_parted`` as of ``dense``."""
+    kinds = ["tensor", "tensor", "value", "unbatched", *([] if is_parted else ["grad"])]
+    kinds += ["jagged", "strided"] if len(batch_size) == 1 and not is_parted else []
     kind = draw(st.sampled_from(kinds))
     if kind == "tensor":
         return draw(tensors(batch_size))
@@ -107,7 +110,8 @@ def stacks(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
             TensorDict({"x": torch.rand(*inner, draw(st.integers(0, 3)))}, inner) for _ in range(batch_size[dim])
         ]
     else:
-        members = [draw(dense(inner, depth - 1)) for _ in range(batch_size[dim])]
+        is_parted = depth < ROOT_DEPTH and len(batch_size) > 1
+        members = [draw(dense(inner, depth - 1, is_parted=is_parted)) for _ in range(batch_size[dim])]
         for member in members:
             member.names = None
     # below others its name would have to be theirs

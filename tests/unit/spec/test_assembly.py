@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.errors import NotSupportedError
-from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, stack_of, taken
+from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, taken
 from tdserve.spec.nodes import PACKED, Form, Ragged, ValueLeaf
 from tests.unit.spec.ragged import CASES, check_same, rows, turn_rows
 
@@ -48,12 +48,6 @@ def test_node_of_when_an_element_was_not_written_then_empty() -> None:
 def test_node_of_when_the_dimension_of_its_elements_is_named_then_the_stack_is() -> None:
     found = node_of(ValueLeaf((2,), True, PACKED), turn_rows(2, 3), None, (0,), None, ["time"])
     assert found.names == ["time", None]
-
-
-def test_stack_of_when_there_are_no_rows_then_an_empty_stack() -> None:
-    found = stack_of([], (3, 0), 1, None, None)
-    assert isinstance(found, LazyStackedTensorDict)
-    assert (found.batch_size, found.stack_dim) == (torch.Size([3, 0]), 1)
 
 
 def test_taken_when_dimension_is_not_the_first_then_columns() -> None:

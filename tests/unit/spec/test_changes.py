@@ -76,3 +76,25 @@ def test_moved_to_cpu_when_nodes_have_devices_then_all_of_them_are_the_cpu() -> 
     assert moved_to_cpu(root) == root._replace(
         entries=(("n", inner._replace(device="cpu")), ("y", TensorLeaf("int8", (2,))))
     )
+
+
+PACKED_NODE = Node((4, 2), None, None, None, (), 0, (3,))
+
+
+def test_rebatch_when_a_packed_node_loses_the_dimension_it_is_stacked_along_then_one_row_of_it() -> None:
+    assert rebatch(PACKED_NODE, 1, (), None, (None,)).stack_dim == -1
+    assert rebatch(PACKED_NODE, 2, (), None, (None, None)).stack_dim is None
+    assert rebatch(PACKED_NODE, 2, (4,), None, (0, None)).stack_dim is None
+    assert unstacked(PACKED_NODE, 0).stack_dim == -1
+
+
+def test_rebatch_when_other_dimensions_of_a_packed_node_change_then_stacked_as_it_was() -> None:
+    assert rebatch(PACKED_NODE, 1, (7,), None).stack_dim == 0
+    assert rebatch(PACKED_NODE, 0, (7,), None).stack_dim == 1
+    along_2 = PACKED_NODE._replace(stack_dim=2)
+    assert rebatch(along_2, 1, (), None, (None,)).stack_dim == 1
+    assert rebatch(along_2, 2, (), None, (None, None)).stack_dim is None
+    assert unstacked(along_2, 0).stack_dim == 1
+    row = PACKED_NODE._replace(batch_size=(2,), stack_dim=-1)
+    assert rebatch(row, 0, (7,), None).stack_dim == -1
+    assert rebatch(PACKED_NODE._replace(stack_dim=None), 1, (7,), None).stack_dim is None

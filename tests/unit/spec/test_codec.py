@@ -144,6 +144,7 @@ RAGGED = Spec(
             ("a", ValueLeaf((2,), True, Ragged(Form.STACK, "bool", ()))),
             ("h", Node((2,), None, None, "m.Turns", (("role", ValueLeaf((2,), True)),), inner=(-1,))),
             ("p", ValueLeaf((2,), True, PACKED)),
+            ("q", Node((2,), None, None, None, (), stack_dim=1, inner=(-1,))),
         ),
         0,
     )
@@ -162,7 +163,8 @@ def test_spec_when_rows_differ_then_comes_back_equal(spec: Spec) -> None:
     [
         (lambda root: setattr(root, "stack_dim", 1), "stacked along dimension 1, of 1"),
         (lambda root: setattr(root, "stack_dim", -2), "stacked along dimension -2"),
-        (lambda root: setattr(root, "is_packed", True), "stacked along"),
+        (lambda root: setattr(root.entries[2].node, "stack_dim", 2), "stacked along dimension 2, of 2"),
+        (lambda root: setattr(root.entries[4].node, "stack_dim", -2), "stacked along dimension -2"),
         (lambda root: root.inner.append(-1), "says that it is not packed"),
         (lambda root: root.entries[2].node.inner.append(-2), "negative size"),
         (lambda root: root.entries[0].value.ragged.shape.append(-1), "jagged and has elements"),
@@ -185,3 +187,10 @@ def test_decode_when_integers_are_to_require_grad_then_raises() -> None:
     message.root.entries[0].tensor.requires_grad = True
     with pytest.raises(InvalidSpecError, match="cannot require grad"):
         decode(message)
+
+
+@pytest.mark.parametrize("stack_dim", [-1, 0])
+def test_decode_when_a_single_element_is_to_be_stacked_then_raises(stack_dim: int) -> None:
+    single = Spec(Node((), None, None, None, (), stack_dim=stack_dim, inner=(-1,)))
+    with pytest.raises(InvalidSpecError, match=f"stacked along dimension {stack_dim}, of 1"):
+        decode(encode(single))
