@@ -206,9 +206,9 @@ def _name_values(source: Any, names: tuple[str | None, ...]) -> None:
     """Gives single values the names of the tensordict that holds them, which are packed once for all."""
     for entry in source.values():
         if type(entry) is NonTensorData:
-            free: tuple[None, ...] = (None,) * (len(entry.batch_size) - len(names))
+            num_dims = len(entry.batch_size)
             held: Any = entry
-            held._tensordict._td_dim_names = [*names, *free]
+            held._tensordict._td_dim_names = [*names, *(None,) * num_dims][:num_dims]
 
 
 def _read_stack(stack_dim: int, name: str | None, rows: list[Any]) -> LazyStackedTensorDict:

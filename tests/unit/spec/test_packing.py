@@ -119,3 +119,6 @@ def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_ow
 def test_unpack_when_dimensions_have_names_then_single_values_have_them_too() -> None:
     td = TensorDict({"v": "word", "x": torch.zeros(2, 3)}, [2, 3], names=["a", "b"])
     assert unpack(pack(td)).get("v").names == td.get("v").names == ["a", "b"]
+    short: Any = list(pack(td))
+    short[5] = [(5, (2,), "word"), *short[5][1:]]  # of another writer: a value with fewer dimensions
+    assert unpack(tuple(short))._tensordict["v"].names == ["a"]
