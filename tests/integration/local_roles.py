@@ -19,6 +19,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.config import check_transport
+from tdserve.layout import LARGE_LEAF_BYTES
 from tests.integration.strikes import strike_in_copy, strike_in_opening, strike_in_place
 
 Say = Callable[..., None]
@@ -339,20 +340,21 @@ def follow(say: Say, address: str, name: str, last: int, *, transport: str, copy
         say("seen", *seen[1:])
 
 
-def pull(say: Say, address: str, name: str, *, num_chunks: int) -> None:
-    """One version over gloo; stops in the middle of it until it is woken up."""
-    from tdserve.transport import stream as _stream
+def pull(say: Say, address: str, name: str, *, num_posted: int) -> None:
+    """One version over gloo; stops in the middle of it, when so many of its messages may come, until it is woken up."""
+    from tdserve.transport.gloo import GlooChannel
 
-    stream: Any = _stream
+    channel: Any = GlooChannel
     count = iter(range(1_000_000))
-    take = stream._take
+    recv = channel.recv
 
-    def taking(*arguments: Any) -> Any:
-        if next(count) == num_chunks:
+    def receiving(self: Any, buffer: torch.Tensor, tag: int) -> Any:
+        work = recv(self, buffer, tag)
+        if buffer.nbytes >= LARGE_LEAF_BYTES and next(count) == num_posted - 1:
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        return take(*arguments)
+        return work
 
-    stream._take = taking
+    channel.recv = receiving
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         found = client.latest(name)
         assert found is not None

@@ -97,7 +97,7 @@ def test_latest_when_a_reader_stands_still_in_the_middle_then_its_version_stays_
     nursery: Nursery, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     assert client.publish("still", rows(1, NUM_LARGE_ROWS)) == 1
-    with nursery.start("pull", server.address, "still", num_chunks=2) as reader:
+    with nursery.start("pull", server.address, "still", num_posted=2) as reader:
         reader.wait_stopped()
         for number in range(2, KEEP + 5):
             client.publish("still", rows(number, NUM_LARGE_ROWS))
