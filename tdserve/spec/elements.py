@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,12 +25,20 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
     """
     if not batch_size:
         return td
-    is_listed = isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0
-    rows = list(td.tensordicts if is_listed else td.unbind(0))
-    if not is_listed and isinstance(td, LazyStackedTensorDict) and any(td.names):
-        for row in rows:
-            row.names = td.names[1:]  # which tensordict forgets
+    rows = list(rows_of(td, 0) if isinstance(td, LazyStackedTensorDict) else td.unbind(0))
     return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
+
+
+def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
+    """The rows of a lazy stack along any dimension; along its own they are those that it holds."""
+    if stack.stack_dim == dim:
+        held: list[Any] = stack.tensordicts
+        return held
+    rows: tuple[Any, ...] = stack.unbind(dim)
+    if any(stack.names):
+        for row in rows:
+            row.names = stack.names[:dim] + stack.names[dim + 1 :]  # which tensordict forgets
+    return rows
 
 
 def by_rows(td: Any) -> Any:

@@ -20,6 +20,7 @@ from tensordict import (
     is_tensorclass,
 )
 
+from tdserve.spec.elements import rows_of
 from tdserve.spec.instances import inside, instance_of
 from tdserve.spec.packing import empty_stack, single_value
 from tdserve.spec.torch_types import indexable
@@ -129,15 +130,9 @@ def _groups(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list
 
 
 def _unbound(td: Any, dim: int) -> Sequence[Any]:
-    """The rows along a dimension; of a stack along it as they are held."""
+    """The rows along a dimension, of an instance as instances."""
     if isinstance(td, LazyStackedTensorDict):
-        if td.stack_dim == dim:
-            return td.tensordicts
-        rows = td.unbind(dim)
-        if any(td.names):
-            for row in rows:
-                row.names = td.names[:dim] + td.names[dim + 1 :]  # which tensordict forgets
-        return rows
+        return rows_of(td, dim)
     if isinstance(td, TensorDict):
         return td.unbind(dim)
     beside = getattr(td, "_non_tensordict", None) or {}
