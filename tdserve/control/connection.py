@@ -167,7 +167,8 @@ class ControlConnection:
                 )
             except grpc.RpcError as error:
                 ours = from_rpc_error(error, address=self.address, what=method, timeout_s=timeout_s)
-            if not isinstance(ours, ConnectError) or remaining_s < RECONNECT_BACKOFF_S:
+            # What a server says about shared memory or NCCL would be the same the next time.
+            if not isinstance(ours, ConnectError) or not ours.retryable or remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
             time.sleep(RECONNECT_BACKOFF_S)
             self._resolve(max(deadline - time.monotonic(), 0.0))

@@ -21,6 +21,7 @@ class Answering:
     def __init__(self, failures: dict[str, Exception] | None = None) -> None:
         self.failures = failures or {}
         self.peers: list[str] = []
+        self.asked: list[str] = []
         self.ended_links: list[SessionLink] = []
 
     async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
@@ -55,6 +56,7 @@ class Answering:
         return control_pb2.GetStatsResponse(server_id="test")
 
     def _answer(self, name: str, answer: _Answer) -> _Answer:
+        self.asked.append(name)
         if name in self.failures:
             raise self.failures[name]
         return answer

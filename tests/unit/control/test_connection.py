@@ -10,7 +10,7 @@ import pytest
 
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
-from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError, WrongStateError
+from tdserve.errors import ConnectError, NotLocalError, RemoteProtocolError, TDServeError, WrongStateError
 from tdserve.v1 import control_pb2
 from tests.integration.processes import quiet_port
 from tests.unit.control.serving import Answering, same, serving
@@ -96,6 +96,16 @@ def test_call_when_the_name_does_not_resolve_then_says_so(monkeypatch: pytest.Mo
     names.addresses = ["127.0.0.1"]
     connection.wait_ready(TIMEOUT_S)
     connection.close()
+
+
+def test_call_when_the_server_says_that_repeating_it_is_of_no_use_then_it_is_asked_once() -> None:
+    handlers = Answering({"a": NotLocalError(address="there", reason="another machine")})
+    with serving(handlers) as address:
+        connection = ControlConnection(address)
+        with pytest.raises(NotLocalError, match="another machine"):
+            connection.call("DescribeStore", control_pb2.DescribeStoreRequest(name="a"), timeout_s=1.0)
+        connection.close()
+    assert handlers.asked == ["a"]
 
 
 def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leaves_calls_alone(
