@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 _SELECTIONS = ("selection", "selection_items", "selection_names", "selection_torch", "row_numbers")
@@ -86,6 +87,11 @@ class Module:
         """Whether proto/generate.py wrote it; only floors and circles are asked of such a file."""
         return self.name.endswith(("_pb2", "_pb2_grpc"))
 
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Every import, relative ones resolved; ``from a import b`` gives ``a.b``."""
+        return list(_imports(self))
+
 
 @dataclass(frozen=True)
 class Import:
@@ -112,27 +118,11 @@ def load(package: Path) -> list[Module]:
     return found
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """Every import, relative ones resolved; ``from a import b`` gives ``a.b``."""
-    typing_only = _lines_of_typing_blocks(module.tree)
-    in_function = {id(sub) for node in ast.walk(module.tree) if isinstance(node, Function) for sub in ast.walk(node)}
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            origin = _origin(module, node)
-            names = [f"{origin}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            yield Import(name, node.lineno, node.lineno in typing_only, id(node) in in_function)
-
-
 def edges(modules: Sequence[Module]) -> Iterator[tuple[Module, str, Import]]:
     """Imports among the given modules: (importer, name of the imported module, import)."""
     known = {module.name for module in modules} | {parent for module in modules for parent in _parents(module.name)}
     for module in modules:
-        for found in imports(module):
+        for found in module.imports:
             target = found.target
             while target and target not in known:
                 target = target.rpartition(".")[0]
@@ -217,7 +207,7 @@ def reachable(modules: Sequence[Module], start: str, foreign: Sequence[str]) -> 
         todo = [first]
         while todo:
             name = todo.pop(0)
-            for found in imports(by_name[name]):
+            for found in by_name[name].imports:
                 if found.target.split(".")[0] in foreign and not found.is_typing_only:
                     faults.append(f"{' -> '.join(paths[name])} -> {found.target}")
             for target in sorted(runs[name] & by_name.keys() - paths.keys()):
@@ -330,6 +320,21 @@ def mirror_faults(modules: Sequence[Module], tests: Path, *, elsewhere: Mapping[
     return untested + [f"{name}: listed as tested elsewhere without need" for name in elsewhere if name not in missing]
 
 
+def _imports(module: Module) -> Iterator[Import]:
+    typing_only = _lines_of_typing_blocks(module.tree)
+    in_function = {id(sub) for node in ast.walk(module.tree) if isinstance(node, Function) for sub in ast.walk(node)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = _origin(module, node)
+            names = [f"{origin}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield Import(name, node.lineno, node.lineno in typing_only, id(node) in in_function)
+
+
 def _origin(module: Module, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
@@ -369,7 +374,7 @@ def _foreign_names(module: Module) -> Iterator[tuple[str, int]]:
             bound |= {a.asname or _top(a.name): a.name if a.asname else _top(a.name) for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             bound |= {a.asname or a.name: f"{_origin(module, node)}.{a.name}" for a in node.names}
-    for found in imports(module):
+    for found in module.imports:
         yield found.target, found.line
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute):

@@ -15,9 +15,6 @@ import pytest
 from tests import house
 
 ROOT = Path(__file__).parents[2]
-ALL = house.load(ROOT / "tdserve")
-OWN = [module for module in ALL if not module.is_generated]
-TESTS = house.load(ROOT / "tests")
 
 TESTED_ELSEWHERE = {
     "tdserve.cli.bench": "tests/unit/cli/test_main.py",
@@ -28,68 +25,86 @@ TESTED_ELSEWHERE = {
 """Module -> the test file that covers it, where a file of its own would repeat that one."""
 
 
-def test_imports_when_scanned_then_go_down_or_stay_in_the_room() -> None:
-    assert house.floor_faults(ALL) == []
+@pytest.fixture(scope="module")
+def package() -> list[house.Module]:
+    """All of tdserve; parsed for these tests, and forgotten after them."""
+    return house.load(ROOT / "tdserve")
 
 
-def test_imports_when_scanned_then_make_no_circle() -> None:
-    assert house.circles(ALL) == []
+@pytest.fixture(scope="module")
+def own(package: list[house.Module]) -> list[house.Module]:
+    """What people wrote of it."""
+    return [module for module in package if not module.is_generated]
 
 
-def test_imports_when_scanned_then_none_of_ours_hides_in_a_function() -> None:
-    assert house.lazy_import_faults(OWN) == []
+@pytest.fixture(scope="module")
+def tests() -> list[house.Module]:
+    """All tests."""
+    return house.load(ROOT / "tests")
 
 
-def test_foreign_names_when_scanned_then_only_their_owner_touches_them() -> None:
-    assert house.owner_faults(OWN) == []
+def test_imports_when_scanned_then_go_down_or_stay_in_the_room(package: list[house.Module]) -> None:
+    assert house.floor_faults(package) == []
 
 
-def test_tensordict_when_private_then_only_spec_touches_it() -> None:
-    assert house.private_name_faults(OWN) == []
+def test_imports_when_scanned_then_make_no_circle(package: list[house.Module]) -> None:
+    assert house.circles(package) == []
 
 
-def test_control_process_when_imported_then_brings_neither_torch_nor_the_client() -> None:
-    assert house.reachable(ALL, "tdserve.server", ["torch", "tensordict"]) == []
-    assert [m.name for m, target, _ in house.edges(ALL) if m.head == "server" and "tdserve.client" in target] == []
+def test_imports_when_scanned_then_none_of_ours_hides_in_a_function(own: list[house.Module]) -> None:
+    assert house.lazy_import_faults(own) == []
 
 
-def test_data_worker_when_imported_then_brings_no_tensordict() -> None:
+def test_foreign_names_when_scanned_then_only_their_owner_touches_them(own: list[house.Module]) -> None:
+    assert house.owner_faults(own) == []
+
+
+def test_tensordict_when_private_then_only_spec_touches_it(own: list[house.Module]) -> None:
+    assert house.private_name_faults(own) == []
+
+
+def test_control_process_when_imported_then_brings_neither_torch_nor_the_client(package: list[house.Module]) -> None:
+    assert house.reachable(package, "tdserve.server", ["torch", "tensordict"]) == []
+    assert [m.name for m, target, _ in house.edges(package) if m.head == "server" and "tdserve.client" in target] == []
+
+
+def test_data_worker_when_imported_then_brings_no_tensordict(package: list[house.Module]) -> None:
     """Which would double the time until it serves, and until it does so again after a crash."""
-    assert house.reachable(ALL, "tdserve.worker", ["tensordict"]) == []
+    assert house.reachable(package, "tdserve.worker", ["tensordict"]) == []
 
 
-def test_exports_when_scanned_then_have_docstrings() -> None:
-    assert house.docstring_faults(OWN) == []
+def test_exports_when_scanned_then_have_docstrings(own: list[house.Module]) -> None:
+    assert house.docstring_faults(own) == []
 
 
-def test_sizes_when_scanned_then_stay_within_the_budget() -> None:
-    assert house.size_faults(OWN) == []
-    assert house.size_faults(TESTS) == []
+def test_sizes_when_scanned_then_stay_within_the_budget(own: list[house.Module], tests: list[house.Module]) -> None:
+    assert house.size_faults(own) == []
+    assert house.size_faults(tests) == []
 
 
-def test_names_when_scanned_then_say_a_role() -> None:
-    assert house.name_faults(OWN) == []
+def test_names_when_scanned_then_say_a_role(own: list[house.Module]) -> None:
+    assert house.name_faults(own) == []
 
 
-def test_calls_when_scanned_then_none_runs_what_it_receives() -> None:
-    assert house.call_faults(OWN) == []
+def test_calls_when_scanned_then_none_runs_what_it_receives(own: list[house.Module]) -> None:
+    assert house.call_faults(own) == []
 
 
-def test_raises_when_scanned_then_come_from_errors() -> None:
-    assert house.raise_faults(OWN) == []
+def test_raises_when_scanned_then_come_from_errors(own: list[house.Module]) -> None:
+    assert house.raise_faults(own) == []
 
 
-def test_files_when_scanned_then_postpone_annotations() -> None:
-    assert house.annotation_faults(OWN) == []
-    assert house.annotation_faults(TESTS) == []
+def test_files_when_scanned_then_postpone_annotations(own: list[house.Module], tests: list[house.Module]) -> None:
+    assert house.annotation_faults(own) == []
+    assert house.annotation_faults(tests) == []
 
 
-def test_tests_when_scanned_then_never_sleep() -> None:
-    assert house.sleep_faults(TESTS) == []
+def test_tests_when_scanned_then_never_sleep(tests: list[house.Module]) -> None:
+    assert house.sleep_faults(tests) == []
 
 
-def test_modules_when_listed_then_have_a_unit_test_file() -> None:
-    assert house.mirror_faults(OWN, ROOT / "tests/unit", elsewhere=TESTED_ELSEWHERE) == []
+def test_modules_when_listed_then_have_a_unit_test_file(own: list[house.Module]) -> None:
+    assert house.mirror_faults(own, ROOT / "tests/unit", elsewhere=TESTED_ELSEWHERE) == []
     assert [path for path in TESTED_ELSEWHERE.values() if not (ROOT / path).is_file()] == []
 
 
