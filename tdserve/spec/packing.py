@@ -203,8 +203,10 @@ def _read_dense(
 
 
 def _name_values(source: Any, names: tuple[str | None, ...]) -> None:
-    """Gives single values the names of the tensordict that holds them, which are packed once for all."""
+    """Gives values the names of the tensordict that holds them, which are packed once for all."""
     for entry in source.values():
+        if isinstance(entry, NonTensorStack):
+            entry.names = [*names, *(None,) * len(entry.batch_size)][: len(entry.batch_size)]
         if type(entry) is NonTensorData:
             num_dims = len(entry.batch_size)
             held: Any = entry

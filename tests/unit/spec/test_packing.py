@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import MetaData, NonTensorData, TensorDict, UnbatchedTensor
+from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError
@@ -116,9 +116,11 @@ def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_ow
     assert found[0]["table"].tolist() == [0, 1, 2]
 
 
-def test_unpack_when_dimensions_have_names_then_single_values_have_them_too() -> None:
+def test_unpack_when_dimensions_have_names_then_values_have_them_too() -> None:
     td = TensorDict({"v": "word", "x": torch.zeros(2, 3)}, [2, 3], names=["a", "b"])
     assert unpack(pack(td)).get("v").names == td.get("v").names == ["a", "b"]
+    td.set("w", NonTensorStack(*[NonTensorStack("x", "y", "x") for _ in range(2)]))
+    assert unpack(pack(td)).get("w").names == td.get("w").names == ["a", "b"]
     short: Any = list(pack(td))
     short[5] = [(5, (2,), "word"), *short[5][1:]]  # of another writer: a value with fewer dimensions
     assert unpack(tuple(short))._tensordict["v"].names == ["a"]
