@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,8 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
     batch_size = chosen.result_batch_size(spec.batch_size)
     num_dims = len(spec.batch_size)
     moved = _moved_dims(chosen, num_dims) if spec.has_ragged else None
-    return spec.with_batch(num_dims, batch_size, (None,) * len(batch_size), moved=moved)
+    taken = _taken(chosen, spec.batch_size) if spec.has_members and moved is not None else None
+    return spec.with_batch(num_dims, batch_size, (None,) * len(batch_size), moved=moved, taken=taken)
 
 
 def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
@@ -101,6 +103,21 @@ def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] |
             moved.append(None if isinstance(item, int) else num_new)
         num_new += not isinstance(item, int)
     return tuple(moved[:num_dims])
+
+
+def _taken(selection: Selection, batch_size: tuple[int, ...]) -> tuple[Sequence[int], ...]:
+    """Which numbers of each batch dimension are selected, by items of which none covers several."""
+    items = [item for item in selection.items if item is not None]
+    found: list[Sequence[int]] = []
+    for size, item in zip(batch_size, (*items, *(slice(None),) * len(batch_size)), strict=False):
+        if isinstance(item, int):
+            found.append((item,))
+        elif isinstance(item, slice):
+            found.append(range(*item.indices(size)))
+        else:
+            chosen: Any = item
+            found.append(tuple((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist()))
+    return tuple(found)
 
 
 def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:

@@ -99,7 +99,10 @@ def _params(left: Any, right: Any, where: str) -> str | None:
 
 
 def _tensors(left: torch.Tensor, right: torch.Tensor, where: str) -> str | None:
-    outside = [(side.dtype, side.layout, side.device, side.requires_grad, side.is_nested) for side in (left, right)]
+    outside = [
+        (side.dtype, side.layout, side.device, side.requires_grad, side.is_nested, _buffer(side))
+        for side in (left, right)
+    ]
     if outside[0] != outside[1]:
         return f"{where}: {outside[0]} against {outside[1]}"
     if left.is_nested:
@@ -111,6 +114,11 @@ def _tensors(left: torch.Tensor, right: torch.Tensor, where: str) -> str | None:
         return next((text for text in texts if text), None)
     is_equal = left.shape == right.shape and (left.is_meta or _bits(left).equal(_bits(right)))
     return None if is_equal else f"{where}: {left} against {right}"
+
+
+def _buffer(tensor: torch.Tensor) -> bool | None:
+    """Whether it is a persistent buffer; None of what is none."""
+    return bool(getattr(tensor, "persistent", True)) if getattr(tensor, "_is_buffer", False) else None
 
 
 def _entry(td: Any, key: str) -> Any:

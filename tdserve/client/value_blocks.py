@@ -13,7 +13,7 @@ from tdserve.data.values import ReadBlock
 from tdserve.errors import CapacityError, RemoteProtocolError
 from tdserve.spec.captured import EncodedValues
 from tdserve.spec.deferred import MIN_ROWS, Deferred
-from tdserve.spec.elements import flat_elements
+from tdserve.spec.elements import flat_elements, nested_list
 from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.packing import pack, unpack
 from tdserve.spec.pieces import Pieces
@@ -133,7 +133,7 @@ def decode_values(
             values[path] = Deferred(blobs, decode)
         else:
             decoded = decode(blobs)
-            values[path] = _nest(decoded, leaf.batch_size) if per_row else decoded[0]
+            values[path] = nested_list(decoded, leaf.batch_size) if per_row else decoded[0]
     return spec.with_per_row(is_per_row), values
 
 
@@ -153,7 +153,7 @@ def _elements(
         elements = Pieces.from_blobs(blobs, ragged)
     if not leaf.batch_size:
         return elements[0]
-    return elements if len(leaf.batch_size) == 1 else _nest(list(elements), leaf.batch_size)
+    return elements if len(leaf.batch_size) == 1 else nested_list(list(elements), leaf.batch_size)
 
 
 def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bool:
@@ -170,10 +170,3 @@ def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bo
 def _unpacked(blobs: Sequence[bytes], *, key: str, allow_pickle: bool) -> list[Any]:
     entries = decode_many(blobs, key=key, allow_pickle=allow_pickle)
     return [None if entry is None else unpack(entry) for entry in entries]
-
-
-def _nest(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
-    for dim in range(len(batch_size) - 1, 0, -1):
-        size = batch_size[dim]
-        elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
-    return elements

@@ -14,16 +14,37 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 from tdserve.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
 from tdserve.spec.assembly import RowsWithColumns, assign, entry_of, node_of, taken
 from tdserve.spec.capture import capture
+from tdserve.spec.captured import Captured
 from tdserve.spec.changes import unstacked
 from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
+from tdserve.spec.elements import flat_elements
+from tdserve.spec.gathering import gathered
 from tdserve.spec.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
 from tdserve.spec.packing import shared, single_value, unbatched
-from tdserve.spec.restacking import stack_of
+from tdserve.spec.restacking import joined, stack_of
 from tdserve.spec.state import restored
 from tdserve.spec.tree import Spec, check_matches, quote, show
 from tdserve.values import is_same
+
+
+class _Packed(NamedTuple):
+    """A packed node.
+
+    Attributes:
+        leaf: How it is stored.
+        path: Where.
+        empty: Batch dimensions of an element that nobody has written.
+        stack_dim: Along which dimension it is put together, as its node notes.
+        members: What is stacked along it, as far as that is known.
+    """
+
+    leaf: ValueLeaf
+    path: Path
+    empty: tuple[int, ...]
+    stack_dim: int | None
+    members: tuple[Spec, ...]
 
 
 class _Recipe(NamedTuple):
@@ -33,8 +54,7 @@ class _Recipe(NamedTuple):
         steps: Key, path, and at most one of: the non-tensor leaf, the recipe of a child. Neither: a tensor.
         num_classes: Types that tensordict had seen when the tensorclasses in here were looked up, 0 without any: so
             that a class that was defined again (as in a notebook) is looked up again.
-        packed: How a packed node is stored, where, and batch dimensions of an element that nobody has written; and
-            along which dimension it is put together, as its node notes.
+        packed: Of a packed node.
         row: Of a lazy stack: the recipe of one row.
         stack_dim: Of a lazy stack.
         columns: Of a lazy stack: its leaves, tensors before values.
@@ -47,7 +67,7 @@ class _Recipe(NamedTuple):
     tensorclass: Any
     steps: tuple[tuple[str, Path, ValueLeaf | None, _Recipe | None], ...]
     num_classes: int
-    packed: tuple[ValueLeaf, Path, tuple[int, ...], int | None] | None = None
+    packed: _Packed | None = None
     row: _Recipe | None = None
     stack_dim: int = 0
     columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
@@ -166,10 +186,11 @@ def _prepare(node: Node, path: Path) -> _Recipe:
     )
 
 
-def _prepare_packed(node: Node, path: Path) -> tuple[ValueLeaf, Path, tuple[int, ...], int | None] | None:
+def _prepare_packed(node: Node, path: Path) -> _Packed | None:
     if node.inner is None:
         return None
-    return packed_leaf(node), path, tuple(max(size, 0) for size in node.inner), node.stack_dim
+    empty = tuple(max(size, 0) for size in node.inner)
+    return _Packed(packed_leaf(node), path, empty, node.stack_dim, tuple(map(Spec, node.members)))
 
 
 def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
@@ -186,8 +207,10 @@ def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | V
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
     batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
-        how, at, inner, dim = packed
-        found = node_of(how, values[at], device, inner, tensorclass, names, dim)
+        found = _build_members(packed, values[packed.path], recipe) if packed.members else None
+        if found is None:
+            how, at, empty, dim, _ = packed
+            found = node_of(how, values[at], device, empty, tensorclass, names, dim)
         beside = {key: tensors[path] for key, path, _, _ in steps}
         return RowsWithColumns.of(found, beside) if beside else found
     if row is not None:
@@ -205,6 +228,30 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
         source, batch_size=batch_size, device=device, names=None if names is None else names.copy(), nested=False
     )
     return td if tensorclass is None else instance_of(tensorclass, td, {})
+
+
+def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
+    """A packed node of what is stacked in it; None where its elements are of something else by now."""
+    batch_size, dim = packed.leaf.batch_size, packed.stack_dim
+    if dim is None:
+        return None
+    parts = gathered(packed.members, elements, batch_size, dim)
+    if parts is None:
+        return None
+    names = tuple(recipe.names or [None] * len(batch_size))
+    around = [(size, name) for at, (size, name) in enumerate(zip(batch_size, names, strict=True)) if at != dim]
+    sizes, own_names = zip(*around, strict=True)
+    rows = [
+        build(part.spec, part.tensors, part.values) if isinstance(part, Captured) else joined(part, sizes, own_names)
+        for part in parts
+    ]
+    td = rows[0]
+    if dim >= 0:
+        if dim >= len(batch_size):  # elements know it
+            first = flat_elements(elements, len(batch_size))[:1]
+            names += tuple(first[0].names) if first else (None,) * dim
+        td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
+    return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
 
 
 def _build_stack(

@@ -61,6 +61,8 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
         _write_params(node.params, message.params)
     if node.is_typed:
         message.is_typed = True
+    for member in node.members:
+        write_node(member, message.members.add(), is_sorted=is_sorted)
     # code points sort as their UTF-8 bytes do, so this is the order that the protocol book asks for
     for key, entry in sorted(node.entries, key=_key) if is_sorted else node.entries:
         _write_entry(entry, message.entries.add(key=key), is_sorted=is_sorted)

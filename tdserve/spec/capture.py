@@ -22,10 +22,12 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError
 from tdserve.spec.captured import Captured, conformed, shared_spec
+from tdserve.spec.changes import rebatch
 from tdserve.spec.elements import elements_of, flat_elements
 from tdserve.spec.files import in_memory
 from tdserve.spec.instances import class_name
 from tdserve.spec.leaf_capture import LeafReader
+from tdserve.spec.members import needs_note, num_levels, shared_values
 from tdserve.spec.nodes import (
     MAX_DEPTH,
     DimNames,
@@ -85,9 +87,7 @@ def capture(
         reader = _Reader(
             store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
         )
-        is_one = like.root.inner is not None and not like.root.batch_size
-        root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
-        return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
+        return _taken_for(td, like, reader)
     captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
     if captured is None:
         checks = not (allow_pickle or is_destination)
@@ -102,6 +102,21 @@ def capture(
     found: Captured = captured
     is_plain = like is None or not (like.has_ragged or found.spec.has_ragged)
     return found if like is None or is_plain else conformed(found, like)
+
+
+def capture_as(td: Any, like: Spec) -> Captured:
+    """``capture`` of what was built of stored content and is nobody else's, for a structure, exactly as it is.
+
+    Raises:
+        NotSupportedError, InvalidSpecError: As ``capture``.
+    """
+    return _taken_for(td, like, _Reader("", False, like.packed, checks=False, is_exact=True))
+
+
+def _taken_for(td: Any, like: Spec, reader: _Reader) -> Captured:
+    is_one = like.root.inner is not None and not like.root.batch_size
+    root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
+    return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
 
 
 def capture_packed(
@@ -238,15 +253,12 @@ class _Reader(LeafReader):
             device = None if td.device is None else _device_name(td.device)
             is_locked = self.is_exact and bool(td.is_locked)
             return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim, is_locked=is_locked)
-        parts = []
-        for row in map(in_memory, td.tensordicts):
-            reader = self._apart()
-            parts.append(Part(reader.node(row, path, ()), reader.tensors, reader.values))
+        parts = [self._part(row, path, ()) for row in map(in_memory, td.tensordicts)]
         found = None if extra else stacked(parts, td.stack_dim, path=path, names=names)
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
         if found is None:
-            return self._packed(td, extra, tensorclass, path, above, [part.root for part in parts])
+            return self._packed(td, extra, tensorclass, path, above, parts)
         self.tensors.update(found.tensors)
         self.values.update(found.values)
         return found.root._replace(tensorclass=tensorclass)
@@ -258,9 +270,9 @@ class _Reader(LeafReader):
         tensorclass: str | None,
         path: Path,
         above: tuple[int, ...] | None,
-        rows: list[Node] | None = None,
+        parts: list[Part] | None = None,
     ) -> Node:
-        """A node whose elements describe themselves. ``rows`` are those of a stack, if they were looked at before."""
+        """A node whose elements describe themselves. ``parts`` are the rows of a stack, if they were looked at."""
         td = in_memory(td)
         can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
@@ -271,13 +283,17 @@ class _Reader(LeafReader):
                 td.set_non_tensor(key, value)
         elements = elements_of(td, batch_size)
         stack_dim = None
-        is_noted = False
-        if rows is not None and not batch_size:
+        members = self._members(td, path, batch_size, None if extra else parts)
+        if parts is not None and not batch_size:
             stack_dim = td.stack_dim
-        elif rows is None or len(batch_size) != 1 or not can_list:
-            reader = self._apart()
-            rows = [reader.node(element, path, ()) for element in flat_elements(elements, len(batch_size))]
-            is_noted = self.is_exact and any(map(holds_exact, reader.values.values()))
+        elif parts is None or len(batch_size) != 1 or not can_list:
+            parts = [self._part(element, path, ()) for element in flat_elements(elements, len(batch_size))]
+        rows = [part.root for part in parts]
+        is_noted = self.is_exact and any(holds_exact(value) for part in parts for value in part.values.values())
+        if members and 0 in batch_size:
+            num_around = len(batch_size) - (td.stack_dim < len(batch_size))
+            rows = [rebatch(member, num_around, (), None) for member in members]
+            stack_dim = None if td.stack_dim < len(batch_size) else td.stack_dim - len(batch_size)
         inner, entries = known_of(rows, batch_size, stack_dim)
         if is_noted or (self.is_exact and any(has_state(row, is_locked=not is_locked) for row in rows)):
             elements = exact(elements, len(batch_size), keeps_locks=not is_locked)
@@ -295,11 +311,32 @@ class _Reader(LeafReader):
             stack_dim=_noted_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
             inner=inner,
             is_locked=is_locked,
+            members=members,
         )
 
-    def _apart(self) -> _Reader:
-        """Another walk, of a part that is looked at for itself."""
-        return _Reader(
+    def _members(self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[Part] | None) -> tuple[Node, ...]:
+        """What is stacked, each without the dimension along which; () where elements tell it."""
+        depth = len(batch_size)
+        if not isinstance(td, LazyStackedTensorDict) or path in self.packed or not depth or _is_by_rows(td, depth):
+            return ()
+        if not td.tensordicts:
+            return ()
+        around = batch_size[: td.stack_dim] + batch_size[td.stack_dim + 1 :]
+        if parts is None or any(part.root.inner is not None for part in parts):  # which are one element each there
+            parts = [self._part(member, path, around) for member in map(in_memory, td.tensordicts)]
+        members = tuple(part.root for part in parts)
+        if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
+            return ()
+        if len(path) + max(map(num_levels, members)) > MAX_DEPTH:
+            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+        for below in (below for member in members if 0 in around for below in shared_values(member)):
+            reason = "its stack of different keys has no elements that could hold it"
+            raise self._refusal("a value for all elements", (*path, *below), reason)
+        return members
+
+    def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> Part:
+        """A part that is looked at for itself."""
+        reader = _Reader(
             self.store,
             self.is_destination,
             checks=self.checks,
@@ -307,6 +344,7 @@ class _Reader(LeafReader):
             is_exact=self.is_exact,
             takes_structure=self.takes_structure,
         )
+        return Part(reader.node(td, path, above), reader.tensors, reader.values)
 
     def _check_key(self, key: str, path: Path) -> None:
         try:

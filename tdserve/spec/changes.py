@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorLeaf, ValueLeaf, packed_stack_dim
+from tdserve.spec.nodes import DimNames, Entry, Node, Path, TensorKind, TensorLeaf, ValueLeaf, packed_stack_dim
 
 
 def rebatch(
@@ -13,32 +13,73 @@ def rebatch(
     batch_size: tuple[int, ...],
     names: DimNames | None,
     moved: tuple[int | None, ...] | None = None,
+    taken: tuple[Sequence[int], ...] | None = None,
+    *,
+    is_whole: bool = False,
 ) -> Node:
-    """The tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``."""
+    """The tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``.
+
+    ``is_whole``: by the same ones, so that it is what it was beside its content, too.
+    """
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
         if isinstance(entry, TensorLeaf):
             shape = batch_size + entry.shape[num_dims:]
-            entries.append((key, TensorLeaf(entry.dtype, shape, requires_grad=entry.requires_grad)))
+            kind = entry.kind if is_whole else TensorKind.PLAIN
+            entries.append((key, TensorLeaf(entry.dtype, shape, kind, entry.requires_grad)))
         elif isinstance(entry, ValueLeaf):
             own = batch_size + entry.batch_size[num_dims:]
             is_per_row = entry.per_row if entry.ragged is None else bool(own)
             entries.append((key, entry._replace(batch_size=own, per_row=is_per_row)))
         else:
-            entries.append((key, rebatch(entry, num_dims, batch_size, names, moved)))
+            entries.append((key, rebatch(entry, num_dims, batch_size, names, moved, taken, is_whole=is_whole)))
     stack_dim = node.stack_dim
     if node.inner is None:
         stack_dim = _restack(stack_dim, num_dims, len(batch_size), moved)
     elif stack_dim is not None:
         stack_dim = _restack_packed(node, stack_dim, num_dims, len(batch_size), moved)
+    members: tuple[Node, ...] = ()
+    if stack_dim is not None:
+        members = _rebatch_members(node, num_dims, batch_size, names, moved, taken, is_whole)
     return node._replace(
         batch_size=batch_size + node.batch_size[num_dims:],
         names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
         entries=tuple(entries),
         stack_dim=stack_dim,
-        is_locked=False,
-        params=None,
+        is_locked=is_whole and node.is_locked,
+        params=node.params if is_whole else None,
+        members=members,
     )
+
+
+def _rebatch_members(
+    node: Node,
+    num_dims: int,
+    batch_size: tuple[int, ...],
+    names: DimNames | None,
+    moved: tuple[int | None, ...] | None,
+    taken: tuple[Sequence[int], ...] | None,
+    is_whole: bool,
+) -> tuple[Node, ...]:
+    """What is stacked in a packed node whose dimensions are replaced; nothing where it is not known which of them."""
+    at = node.stack_dim
+    if not node.members or at is None:
+        return ()
+    members = node.members
+    if 0 <= at < num_dims:
+        if moved is None or taken is None:
+            return ()
+        place = moved[at]
+        members = tuple(members[number] for number in taken[at])
+        if place is not None:
+            batch_size = batch_size[:place] + batch_size[place + 1 :]
+            names = None if names is None else names[:place] + names[place + 1 :]
+            moved = tuple(dim if dim is None or dim < place else dim - 1 for dim in moved)
+        moved, taken = moved[:at] + moved[at + 1 :], taken[:at] + taken[at + 1 :]
+        num_dims -= 1
+        rest = node.batch_size[:at] + node.batch_size[at + 1 : num_dims + 1]
+        is_whole = moved == (*range(num_dims),) and list(taken) == [*map(range, rest)]
+    return tuple(rebatch(member, num_dims, batch_size, names, moved, taken, is_whole=is_whole) for member in members)
 
 
 def _restack(stack_dim: int | None, num_old: int, num_new: int, moved: tuple[int | None, ...] | None) -> int | None:
@@ -71,7 +112,8 @@ def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, nam
 def redevice(node: Node, device: str | None) -> Node:
     """The tree with every node on a device, or on none."""
     entries = tuple((key, redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries)
-    return node._replace(device=device, entries=entries)
+    members = tuple(redevice(member, device) for member in node.members)
+    return node._replace(device=device, entries=entries, members=members)
 
 
 def relocked(node: Node, is_locked: bool) -> Node:
@@ -82,7 +124,8 @@ def relocked(node: Node, is_locked: bool) -> Node:
     params = node.params
     if params is not None:
         params = params._replace(is_content_locked=is_locked or params.locks_content)
-    return node._replace(is_locked=is_locked, entries=entries, params=params)
+    members = tuple(relocked(member, is_locked) for member in node.members)
+    return node._replace(is_locked=is_locked, entries=entries, params=params, members=members)
 
 
 def stripped(node: Node) -> Node:
@@ -96,13 +139,15 @@ def stripped(node: Node) -> Node:
         else:
             entry = stripped(entry)
         entries.append((key, entry))
-    return node._replace(entries=tuple(entries), is_locked=False, params=None)
+    return node._replace(
+        entries=tuple(entries), is_locked=False, params=None, members=tuple(map(stripped, node.members))
+    )
 
 
 def moved_to_cpu(node: Node) -> Node:
     """The tree with the CPU as device of every node that has one."""
     entries = tuple((key, moved_to_cpu(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
-    return node._replace(device=node.device and "cpu", entries=entries)
+    return node._replace(device=node.device and "cpu", entries=entries, members=tuple(map(moved_to_cpu, node.members)))
 
 
 def per_row(node: Node) -> Node:
@@ -162,8 +207,11 @@ def unstacked(node: Node, dim: int) -> Node:
         entries.append((key, entry))
     names = None if node.names is None else node.names[:dim] + node.names[dim + 1 :]
     stack_dim = node.stack_dim
+    members: tuple[Node, ...] = ()
     if stack_dim is not None and node.inner is not None:
         left = -1 if stack_dim == dim else stack_dim - (stack_dim > dim)
+        if stack_dim != dim:
+            members = tuple(unstacked(member, dim - (0 <= stack_dim < dim)) for member in node.members)
         stack_dim = packed_stack_dim(left, len(node.batch_size) - 1)
     elif stack_dim is not None:
         stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)
@@ -172,4 +220,5 @@ def unstacked(node: Node, dim: int) -> Node:
         names=names if names is not None and any(name is not None for name in names) else None,
         entries=tuple(entries),
         stack_dim=stack_dim,
+        members=() if stack_dim is None else members,
     )

@@ -79,7 +79,7 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
         if key in entries:
             raise InvalidSpecError(reason=f"key {_show((*path, key))} appears twice")
         entries[key] = _entry(entry, (*path, key), batch_size)
-    return Node(
+    node = Node(
         batch_size=batch_size,
         names=_names(message, path, len(batch_size)),
         device=_device(message, path),
@@ -91,6 +91,26 @@ def _node(message: spec_pb2.Node, path: Path, parent: tuple[int, ...]) -> Node:
         params=_params(message.params, path) if message.HasField("params") else None,
         is_typed=bool(message.is_typed),
     )
+    return node._replace(members=_members(message, path, node)) if message.members else node
+
+
+def _members(message: spec_pb2.Node, path: Path, node: Node) -> tuple[Node, ...]:
+    """What is stacked in a packed node."""
+    at = node.stack_dim
+    around = node.batch_size
+    if node.inner is None or at is None:
+        raise InvalidSpecError(reason=f"{_show(path)} has members, and says that it is no packed stack")
+    is_around = 0 <= at < len(around)
+    wanted = around[at] if is_around else 1 if at < 0 else len(message.members)
+    if wanted != len(message.members):
+        raise InvalidSpecError(reason=f"{_show(path)} has {len(message.members)} members, not {wanted}")
+    if is_around:
+        around = around[:at] + around[at + 1 :]
+    members = tuple(_node(member, (*path, f"[{number}]"), around) for number, member in enumerate(message.members))
+    num_dims = len(node.shown_batch_size) - (at >= 0)
+    if any(len(member.shown_batch_size) != num_dims for member in members):
+        raise InvalidSpecError(reason=f"{_show(path)} has members of other than {num_dims} batch dimensions")
+    return members
 
 
 def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> Entry:

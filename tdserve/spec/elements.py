@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,14 @@ def flat_elements(elements: Any, num_dims: int) -> list[Any]:
     if num_dims == 1:
         return list(elements)
     return [element for row in elements for element in flat_elements(row, num_dims - 1)]
+
+
+def nested_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
+    """The reverse of ``flat_elements``, of at least one dimension."""
+    for dim in range(len(batch_size) - 1, 0, -1):
+        size = batch_size[dim]
+        elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
+    return elements
 
 
 def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[ValueLeaf, Any]:

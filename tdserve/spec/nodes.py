@@ -141,6 +141,9 @@ class Node(NamedTuple):
         is_locked: Whether no entry may be added, replaced or removed; what is below a locked node is locked too.
         params: Of the ``TensorDictParams`` around it, if there is one.
         is_typed: Whether its class is a ``TypedTensorDict``, which plain tensordict stores as if it had none.
+        members: Of a packed node with a ``stack_dim``: what is stacked along it, each without that dimension (with -1
+            as it is, a single one), where elements that agree do not tell it. Elements may have been written since that
+            are of no such members. (): not known.
     """
 
     batch_size: tuple[int, ...]
@@ -153,6 +156,7 @@ class Node(NamedTuple):
     is_locked: bool = False
     params: Params | None = None
     is_typed: bool = False
+    members: tuple[Node, ...] = ()
 
     @property
     def shown_batch_size(self) -> tuple[int, ...]:
@@ -188,6 +192,8 @@ def packed_stack_dim(stack_dim: int | None, num_dims: int) -> int | None:
 def has_state(node: Node, *, is_locked: bool = True) -> bool:
     """Whether anything in a tree is noted that does not count for content; ``is_locked``: locks too."""
     if node.params is not None or (is_locked and node.is_locked):
+        return True
+    if any(has_state(member, is_locked=is_locked) for member in node.members):
         return True
     return any(
         has_state(entry, is_locked=is_locked) if isinstance(entry, Node) else is_marked(entry)

@@ -62,6 +62,13 @@ def holds_exact(elements: Any) -> bool:
     return isinstance(elements, Exact) or (isinstance(elements, list) and any(map(holds_exact, elements)))
 
 
+def without_marks(elements: Any) -> Any:
+    """(Nested lists of) elements, of exact ones what they are of."""
+    if isinstance(elements, list):
+        return [without_marks(element) for element in elements]
+    return elements.entry if isinstance(elements, Exact) else elements
+
+
 def pack(entry: Any) -> tuple[Any, ...]:
     """The plain value of a tensordict, tensorclass instance, tensor, or non-tensor entry.
 

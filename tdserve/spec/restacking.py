@@ -65,7 +65,7 @@ def restacked(
     depth = len(batch_size)
     if dim < depth:
         rest = batch_size[:dim] + batch_size[dim + 1 :]
-        rows = [joined(group, rest, own[:dim] + own[dim + 1 :]) for group in _groups(parts, batch_size, dim)]
+        rows = [joined(group, rest, own[:dim] + own[dim + 1 :]) for group in groups_of(parts, batch_size, dim)]
         return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=own[dim])
     sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts}
     if sizes == {(0,)}:
@@ -73,10 +73,10 @@ def restacked(
     if len(sizes) > 1 or () in sizes:  # of different length, such as no tensordict holds in one piece
         pieces: list[Any] = [
             restacked(group, batch_size[1:], dim - 1, device, empty, own[1:]) if depth > 1 else group[0]
-            for group in _groups(parts, batch_size, 0)
+            for group in groups_of(parts, batch_size, 0)
         ]
         return LazyStackedTensorDict(*pieces, stack_dim=0, stack_dim_name=own[0])
-    columns = zip(*(_unbound(part, dim - depth) for part in parts), strict=True)
+    columns = zip(*(unbound(part, dim - depth) for part in parts), strict=True)
     return LazyStackedTensorDict(
         *(joined(column, batch_size, own) for column in columns),
         stack_dim=dim,
@@ -99,11 +99,11 @@ def joined(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
         return found
     for dim in range(len(sizes)):  # they may differ along one dimension alone
         rest, rest_names = sizes[:dim] + sizes[dim + 1 :], names[:dim] + names[dim + 1 :]
-        groups = _groups(parts, sizes, dim)
+        groups = groups_of(parts, sizes, dim)
         rows = [_dense(group, rest, rest_names) if rest else group[0] for group in groups]
         if all(row is not None for row in rows):
             return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
-    rows = [joined(group, sizes[1:], names[1:]) for group in _groups(parts, sizes, 0)]
+    rows = [joined(group, sizes[1:], names[1:]) for group in groups_of(parts, sizes, 0)]
     return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name=names[0])
 
 
@@ -120,7 +120,7 @@ def _nothing(shape: tuple[int, ...], dim: int, device: torch.device | None, name
     return stack_of(rows, shape, dim, device, own_names)
 
 
-def _groups(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list[Any]]:
+def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list[Any]]:
     """By their place along one of the dimensions."""
     stride = math.prod(sizes[dim + 1 :])
     groups: list[list[Any]] = [[] for _ in range(sizes[dim])]
@@ -129,14 +129,14 @@ def _groups(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list
     return groups
 
 
-def _unbound(td: Any, dim: int) -> Sequence[Any]:
+def unbound(td: Any, dim: int) -> Sequence[Any]:
     """The rows along a dimension, of an instance as instances."""
     if isinstance(td, LazyStackedTensorDict):
         return rows_of(td, dim)
     if isinstance(td, TensorDict):
         return td.unbind(dim)
     beside = getattr(td, "_non_tensordict", None) or {}
-    return [instance_of(type(td), row, dict(beside)) for row in _unbound(inside(td), dim)]
+    return [instance_of(type(td), row, dict(beside)) for row in unbound(inside(td), dim)]
 
 
 def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
@@ -248,7 +248,7 @@ def _values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_nam
 def _value_stack(column: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
     if not sizes:
         return column[0]
-    rows = [_value_stack(group, sizes[1:], names[1:]) for group in _groups(column, sizes, 0)]
+    rows = [_value_stack(group, sizes[1:], names[1:]) for group in groups_of(column, sizes, 0)]
     return NonTensorStack(*rows, stack_dim=0, stack_dim_name=names[0])
 
 

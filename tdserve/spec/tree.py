@@ -98,6 +98,11 @@ class Spec:
         return has_state(self.root)
 
     @cached_property
+    def has_members(self) -> bool:
+        """Whether a packed node tells of what is stacked in it."""
+        return _has_members(self.root)
+
+    @cached_property
     def without_state(self) -> Spec:
         """This spec as that of the content alone."""
         return Spec(stripped(self.root)) if self.has_state else self
@@ -164,6 +169,7 @@ class Spec:
         names: DimNames | None = None,
         *,
         moved: tuple[int | None, ...] | None = None,
+        taken: tuple[Sequence[int], ...] | None = None,
     ) -> Spec:
         """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf; nothing is locked.
 
@@ -174,6 +180,7 @@ class Spec:
                 dimensions have none.
             moved: Where each of the dimensions that go is among the new ones, None where nowhere: decides whether a
                 lazy stack is one still. None: not known.
+            taken: Which numbers of each of the dimensions that go there are, in this order. None: not known.
 
         Raises:
             InvalidSpecError: There are fewer batch dimensions, or the names do not fit.
@@ -182,7 +189,7 @@ class Spec:
             raise InvalidSpecError(reason=f"batch size {self.batch_size} has no {num_dims} dimensions to replace")
         if names is not None and len(names) != len(batch_size):
             raise InvalidSpecError(reason=f"{len(names)} names for batch dimensions {batch_size}")
-        return Spec(rebatch(self.root, num_dims, tuple(batch_size), names, moved))
+        return Spec(rebatch(self.root, num_dims, tuple(batch_size), names, moved, taken))
 
     def prepend(self, batch_size: tuple[int, ...]) -> Spec:
         """This spec with more batch dimensions in front, unnamed."""
@@ -306,6 +313,10 @@ def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLe
 
 def _has_stack(node: Node) -> bool:
     return node.stack_dim is not None or any(isinstance(entry, Node) and _has_stack(entry) for _, entry in node.entries)
+
+
+def _has_members(node: Node) -> bool:
+    return bool(node.members) or any(isinstance(entry, Node) and _has_members(entry) for _, entry in node.entries)
 
 
 def _is_tensor(entry: Entry) -> bool:

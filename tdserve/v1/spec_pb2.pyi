@@ -86,7 +86,7 @@ class Spec(_message.Message):
     def __init__(self, root: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked", "params", "is_typed")
+    __slots__ = ("batch_size", "has_names", "names", "device", "tensorclass", "entries", "stack_dim", "is_packed", "inner", "is_locked", "params", "is_typed", "members")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_NAMES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Node(_message.Message):
     IS_LOCKED_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     IS_TYPED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     batch_size: _containers.RepeatedScalarFieldContainer[int]
     has_names: bool
     names: _containers.RepeatedCompositeFieldContainer[DimName]
@@ -111,7 +112,8 @@ class Node(_message.Message):
     is_locked: bool
     params: Params
     is_typed: bool
-    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ..., params: _Optional[_Union[Params, _Mapping]] = ..., is_typed: bool = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, batch_size: _Optional[_Iterable[int]] = ..., has_names: bool = ..., names: _Optional[_Iterable[_Union[DimName, _Mapping]]] = ..., device: _Optional[str] = ..., tensorclass: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., stack_dim: _Optional[int] = ..., is_packed: bool = ..., inner: _Optional[_Iterable[int]] = ..., is_locked: bool = ..., params: _Optional[_Union[Params, _Mapping]] = ..., is_typed: bool = ..., members: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
 
 class Params(_message.Message):
     __slots__ = ("convert", "locks_content", "is_content_locked", "is_in_eval", "is_in_class")

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from tensordict import (
     LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
     TensorClass,
     TensorDict,
     lazy_stack,
     maybe_dense_stack,
 )
+from tensordict.nn import TensorDictParams
 
 from tests.conformance.kind import ROWS, kind, numbers
 
@@ -136,6 +139,59 @@ def agents_along_0() -> Any:
 def agents_along_second() -> Any:
     """And with a dimension behind it."""
     return TensorDict({"x": numbers(ROWS, 2), "agents": agents([ROWS, 2, 3], 1)}, [ROWS, 2])
+
+
+def of_every_kind(batch_size: list[int], dim: int) -> Any:
+    """A stack of members that hold, or are, what elements by themselves do not tell."""
+    inner = batch_size[:dim] + batch_size[dim + 1 :]
+
+    def words(*sizes: int) -> Any:
+        return NonTensorStack(*[words(*sizes[1:]) for _ in range(sizes[0])]) if sizes else NonTensorData(data="same")
+
+    def member(**entries: Any) -> TensorDict:
+        return TensorDict({"x": numbers(*inner, 2), **entries}, inner)
+
+    parts = [numbers(size) for size in range(1, inner[0] + 1)]
+    members: list[Any] = [
+        member(tokens=torch.nested.nested_tensor(parts, layout=torch.jagged)) if len(inner) == 1 else member(),
+        member(weight=torch.nn.Parameter(numbers(*inner, 3)), mean=torch.nn.Buffer(numbers(*inner))),
+        member(word=words(*inner)),
+        member(n=TensorDict({"y": numbers(*inner)}, inner).lock_()),
+        member(z=numbers(*inner)).lock_(),
+        lazy_stack([TensorDict({"x": numbers(*inner[1:], 3)}, inner[1:]) for _ in range(inner[0])]),
+        member(rows=lazy_stack([TensorDict({"y": numbers(*inner[1:])}, inner[1:]) for _ in range(inner[0])])),
+        TensorDictParams(member(w=numbers(*inner, 1))),
+        member(
+            unlike=LazyStackedTensorDict(
+                TensorDict({"w": words(*inner)}, inner), TensorDict({"y": numbers(*inner)}, inner), stack_dim=len(inner)
+            )
+        ),
+    ]
+    return LazyStackedTensorDict(*members[: batch_size[dim]], stack_dim=dim)
+
+
+@kind("lazy stack along dimension 1 of members of every kind in a tensordict")
+def every_kind_along_1() -> Any:
+    """Below one batch dimension."""
+    return TensorDict({"x": numbers(ROWS), "members": of_every_kind([ROWS, 9], 1)}, [ROWS])
+
+
+@kind("lazy stack along dimension 2 of members of every kind in a tensordict")
+def every_kind_along_2() -> Any:
+    """Below two batch dimensions."""
+    return TensorDict({"x": numbers(ROWS, 2), "members": of_every_kind([ROWS, 2, 9], 2)}, [ROWS, 2])
+
+
+@kind("lazy stack along the second of two batch dimensions, of members of every kind")
+def every_kind_along_second() -> Any:
+    """What is stacked are columns of the batch."""
+    return TensorDict({"x": numbers(ROWS, 9), "members": of_every_kind([ROWS, 9], 1)}, [ROWS, 9])
+
+
+@kind("lazy stack along the first of two batch dimensions, of members of every kind")
+def every_kind_along_0() -> Any:
+    """What is stacked are the rows."""
+    return TensorDict({"x": numbers(ROWS, 2), "members": of_every_kind([ROWS, 2], 0)}, [ROWS, 2])
 
 
 def seen() -> list[Any]:

@@ -43,6 +43,12 @@ NOTES: dict[str, Note] = {
         "an UnbatchedTensor at key 'table'",
         "It belongs to no row: refused by name; give it a store of its own.",
     ),
+    "members": Note(
+        AssertionError,
+        "LazyStackedTensorDict'> against .*TensorDict'>",
+        "A row of a lazy stack of different keys along the first of several batch dimensions that is written over one"
+        " of another structure has no parameters and locks, and nested tensors as stacks of their components.",
+    ),
     "elements": Note(
         AssertionError,
         "NonTensorStack'> against .*NonTensorData",
@@ -53,6 +59,8 @@ NOTES: dict[str, Note] = {
 
 _TABLES = ("replay", "queue")
 
+FIRST = "lazy stack along the first of two batch dimensions, of members of every kind"
+
 REFUSED: dict[str, dict[str, str]] = {
     kind: dict.fromkeys(_TABLES, note)
     for note, kinds in {
@@ -62,6 +70,9 @@ REFUSED: dict[str, dict[str, str]] = {
             "lazy stack in a tensordict",
             "lazy stack along the first of two batch dimensions, of different keys",
             "locked lazy stack of different keys",
+            "lazy stack along dimension 1 of members of every kind in a tensordict",
+            "lazy stack along the second of two batch dimensions, of members of every kind",
+            FIRST,
             "lazy stack of instances that hold instances",
         ),
         "unbatched": ("UnbatchedTensor", "UnbatchedTensor in a lazy stack"),
@@ -70,6 +81,8 @@ REFUSED: dict[str, dict[str, str]] = {
     for kind in kinds
 }
 """By kind and operation, the word of its note."""
+
+REFUSED[FIRST]["write_rows"] = "members"
 
 
 def note_of(kind: str, operation: str) -> Note | None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tdserve
-from tests.conformance.trees import trees
+from tests.conformance.trees import trees, trees_around_stacks
 from tests.sameness import assert_same
 from tests.unit.spec.strategies import tensordicts
 
@@ -46,6 +46,17 @@ def client(
 @given(td=trees())
 def test_tree_when_of_any_kinds_then_comes_out_as_it_went_in(client: tdserve.Client, td: Any) -> None:
     name = f"tree-{next(_numbers)}"
+    client.init_remote(td, name)
+    assert_same(client.from_remote_init(name), td)
+    client.send(td, name)
+    assert_same(client[name].to_tensordict(), td)
+    client.delete(name)
+
+
+@modest
+@given(td=trees_around_stacks())
+def test_tree_when_around_a_stack_of_any_members_then_comes_out_as_it_went_in(client: tdserve.Client, td: Any) -> None:
+    name = f"stack-{next(_numbers)}"
     client.init_remote(td, name)
     assert_same(client.from_remote_init(name), td)
     client.send(td, name)

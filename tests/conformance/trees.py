@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, TensorClass, TensorDict, TypedTensorDict, UnbatchedTensor
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    TypedTensorDict,
+    UnbatchedTensor,
+)
 from tensordict.nn import TensorDictParams
 
 from tests.unit.spec.strategies import Inner, keys, non_tensors, tensors
@@ -49,6 +57,17 @@ def trees(draw: st.DrawFn) -> Any:
 
 
 @st.composite
+def trees_around_stacks(draw: st.DrawFn) -> Any:
+    """A tensordict around a lazy stack of members of any kind, along any dimension that it has."""
+    batch_size = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
+    more = draw(st.lists(st.integers(1, 3), max_size=1, min_size=2 - len(batch_size)))
+    stack = draw(stacks((*batch_size, *more), ROOT_DEPTH, is_unlike=True))
+    td = TensorDict({"stack": stack}, batch_size)
+    td.set("more", draw(leaves(batch_size)))
+    return td.lock_() if draw(st.integers(0, 4)) == 0 else td
+
+
+@st.composite
 def nodes(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
     """A node of any kind."""
     kinds = ["dense", "dense", "class", "typed", *(["stack", "stack"] if batch_size and depth else [])]
@@ -62,9 +81,8 @@ def nodes(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
 
 
 @st.composite
-def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int, *, is_parted: bool = False) -> Any:
-    """A TensorDict of leaves and nodes of any kind; ``is_parted``: of those that are the same again when their elements
-    are stacked."""
+def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
+    """A TensorDict of leaves and nodes of any kind."""
     td = TensorDict({}, batch_size, names=draw(st.none() | st.just([*"ab"[: len(batch_size)]])))
     for key in draw(st.lists(keys, max_size=3, unique=True)):
         if depth and draw(st.booleans()):
@@ -73,17 +91,18 @@ def dense(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int, *, is_parted
             is_locked = draw(st.integers(0, 5)) == 0 and not isinstance(below, State)
             td.set(key, below.lock_() if is_locked else below)
         else:
-            td.set(key, draw(leaves(batch_size, is_parted=is_parted)))
-    if not batch_size and depth and draw(st.integers(0, 3)) == 0:
-        td.set("params", draw(params()))
+            td.set(key, draw(leaves(batch_size)))
+    if depth and draw(st.integers(0, 3)) == 0:
+        td.set("params", draw(params(batch_size)))
     return td
 
 
 @st.composite
-def leaves(draw: st.DrawFn, batch_size: tuple[int, ...], *, is_parted: bool = False) -> Any:
-    """A leaf of any kind; ``is_parted`` as of ``dense``."""
-    kinds = ["tensor", "tensor", "value", "unbatched", *([] if is_parted else ["grad"])]
-    kinds += ["jagged", "strided"] if len(batch_size) == 1 and not is_parted else []
+def leaves(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
+    """A leaf of any kind."""
+    kinds = ["tensor", "tensor", "value", "unbatched", "grad"]
+    kinds += ["alike"] if batch_size else []
+    kinds += ["jagged", "strided"] if len(batch_size) == 1 else []
     kind = draw(st.sampled_from(kinds))
     if kind == "tensor":
         return draw(tensors(batch_size))
@@ -91,32 +110,58 @@ def leaves(draw: st.DrawFn, batch_size: tuple[int, ...], *, is_parted: bool = Fa
         return draw(non_tensors(batch_size))
     if kind == "unbatched":
         return UnbatchedTensor(draw(tensors(())))
+    if kind == "alike":
+        return alike(batch_size, draw(st.sampled_from(["same", 1, None])))
     if kind == "grad":
         dtype = draw(st.sampled_from(DIFFERENTIABLE))
         leaf = torch.ones(*batch_size, draw(st.integers(0, 2)), dtype=dtype)
-        return draw(st.sampled_from([leaf.requires_grad_, lambda: torch.nn.Parameter(leaf)]))()
+        kinds = [
+            leaf.requires_grad_,
+            lambda: torch.nn.Parameter(leaf),
+            lambda: torch.nn.Parameter(leaf, requires_grad=False),
+            lambda: torch.nn.Buffer(leaf),
+            lambda: torch.nn.Buffer(leaf, persistent=False),
+        ]
+        return draw(st.sampled_from(kinds))()
     sizes = draw(st.lists(st.integers(0, 3), min_size=batch_size[0], max_size=batch_size[0]))
     parts = [torch.arange(float(size)) + number for number, size in enumerate(sizes)]
-    return torch.nested.nested_tensor(parts, layout=torch.jagged if kind == "jagged" else torch.strided)
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged if kind == "jagged" else torch.strided)
+    return nested.requires_grad_(draw(st.booleans()))
+
+
+def alike(batch_size: tuple[int, ...], value: Any) -> Any:
+    """A value for each row, and all the same."""
+    if not batch_size:
+        return NonTensorData(data=value)
+    return NonTensorStack(*[alike(batch_size[1:], value) for _ in range(batch_size[0])])
 
 
 @st.composite
-def stacks(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
+def stacks(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int, *, is_unlike: bool = False) -> Any:
     """A lazy stack along any dimension, of members that differ in keys, shapes and kinds, or in shapes alone."""
     dim = draw(st.integers(0, len(batch_size) - 1))
     inner = batch_size[:dim] + batch_size[dim + 1 :]
-    if draw(st.booleans()):
+    if not is_unlike and draw(st.booleans()):
         members = [
             TensorDict({"x": torch.rand(*inner, draw(st.integers(0, 3)))}, inner) for _ in range(batch_size[dim])
         ]
     else:
-        is_parted = depth < ROOT_DEPTH and len(batch_size) > 1
-        members = [draw(dense(inner, depth - 1, is_parted=is_parted)) for _ in range(batch_size[dim])]
-        for member in members:
-            member.names = None
+        members = [draw(members_of(inner, depth - 1)) for _ in range(batch_size[dim])]
     # below others its name would have to be theirs
-    name = draw(st.sampled_from([None, "time"])) if depth == ROOT_DEPTH else None
+    name = draw(st.sampled_from([None, "time"])) if depth == ROOT_DEPTH and not is_unlike else None
     return LazyStackedTensorDict(*members, stack_dim=dim, stack_dim_name=name)
+
+
+@st.composite
+def members_of(draw: st.DrawFn, batch_size: tuple[int, ...], depth: int) -> Any:
+    """What may be stacked with others, in part locked: a TensorDict, one of parameters, or another stack."""
+    kinds = ["dense", "dense", "dense", "params", *(["stack"] if batch_size and depth else [])]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "params":
+        return draw(params(batch_size))
+    member = draw(stacks(batch_size, depth) if kind == "stack" else dense(batch_size, depth))
+    member.names = None
+    return member.lock_() if draw(st.integers(0, 3)) == 0 else member
 
 
 @st.composite
@@ -132,7 +177,9 @@ def instances(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
 
 
 @st.composite
-def params(draw: st.DrawFn) -> Any:
+def params(draw: st.DrawFn, batch_size: tuple[int, ...]) -> Any:
     """TensorDictParams, of parameters, and of buffers where there are no floats."""
-    found = TensorDictParams(TensorDict({"w": torch.rand(draw(st.integers(0, 3))), "n": {"b": torch.arange(2)}}))
+    weights = torch.rand(*batch_size, draw(st.integers(0, 3)))
+    numbers = torch.arange(2).expand(*batch_size, 2).clone()
+    found = TensorDictParams(TensorDict({"w": weights, "n": TensorDict({"b": numbers}, batch_size)}, batch_size))
     return found.eval() if draw(st.booleans()) else found

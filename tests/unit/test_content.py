@@ -149,3 +149,22 @@ def test_write_messages_when_others_are_announced_then_refused_at_once(nbytes: i
     layout = write_layout(SPEC)
     with pytest.raises(RemoteProtocolError):
         write_messages(layout, nbytes, (*layout.message_nbytes, *announced))
+
+
+def test_selected_spec_when_members_are_selected_then_those_are_known() -> None:
+    members = tuple(Node((4,), None, None, None, ((f"x{i}", TensorLeaf("int8", (4, i))),)) for i in range(3))
+    node = Node((4, 3), None, None, None, (), stack_dim=1, inner=(), members=members)
+    spec = Spec(Node((4, 3), None, None, None, (("s", node),)))
+
+    def keys(index: object) -> list[str]:
+        found = dict(selected_spec(spec, parse(index), ()).root.entries)["s"]
+        assert isinstance(found, Node)
+        return [member.entries[0][0] for member in found.members]
+
+    assert keys(slice(1, 3)) == ["x0", "x1", "x2"]
+    assert keys((slice(None), slice(None, None, 2))) == ["x0", "x2"]
+    assert keys((slice(None), np.array([2, 0]))) == ["x2", "x0"]
+    assert keys((slice(None), np.array([False, True, True]))) == ["x1", "x2"]
+    assert keys((np.array([True, False, True, False]), 1)) == ["x1"]
+    assert keys((None, slice(2))) == ["x0", "x1", "x2"]
+    assert keys(2) == keys((np.array([0, 1]), np.array([0, 1]))) == keys(np.ones((4, 3), bool)) == []

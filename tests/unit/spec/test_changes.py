@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from tdserve.spec.changes import flip_per_row, moved_to_cpu, per_row, rebatch, redevice, relocked, replaced, unstacked
-from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
+from tdserve.spec.changes import (
+    flip_per_row,
+    moved_to_cpu,
+    per_row,
+    rebatch,
+    redevice,
+    relocked,
+    replaced,
+    stripped,
+    unstacked,
+)
+from tdserve.spec.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf, has_state
 
 RAGGED = Ragged(Form.STACK, "float32", (-1,))
 INNER = Node((4, 2), None, None, None, (("x", TensorLeaf("float32", (4, 2, 3))),))
@@ -86,6 +96,69 @@ def test_rebatch_when_a_packed_node_loses_the_dimension_it_is_stacked_along_then
     assert rebatch(PACKED_NODE, 2, (), None, (None, None)).stack_dim is None
     assert rebatch(PACKED_NODE, 2, (4,), None, (0, None)).stack_dim is None
     assert unstacked(PACKED_NODE, 0).stack_dim == -1
+
+
+def member(number: int, batch_size: tuple[int, ...] = (3,)) -> Node:
+    leaf = TensorLeaf("float32", (*batch_size, number), TensorKind.PARAMETER, True)
+    return Node(batch_size, None, "cuda:0", None, ((f"x{number}", leaf),), is_locked=True)
+
+
+OF_MEMBERS = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=(member(0), member(1)))
+
+
+def first_leaf(node: Node) -> TensorLeaf:
+    leaf = node.entries[0][1]
+    assert isinstance(leaf, TensorLeaf)
+    return leaf
+
+
+def test_rebatch_when_members_are_chosen_then_those_as_they_are() -> None:
+    found = rebatch(OF_MEMBERS, 2, (3, 3), (None, None), (0, 1), ((1, 0, 1), range(3)))
+    assert found.members == (member(1), member(0), member(1))
+    one = rebatch(OF_MEMBERS, 2, (3,), (None,), (None, 0), ((1,), range(3)))
+    assert (one.stack_dim, one.members) == (-1, (member(1),))
+
+
+def test_rebatch_when_rows_of_members_are_chosen_then_smaller_and_plain_ones() -> None:
+    for taken in ((range(2), (0, 2)), (range(2), (0, 1, 2)), (range(2), range(2))):
+        num_rows = len(taken[1])
+        found = rebatch(OF_MEMBERS, 2, (2, num_rows), (None, None), (0, 1), taken)
+        assert [each.batch_size for each in found.members] == [(num_rows,), (num_rows,)]
+        assert [each.is_locked for each in found.members] == [False, False]
+        assert first_leaf(found.members[1]) == TensorLeaf("float32", (num_rows, 1), requires_grad=True)
+    row = rebatch(OF_MEMBERS, 2, (2,), (None,), (0, None), (range(2), (1,)))
+    assert (row.stack_dim, row.members) == (None, ())
+
+
+def test_rebatch_when_it_is_not_known_which_members_remain_then_none_are() -> None:
+    assert rebatch(OF_MEMBERS, 2, (2, 3), None).members == ()
+    assert rebatch(OF_MEMBERS, 1, (2,), None).members == ()
+
+
+def test_rebatch_when_dimensions_come_in_front_then_of_members_too() -> None:
+    found = rebatch(OF_MEMBERS, 0, (7,), None)
+    assert (found.stack_dim, [each.batch_size for each in found.members]) == (1, [(7, 3), (7, 3)])
+    again = rebatch(found, 1, (5,), None)
+    assert [each.batch_size for each in again.members] == [(5, 3), (5, 3)]
+    new = rebatch(OF_MEMBERS, 2, (1, 2, 3), (None,) * 3, (1, 2), (range(2), range(3)))
+    assert (new.stack_dim, [each.batch_size for each in new.members]) == (1, [(1, 3), (1, 3)])
+
+
+def test_tree_when_changed_as_a_whole_then_members_are_too() -> None:
+    assert [each.device for each in redevice(OF_MEMBERS, None).members] == [None, None]
+    assert [each.device for each in moved_to_cpu(OF_MEMBERS).members] == ["cpu", "cpu"]
+    assert [each.is_locked for each in relocked(OF_MEMBERS, False).members] == [False, False]
+    assert [has_state(each) for each in stripped(OF_MEMBERS).members] == [False, False]
+    assert has_state(OF_MEMBERS)
+    assert not has_state(stripped(OF_MEMBERS))
+
+
+def test_unstacked_when_another_dimension_goes_then_of_members_too() -> None:
+    batch = OF_MEMBERS._replace(batch_size=(2, 3, 4), members=(member(0, (3, 4)), member(1, (3, 4))))
+    found = unstacked(batch, 2)
+    assert (found.stack_dim, [each.batch_size for each in found.members]) == (0, [(3,), (3,)])
+    assert unstacked(batch, 0).members == ()
+    assert unstacked(OF_MEMBERS, 1).members == ()
 
 
 def test_rebatch_when_other_dimensions_of_a_packed_node_change_then_stacked_as_it_was() -> None:

@@ -182,6 +182,46 @@ def test_decode_when_what_is_ragged_contradicts_itself_then_raises(change: Chang
         decode(message)
 
 
+MEMBERS = (
+    Node((2,), None, None, None, (("x", TensorLeaf("float32", (2,), TensorKind.PARAMETER, True)),), is_locked=True),
+    Node((2,), None, None, None, (("y", ValueLeaf((2,), True)),)),
+)
+
+STACKED = Node((2,), None, None, None, (), stack_dim=1, inner=(-1,), members=MEMBERS)
+
+
+def test_spec_when_a_stack_has_members_then_comes_back_equal() -> None:
+    nested = STACKED._replace(inner=(-1, 2), members=(STACKED._replace(stack_dim=1, inner=(2,)),))
+    for node in (STACKED, nested, STACKED._replace(stack_dim=-1, members=(STACKED,))):
+        spec = Spec(Node((2,), None, None, None, (("s", node),)))
+        assert decode(spec_pb2.Spec.FromString(encode(spec).SerializeToString())) == spec
+        assert spec.fingerprint != Spec(Node((2,), None, None, None, (("s", node._replace(members=())),))).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (STACKED._replace(stack_dim=None), "no packed stack"),
+        (STACKED._replace(inner=None, stack_dim=0), "no packed stack"),
+        (STACKED._replace(stack_dim=-1), "2 members, not 1"),
+        (STACKED._replace(batch_size=(2, 3), stack_dim=1), "2 members, not 3"),
+        (STACKED._replace(inner=(-1, 2)), "other than 2 batch dimensions"),
+        (STACKED._replace(batch_size=(3,)), "does not start with batch size"),
+    ],
+)
+def test_decode_when_members_are_not_those_of_the_stack_then_raises(node: Node, reason: str) -> None:
+    with pytest.raises(InvalidSpecError, match=reason):
+        decode(encode(Spec(Node(node.batch_size[:1], None, None, None, (("s", node),)))))
+
+
+def test_decode_when_members_lie_deep_in_one_another_then_ends_at_the_limit() -> None:
+    node = Node((), None, None, None, ())
+    for _ in range(MAX_DEPTH):
+        node = Node((1,), None, None, None, (), stack_dim=-1, inner=(), members=(node._replace(batch_size=(1,)),))
+    with pytest.raises(InvalidSpecError, match="nested deeper"):
+        decode(encode(Spec(Node((1,), None, None, None, (("s", node),)))))
+
+
 def test_decode_when_integers_are_to_require_grad_then_raises() -> None:
     message = encode(Spec(Node((), None, None, None, (("a", TensorLeaf("int64", ())),))))
     message.root.entries[0].tensor.requires_grad = True

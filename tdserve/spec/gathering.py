@@ -1,0 +1,137 @@
+"""What was stacked in a packed node, each whole again: elements are taken apart for the structure that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tdserve.errors import TDServeError
+from tdserve.spec.capture import capture_as
+from tdserve.spec.captured import Captured
+from tdserve.spec.elements import flat_elements, nested_list
+from tdserve.spec.nodes import PACKED, Form, Path, ValueLeaf
+from tdserve.spec.packing import without_marks
+from tdserve.spec.restacking import groups_of, unbound
+from tdserve.spec.torch_types import indexable, to_torch
+from tdserve.spec.tree import Spec, check_matches
+from tdserve.values import is_same
+
+
+def gathered(
+    members: Sequence[Spec], elements: Any, batch_size: tuple[int, ...], dim: int
+) -> list[Captured | list[Any]] | None:
+    """The content of each member, or its elements where they are no longer such; None of another number of members.
+
+    Args:
+        members: What was stacked, without the dimension along which, on the CPU.
+        elements: Nested lists over ``batch_size``.
+        batch_size: Of the elements, at least one dimension.
+        dim: Of these dimensions, or of those of the elements behind them; -1: the elements are those of one member.
+    """
+    parts = flat_elements(elements, len(batch_size))
+    if any(part is None for part in parts):
+        return None
+    columns = _columns(parts, len(members), batch_size, dim)
+    if columns is None:
+        return None
+    around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
+    return [_member(member, column, around) for member, column in zip(members, columns, strict=True)]
+
+
+class _Other(Exception):  # noqa: N818 - a way out, not an error
+    """Elements are not those of the member."""
+
+
+def _member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
+    try:
+        return _joined(member, parts, around)
+    except (_Other, TDServeError):
+        return parts
+
+
+def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], dim: int) -> list[list[Any]] | None:
+    """The elements of each member."""
+    depth = len(batch_size)
+    if dim < 0:
+        return [parts]
+    if dim < depth:
+        return groups_of(parts, batch_size, dim)
+    columns: list[list[Any]] = [[] for _ in range(num_members)]
+    for part in parts:
+        if tuple(part.batch_size)[dim - depth : dim - depth + 1] != (num_members,):
+            return None
+        for column, row in zip(columns, unbound(part, dim - depth), strict=True):
+            column.append(row)
+    return columns
+
+
+def _joined(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
+    """One member of the elements that it consists of."""
+    element: Spec | None = member.memo.get("element")
+    if element is None:
+        element = member.memo["element"] = member.with_batch(len(around), ())
+    found = [capture_as(part, element) for part in parts]
+    for spec in {id(each.spec): each.spec for each in found}.values():
+        check_matches(element, spec, store="")
+    tensors: dict[Path, torch.Tensor] = {}
+    for path, leaf in member.tensors:
+        dtype = to_torch(leaf.dtype)
+        column = [indexable(each.tensors[path]) for each in found]
+        joined = torch.stack(column).view(dtype) if found else torch.empty(0, dtype=dtype)
+        tensors[path] = joined.view(leaf.shape)
+    values: dict[Path, Any] = {}
+    is_per_row: dict[Path, bool] = {}
+    for path, value_leaf in member.values:
+        held = [each.values[path] for each in found]
+        if value_leaf.ragged == PACKED:
+            held = without_marks(held)
+        if value_leaf.is_unbatched:
+            values[path] = _same(held)
+            continue
+        if value_leaf.ragged is None:
+            given = [_leaf(each.spec, path) for each in found]
+            is_shared = not value_leaf.per_row and not any(leaf.per_row for leaf in given) and _is_one(held)
+            is_per_row[path] = not is_shared
+            if is_shared:
+                values[path] = held[0]
+                continue
+            held = [_spread(value, leaf) for value, leaf in zip(held, given, strict=True)]
+        values[path] = nested_list(held, around)
+        if _is_torn(values[path], value_leaf):
+            raise _Other
+    return Captured(member.with_per_row(is_per_row), tensors, values, {})
+
+
+def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
+    """Whether no nested tensor can have such components: one has a single dimension that differs along its first."""
+    depth = len(leaf.batch_size)
+    if leaf.ragged is None or leaf.ragged.form not in (Form.JAGGED, Form.NESTED) or depth < 2:
+        return False
+    return any(len({tuple(part.shape) for part in flat_elements(row, depth - 1)}) > 1 for row in elements)
+
+
+def _leaf(spec: Spec, path: Path) -> ValueLeaf:
+    leaves: dict[Path, ValueLeaf] | None = spec.memo.get("values by path")
+    if leaves is None:
+        leaves = spec.memo["values by path"] = dict(spec.values)
+    return leaves[path]
+
+
+def _spread(value: Any, leaf: ValueLeaf) -> Any:
+    """A value for each element of a leaf."""
+    if not leaf.per_row:
+        for size in reversed(leaf.batch_size):
+            value = [value] * size
+    return value
+
+
+def _same(held: list[Any]) -> Any:
+    if not _is_one(held):
+        raise _Other
+    return held[0]
+
+
+def _is_one(held: list[Any]) -> bool:
+    return bool(held) and all(is_same(value, held[0]) for value in held[1:])
