@@ -51,6 +51,11 @@ MISSING_GENERATION = -1
 """In a sample's generation column: this row was overwritten while it was copied; its content is undefined."""
 
 
+def has_bundles(spec: Spec) -> bool:
+    """Whether the values of each new row of this structure are kept together: where it has several, one of each."""
+    return len(spec.values) > 1 and all(leaf.batch_size == spec.batch_size for _, leaf in spec.values)
+
+
 class ReadStatus(IntEnum):
     """First number of the status column that ends every read."""
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 _SELECTIONS = ("selection", "selection_items", "selection_names", "selection_torch", "row_numbers")
-_VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_columns", "pickled")
+_VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_bundles", "value_columns", "pickled")
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("errors", "ids", "v1"),

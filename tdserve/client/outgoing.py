@@ -9,7 +9,7 @@ from tdserve.client.leaves import contents_of, leaves_of, source_of
 from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.client.pending import OnGranted
 from tdserve.client.session import Session
-from tdserve.client.value_blocks import encode_parts
+from tdserve.client.value_blocks import encode_parts, may_bundle
 from tdserve.content import MIN_SENT_VALUES_BYTES, values_messages, write_layout
 from tdserve.errors import LocalProtocolError
 from tdserve.layout import Layout
@@ -78,9 +78,12 @@ class Outgoing:
         self._session = session
         first = captured[0]
         several = [each.values for each in captured]
-        values = encode_parts(first.spec, several, store=target.store, allow_pickle=target.allow_pickle)
+        is_bundled = self._may_bundle()
+        values = encode_parts(
+            first.spec, several, store=target.store, allow_pickle=target.allow_pickle, is_bundled=is_bundled
+        )
         self._values = b""
-        self.message = control_pb2.Content(fingerprint=target.fingerprint)
+        self.message = control_pb2.Content(fingerprint=target.fingerprint, is_bundled=is_bundled)
         self.spooled: tuple[int, int] | None = None
         if session.local is None:
             self._values = b"".join(values)
@@ -95,6 +98,18 @@ class Outgoing:
             self.message.values = b"".join(values)
         else:
             self.message.spool_offset, self.message.spool_nbytes = self.spooled
+
+    def _may_bundle(self) -> bool:
+        """Whether these are new rows with all that they have, and the worker takes them as they will be kept."""
+        local, spec = self._session.local, self._captured[0].spec
+        if local is None or not local.takes_bundles or not self._is_extend or not may_bundle(spec):
+            return False
+        return self._target.stored is not None and len(spec.values) == len(self._target.stored.values)
+
+    @property
+    def _is_extend(self) -> bool:
+        target = self._target
+        return target.stored is not None and target.fingerprint != target.stored.fingerprint  # that of one row
 
     def _lay_out(self, inline_bytes: int) -> None:
         spec = self._captured[0].spec
@@ -136,9 +151,7 @@ class Outgoing:
 
     def _prepare(self) -> None:
         """Makes what the copying of rows in place needs, while the server still decides where."""
-        target = self._target
-        is_extend = target.stored is not None and target.fingerprint != target.stored.fingerprint  # that of one row
-        if self._session.local is not None and is_extend:
+        if self._session.local is not None and self._is_extend:
             for each in self._captured:
                 leaves_of(each, write_layout(each.spec))
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from tdserve.content import has_bundles
 from tdserve.data.values import ReadBlock
 from tdserve.errors import CapacityError, RemoteProtocolError
 from tdserve.spec.captured import EncodedValues
@@ -18,7 +17,8 @@ from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.packing import pack, unpack
 from tdserve.spec.pieces import Pieces
 from tdserve.spec.tree import Path, Spec, ValueLeaf
-from tdserve.value_columns import Buffer, JoinedValues, Sizes, common_column, decode_block, row_column, sizes_of
+from tdserve.value_bundles import SplitColumn, bundle
+from tdserve.value_columns import Buffer, JoinedValues, common_column, decode_block, row_column, sizes_of
 from tdserve.value_decoding import PICKLED
 from tdserve.values import decode_many, encode_many
 
@@ -34,7 +34,12 @@ def encode_values(spec: Spec, values: dict[Path, Any], *, store: str, allow_pick
 
 
 def encode_parts(
-    spec: Spec, several: Sequence[dict[Path, Any]], *, store: str, allow_pickle: bool = False
+    spec: Spec,
+    several: Sequence[dict[Path, Any]],
+    *,
+    store: str,
+    allow_pickle: bool = False,
+    is_bundled: bool = False,
 ) -> list[Buffer]:
     """The serialised ValueBlock of a spec's value leaves, in parts; ``[]`` when there are none.
 
@@ -45,23 +50,35 @@ def encode_parts(
         several: Values of rows that follow one another; of one only, where not all leaves have a value per row.
         store: Only for messages.
         allow_pickle: Whether values of any type are let through.
+        is_bundled: Whether all that a row has becomes one bundle, in the only column of the block; what
+            ``may_bundle`` says of the spec.
 
     Raises:
         CapacityError: They are too many for one message. Nothing was sent.
         NotSupportedError: One of them cannot travel; names its key.
     """
-    parts: list[Buffer] = []
+    columns = []
     nbytes = 0
     for path, leaf in spec.values:
         key = ".".join(path)
-        columns = [_content(values[path], leaf, key, allow_pickle) for values in several]
-        sizes = columns[0][0] if len(columns) == 1 else np.concatenate([column[0] for column in columns])
-        content = [part for column in columns for part in column[1]]
-        nbytes += int(sizes.sum())
+        found = [_content(values[path], leaf, key, allow_pickle) for values in several]
+        column = found[0] if len(found) == 1 else SplitColumn.joined(found)
+        nbytes += int(column.sizes.sum())
         if nbytes > MAX_VALUES_BYTES:
             raise CapacityError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
-        parts += row_column(sizes, content) if leaf.per_row else common_column(b"".join(content))
+        columns.append(column)
+    if is_bundled:
+        return row_column(*bundle(columns))
+    parts: list[Buffer] = []
+    for (_, leaf), column in zip(spec.values, columns, strict=True):
+        content = column.parts()
+        parts += row_column(column.sizes, content) if leaf.per_row else common_column(b"".join(content))
     return parts
+
+
+def may_bundle(spec: Spec) -> bool:
+    """Whether each row of what is written has several values of its own, and can have them in a bundle."""
+    return has_bundles(spec) and len(spec.batch_size) == 1 and all(leaf.per_row for _, leaf in spec.values)
 
 
 def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
@@ -83,17 +100,18 @@ def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False)
         NotSupportedError: One of them cannot travel; names its key.
     """
     if spec.has_ragged:
-        columns = zip(spec.values, values, strict=True)
-        return sum(int(_content(value, leaf, ".".join(path), allow_pickle)[0].sum()) for (path, leaf), value in columns)
+        leaves = zip(spec.values, values, strict=True)
+        columns = [_content(value, leaf, ".".join(path), allow_pickle) for (path, leaf), value in leaves]
+        return sum(int(column.sizes.sum()) for column in columns)
     return sum(map(len, encode_many(values, allow_pickle=allow_pickle)))
 
 
-def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> tuple[Sizes, list[Buffer]]:
-    """Bytes of each element of the batch, in C order (of a single one when all share it), and all of them in parts."""
+def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> SplitColumn:
+    """The elements of the batch, in C order; a single one when all share it."""
     depth = len(leaf.batch_size) if leaf.per_row else 0
     ragged = leaf.ragged
     if ragged is not None and ragged.form is not Form.PACKED:
-        return Pieces.of(value if depth == 1 else flat_elements(value, depth), ragged).parts()
+        return Pieces.of(value if depth == 1 else flat_elements(value, depth), ragged).split()
     if ragged is not None:
         entries = [None if element is None else pack(element) for element in flat_elements(value, depth)]
         blobs = encode_many(entries, key=key, allow_pickle=allow_pickle)
@@ -101,7 +119,7 @@ def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> tuple
         blobs = value.blobs
     else:
         blobs = encode_many(value if depth == 1 else flat_elements(value, depth), key=key, allow_pickle=allow_pickle)
-    return sizes_of(blobs), [b"".join(blobs)]
+    return SplitColumn(sizes_of(blobs), [blobs])
 
 
 def decode_values(

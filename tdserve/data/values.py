@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tdserve.content import has_bundles
 from tdserve.data.opened import OpenStore
 from tdserve.errors import CorruptDataError, RemoteProtocolError
 from tdserve.row_numbers import decode_rows, spread
@@ -17,7 +18,8 @@ from tdserve.spec.tree import Path
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
+from tdserve.value_bundles import Unbundled, bundles_of
+from tdserve.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 
 Elements = npt.NDArray[np.int64]
 
@@ -104,29 +106,62 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes =
         CapacityError: The environment is full; nothing was stored.
         RemoteProtocolError: The block does not fit the keys; nothing was stored.
     """
-    objects = store.writable_objects()
     spooled = read_spooled(order.spool, order.spool_offset, order.spool_nbytes) if order.spool else b""
     block = decode_block(before + spooled + order.values)  # blocks one after the other are one block
     paths = [_path(key) for key in order.keys]
-    if len(block) != len(paths):
-        raise RemoteProtocolError(expected=f"{len(paths)} columns of values", received=f"{len(block)}")
+    num_columns = 1 if order.is_bundled else len(paths)
+    if len(block) != num_columns:
+        raise RemoteProtocolError(expected=f"{num_columns} columns of values", received=f"{len(block)}")
     elements = decode_rows(order.elements) if not order.everything else None
+    if order.is_whole and elements is not None and has_bundles(store.spec):
+        _put_bundles(store, paths, elements, block, is_bundled=order.is_bundled)
+    elif order.is_bundled:
+        raise RemoteProtocolError(expected="columns of values", received="bundles")
+    else:
+        _put_columns(store, order, paths, elements, block)
+
+
+def _put_bundles(
+    store: OpenStore, paths: Sequence[Path], elements: Elements, block: Sequence[ValueColumn], *, is_bundled: bool
+) -> None:
+    columns = [_views(column, path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
+    if is_bundled:
+        (bundles,) = columns
+        Unbundled(bundles, len(paths))  # before they are stored
+    else:
+        each = [values if len(values) == len(elements) else list(values) * len(elements) for values in columns]
+        bundles = bundles_of(each)
+    store.writable_objects().put_bundles(paths, elements, bundles)
+
+
+def _put_columns(
+    store: OpenStore,
+    order: worker_pb2.PutValues,
+    paths: Sequence[Path],
+    elements: Elements | None,
+    block: Sequence[ValueColumn],
+) -> None:
     batch_sizes = store.value_batch_sizes
     if order.HasField("spec"):
         batch_sizes = {path: leaf.batch_size for path, leaf in codec.decode(order.spec).values}
     below: Path = (order.below,) if order.below else ()
     columns = []
-    for path, (per_row, given) in zip(paths, block, strict=True):
+    for path, column in zip(paths, block, strict=True):
         rows = _spread(batch_sizes[path], len(store.spec.batch_size), elements)
-        values = given.views() if isinstance(given, JoinedValues) else given
-        if len(values) != (len(rows) if per_row else 1):
-            received = f"{len(values)} values of {path}"
-            raise RemoteProtocolError(expected=f"{len(rows)} values, or one for all", received=received)
-        if per_row:
-            columns.append(ObjectColumn(below + path, rows, values))
-        else:
-            columns.append(ObjectColumn(below + path, None if elements is None else rows, values))
-    objects.put_many(columns, clear=[below + path for path in paths] if elements is None else ())
+        values = _views(column, path, len(rows))
+        is_common = elements is None and not column.per_row
+        columns.append(ObjectColumn(below + path, None if is_common else rows, values))
+    clear = [below + path for path in paths] if elements is None else ()
+    store.writable_objects().put_many(columns, clear=clear)
+
+
+def _views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
+    """The values of a column: one for each row, or one for all of them."""
+    values = column.values.views() if isinstance(column.values, JoinedValues) else column.values
+    if len(values) != (num_rows if column.per_row else 1):
+        received = f"{len(values)} values of {path}"
+        raise RemoteProtocolError(expected=f"{num_rows} values, or one for all", received=received)
+    return values
 
 
 def move_values(store: OpenStore, order: worker_pb2.MoveValues) -> None:

@@ -174,6 +174,8 @@ class Replays:
             values=asked.content.values + _nothing_for(entry, asked),  # blocks one after the other are one block
             keys=[*keys, *(content_pb2.Path(parts=path) for path in _lacking(entry, asked))],
             elements=encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:]))),
+            is_whole=not asked.keys,
+            is_bundled=asked.content.is_bundled,
         )
 
     def _receiving(

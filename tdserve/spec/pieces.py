@@ -17,6 +17,7 @@ from tdserve.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.nodes import Ragged
 from tdserve.spec.torch_types import to_torch
+from tdserve.value_bundles import SplitColumn
 from tdserve.value_columns import Buffer, JoinedValues, join
 
 Shapes = NDArray[np.int64]
@@ -88,25 +89,21 @@ class Pieces(Sequence[torch.Tensor]):
 
     def blobs(self) -> list[bytes]:
         """What is stored of each element."""
-        sizes, parts = self.parts()
-        return list(JoinedValues(b"".join(parts), sizes))
+        return list(map(b"".join, zip(*self.split().pieces, strict=True)))
 
-    def parts(self) -> tuple[Shapes, list[Buffer]]:
-        """Bytes of what is stored of each element, and all of it one after the other, in parts that are no copies."""
+    def split(self) -> SplitColumn:
+        """What is stored of each element: its shape, and its bytes, which are no copies."""
         shapes = self.shapes
         itemsize = self._flat.element_size()
-        heads = shapes.astype("<i8").tobytes()
+        packed = shapes.astype("<i8").tobytes()
         width = 8 * shapes.shape[1]
+        heads = [packed[width * number : width * (number + 1)] for number in range(len(shapes))]
         content = _bytes_of(self._flat).numpy().data
-        parts: list[Buffer] = []
-        start = at = 0
-        for end in (self._ends * itemsize).tolist():
-            parts += (heads[at : at + width], content[start:end])
-            start = end
-            at += width
+        ends = (self._ends * itemsize).tolist()
+        bodies: list[Buffer] = [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         for number, tensor in self._replaced.items():
-            parts[2 * number + 1] = _bytes_of(tensor).numpy().data
-        return shapes.prod(axis=1) * itemsize + width, parts
+            bodies[number] = _bytes_of(tensor).numpy().data
+        return SplitColumn(shapes.prod(axis=1) * itemsize + width, [heads, bodies])
 
     def __len__(self) -> int:
         return len(self._shapes)

@@ -2,43 +2,35 @@
 
 One process writes (a data worker), any process of the same machine and PID namespace may read. Two tables, for other
 tools too: ``values`` has as key 16 bytes that name the path, then 8 bytes big-endian row + 1 (0 is the value for all
-rows); ``paths`` gives for each such 16 bytes the path as a JSON list of strings.
+rows); ``paths`` gives for each such 16 bytes the path as a JSON list of strings. Values of several paths may lie
+together: see ``bundles``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import lmdb
-import numpy as np
-import numpy.typing as npt
 
 from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
-from tdserve.errors import CapacityError, ClosedError, LocalProtocolError
+from tdserve.errors import CapacityError, ClosedError
 from tdserve.store import environments
+from tdserve.store.bundles import Bundle, Bundles
 from tdserve.store.faults import lmdb_faults
+from tdserve.store.object_rows import COMMON, NAME_BYTES, KeyPath, Rows, all_of, clear, has_rows, name_of, tails_of
+from tdserve.value_bundles import Unbundled
 from tdserve.value_columns import Buffer, join
-
-KeyPath = tuple[str, ...]
 
 COMMITS_PER_CHECK = 256
 """A reader that was killed inside a read keeps pages from being used again until somebody looks for such readers."""
 
-_DIGEST_BYTES = 16
-_ROW_BYTES = 8
-_COMMON = bytes(_ROW_BYTES)
 _NUM_META_PAGES = 2
-_FIRST_ROW = (1).to_bytes(8, "big")
-
-
-Rows = Sequence[int] | npt.NDArray[np.int64]
 
 _NONE: Mapping[KeyPath, int] = MappingProxyType({})
 
@@ -88,13 +80,12 @@ class Objects:
         self._release = weakref.finalize(self, environments.release, environment)
         self._release.atexit = False
         self._max_bytes = int(environment.env.info()["map_size"])
-        self._digests: dict[KeyPath, bytes] = {}
-        self._named: set[KeyPath] = set()
         self._num_commits = 0
         try:
             with lmdb_faults(self._folder, max_bytes=self._max_bytes):
                 self._values: Any = environment.env.open_db(b"values", create=writable)
                 self._paths: Any = environment.env.open_db(b"paths", create=writable)
+            self._bundles = Bundles(self._values, self._paths, str(self._folder))
         except BaseException:
             self.close()
             raise
@@ -127,15 +118,21 @@ class Objects:
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.
         """
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            try:
-                self._put_many(columns, clear)
-            except lmdb.MapFullError:
-                try:
-                    self._reclaim()
-                    self._put_many(columns, clear)
-                except lmdb.MapFullError as fault:
-                    raise self._full(columns) from fault
+        self._commit(lambda txn: self._put_columns(txn, columns, clear), columns)
+
+    def put_bundles(self, paths: Sequence[KeyPath], rows: Rows, bundles: Sequence[Buffer]) -> None:
+        """Stores the values that rows have under several paths, in one atomic commit, replacing older ones.
+
+        Args:
+            paths: Each once; as far as possible the same ones whenever rows are given all their values.
+            rows: Each once.
+            bundles: As of ``tdserve.value_bundles``, one per row; nobody looks into them here.
+
+        Raises:
+            CapacityError: The map or the disk is full. Nothing was stored.
+        """
+        column = ObjectColumn((), rows, bundles)
+        self._commit(lambda txn: self._bundles.put(txn, paths, tails_of(rows), bundles), [column])
 
     def move(
         self, moves: Sequence[tuple[KeyPath, KeyPath]], *, cleared: Iterable[KeyPath] = (), cleared_below: str = ""
@@ -151,17 +148,20 @@ class Objects:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(write=True) as txn:
             cursor = txn.cursor(db=self._values)
             for source, target in moves:
-                found = _all_of(cursor, self._digest(source))
+                self._bundles.let_go(txn, source, frozenset())
+                found = all_of(cursor, name_of(source))
                 if found:
-                    digest = self._digest(target)
-                    _clear(cursor, digest, with_common=True)
-                    cursor.putmulti([(digest + tail, value) for tail, value in found])
-                    txn.put(digest, json.dumps(target).encode(), db=self._paths)
+                    name = name_of(target)
+                    self._bundles.let_go(txn, target, frozenset())
+                    clear(cursor, name, with_common=True)
+                    cursor.putmulti([(name + tail, value) for tail, value in found])
+                    txn.put(name, json.dumps(target).encode(), db=self._paths)
             found_below = self._paths_below(txn, cleared_below) if cleared_below else []
-            for path in (*cleared, *found_below):
-                _clear(cursor, self._digest(path), with_common=True)
-                txn.delete(self._digest(path), db=self._paths)
-                self._named.discard(path)
+            going = frozenset((*cleared, *found_below))
+            for path in going:
+                self._bundles.let_go(txn, path, going)
+                clear(cursor, name_of(path), with_common=True)
+                txn.delete(name_of(path), db=self._paths)
 
     def get_many(
         self, wanted: Sequence[tuple[KeyPath, Rows]], *, joined: Mapping[KeyPath, int] = _NONE
@@ -177,12 +177,8 @@ class Objects:
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
             self._env().begin(db=self._values, buffers=True) as txn,
         ):
-            cursor = txn.cursor()
-            tails: dict[int, list[bytes]] = {}  # many paths are asked for with the same rows
-            for _, rows in wanted:
-                if id(rows) not in tails:
-                    tails[id(rows)] = _tails(rows)
-            return [_found(txn, cursor, self._digest(path), tails[id(rows)], joined.get(path)) for path, rows in wanted]
+            reader = _Reader(txn, self._bundles)
+            return [reader.column(path, rows, joined.get(path)) for path, rows in wanted]
 
     def free_bytes(self) -> int:
         """Bytes of the map that no value takes. Values of over two kilobytes need whole pages that lie in a row."""
@@ -220,35 +216,54 @@ class Objects:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             self._env().sync(True)
 
-    def _put_many(self, columns: Sequence[ObjectColumn], clear: Iterable[KeyPath]) -> None:
-        named = []
-        tails: dict[int, list[bytes]] = {}  # many paths are given values of the same rows
-        with self._env().begin(write=True) as txn:
-            cursor = txn.cursor(db=self._values)
-            cleared = set(clear)
-            for path in cleared:
-                _clear(cursor, self._digest(path))
-            for path, rows, values in columns:
-                digest = self._digest(path)
-                if rows is None:
-                    txn.put(digest + _COMMON, values[0], db=self._values)
-                elif path in cleared or _has_rows(cursor, digest) or not self._is_common(txn, digest, values):
-                    if id(rows) not in tails:
-                        tails[id(rows)] = _tails(rows)
-                    keys = list(map(digest.__add__, tails[id(rows)]))
-                    each = list(values) * len(keys) if len(values) == 1 else values
-                    cursor.putmulti(list(zip(keys, each, strict=True)))
-                if path not in self._named:
-                    txn.put(digest, json.dumps(path).encode(), db=self._paths)
-                    named.append(path)
-        self._named.update(named)
+    def _commit(self, put: Callable[[lmdb.Transaction], None], columns: Sequence[ObjectColumn]) -> None:
+        """Puts ``columns`` in a transaction; once more, when free pages were found, where there was no room."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            try:
+                self._try(put)
+            except lmdb.MapFullError:
+                try:
+                    self._reclaim()
+                    self._try(put)
+                except lmdb.MapFullError as fault:
+                    raise self._full(columns) from fault
         self._num_commits += 1
         if self._num_commits % COMMITS_PER_CHECK == 0:
             self._env().reader_check()
 
+    def _try(self, put: Callable[[lmdb.Transaction], None]) -> None:
+        with self._env().begin(write=True) as txn:
+            put(txn)
+
+    def _put_columns(self, txn: lmdb.Transaction, columns: Sequence[ObjectColumn], clears: Iterable[KeyPath]) -> None:
+        cursor = txn.cursor(db=self._values)
+        tails: dict[int, list[bytes]] = {}  # many paths are given values of the same rows
+        cleared = set(clears)
+        for path in cleared:
+            self._bundles.let_go(txn, path, cleared)
+            clear(cursor, name_of(path))
+        replaced: dict[tuple[Bundle, int], set[KeyPath]] = {}
+        for path, rows, values in columns:
+            name = name_of(path)
+            bundle = self._bundles.holding(txn, path)
+            if bundle is not None and rows is not None:
+                replaced.setdefault((bundle, id(rows)), set()).add(path)
+            if rows is None:
+                txn.put(name + COMMON, values[0], db=self._values)
+            elif bundle or path in cleared or has_rows(cursor, name) or not self._is_common(txn, name, values):
+                if id(rows) not in tails:
+                    tails[id(rows)] = tails_of(rows)
+                keys = list(map(name.__add__, tails[id(rows)]))
+                each = list(values) * len(keys) if len(values) == 1 else values
+                cursor.putmulti(list(zip(keys, each, strict=True)))
+            txn.put(name, json.dumps(path).encode(), overwrite=False, db=self._paths)
+        for (bundle, rows_id), paths in replaced.items():
+            if paths.issuperset(bundle.paths):
+                self._bundles.delete(txn, bundle, tails[rows_id])
+
     def _paths_below(self, txn: lmdb.Transaction, key: str) -> list[KeyPath]:
-        paths = [tuple(json.loads(bytes(path))) for _, path in txn.cursor(db=self._paths)]
-        return [path for path in paths if path[:1] == (key,)]
+        told = [json.loads(bytes(path)) for name, path in txn.cursor(db=self._paths) if len(name) == NAME_BYTES]
+        return [tuple(path) for path in told if path[:1] == [key]]
 
     def _used_bytes(self) -> int:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
@@ -263,8 +278,8 @@ class Objects:
         env = self._env()
         env.reader_check()
         with env.begin(write=True) as txn:  # LMDB keeps what the last commit freed until the next one is done
-            for path in self._named:
-                txn.put(self._digest(path), json.dumps(path).encode(), db=self._paths)
+            for name, told in txn.cursor(db=self._paths):
+                txn.put(name, told, db=self._paths)
 
     def _full(self, columns: Sequence[ObjectColumn]) -> CapacityError:
         name = self._folder.parent.name
@@ -277,15 +292,9 @@ class Objects:
             free=self.free_bytes(),
         )
 
-    def _is_common(self, txn: lmdb.Transaction, digest: bytes, values: Sequence[Buffer]) -> bool:
-        held = txn.get(digest + _COMMON, db=self._values)
+    def _is_common(self, txn: lmdb.Transaction, name: bytes, values: Sequence[Buffer]) -> bool:
+        held = txn.get(name + COMMON, db=self._values)
         return held is not None and all(value == held for value in values)
-
-    def _digest(self, path: KeyPath) -> bytes:
-        digest = self._digests.get(path)
-        if digest is None:
-            digest = self._digests[path] = _digest(path)
-        return digest
 
     def _env(self) -> lmdb.Environment:
         if self._environment is None:
@@ -293,52 +302,40 @@ class Objects:
         return self._environment.env
 
 
-def _found(
-    txn: lmdb.Transaction, cursor: lmdb.Cursor, digest: bytes, tails: Sequence[bytes], head_nbytes: int | None
-) -> FoundColumn:
-    """What it gives are copies: the buffers of a transaction end with it."""
-    held: Any = txn.get(digest + _COMMON)
-    common = None if held is None else bytes(held)
-    if not _has_rows(cursor, digest):
-        return FoundColumn(False, [common])
-    found: Any = map(txn.get, map(digest.__add__, tails))
-    if head_nbytes is not None:
-        found = [common if value is None else value for value in found]
-        if common is not None or None not in found:
-            return FoundColumn(True, join(found, head_nbytes=head_nbytes))
-    # each buffer goes at once: hundreds that live together wake the garbage collector
-    return FoundColumn(True, [common if value is None else bytes(value) for value in found])
+class _Reader:
+    """Reads in one transaction. What it gives are copies: the buffers of a transaction end with it."""
 
+    def __init__(self, txn: lmdb.Transaction, bundles: Bundles) -> None:
+        self._txn = txn
+        self._cursor = txn.cursor()
+        self._bundles = bundles
+        self._tails: dict[int, list[bytes]] = {}  # many paths are asked for with the same rows
+        self._unbundled: dict[tuple[bytes, int], Unbundled] = {}
 
-def _has_rows(cursor: lmdb.Cursor, digest: bytes) -> bool:
-    return bool(cursor.set_range(digest + _FIRST_ROW)) and cursor.key()[:_DIGEST_BYTES] == digest
+    def column(self, path: KeyPath, rows: Rows, head_nbytes: int | None) -> FoundColumn:
+        """What a path has; joined where ``head_nbytes`` says so."""
+        if id(rows) not in self._tails:
+            self._tails[id(rows)] = tails_of(rows)
+        txn, tails, name = self._txn, self._tails[id(rows)], name_of(path)
+        held: Any = txn.get(name + COMMON)
+        common = None if held is None else bytes(held)
+        bundle = self._bundles.holding(txn, path)
+        found: Any = None if bundle is None else self._in_bundles(bundle, path, id(rows))
+        if has_rows(self._cursor, name):
+            own = map(txn.get, map(name.__add__, tails))
+            found = own if found is None else [b if a is None else a for a, b in zip(own, found, strict=True)]
+        if found is None:
+            return FoundColumn(False, [common])
+        if head_nbytes is not None:
+            found = [common if value is None else value for value in found]
+            if common is not None or None not in found:
+                return FoundColumn(True, join(found, head_nbytes=head_nbytes))
+        # each buffer goes at once: hundreds that live together wake the garbage collector
+        return FoundColumn(True, [common if value is None else bytes(value) for value in found])
 
-
-def _clear(cursor: lmdb.Cursor, digest: bytes, *, with_common: bool = False) -> None:
-    more = cursor.set_range(digest + (_COMMON if with_common else _FIRST_ROW))
-    while more and cursor.key()[:_DIGEST_BYTES] == digest:
-        more = cursor.delete()  # moves on to the next record; False after the last one
-
-
-def _all_of(cursor: lmdb.Cursor, digest: bytes) -> list[tuple[bytes, bytes]]:
-    """All values of a path, each with the end of its key."""
-    found = []
-    more = cursor.set_range(digest + _COMMON)
-    while more and cursor.key()[:_DIGEST_BYTES] == digest:
-        found.append((bytes(cursor.key())[_DIGEST_BYTES:], bytes(cursor.value())))
-        more = cursor.next()
-    return found
-
-
-def _tails(rows: Rows) -> list[bytes]:
-    """The end of the key of each row."""
-    numbers = np.asarray(rows, np.int64)
-    if len(numbers) and int(numbers.min()) < 0:
-        raise LocalProtocolError(reason=f"row {int(numbers.min())} of a value")
-    joined = (numbers + 1).astype(">u8").tobytes()
-    return [joined[start : start + _ROW_BYTES] for start in range(0, len(joined), _ROW_BYTES)]
-
-
-def _digest(path: KeyPath) -> bytes:
-    # LMDB keys have at most 511 bytes, keys of tensordicts have no limit: 128 bits name a path without collision
-    return hashlib.sha256(json.dumps(path).encode()).digest()[:_DIGEST_BYTES]
+    def _in_bundles(self, bundle: Bundle, path: KeyPath, rows: int) -> Iterator[Buffer | None]:
+        unbundled = self._unbundled.get((bundle.name, rows))
+        if unbundled is None:
+            found = list(map(self._txn.get, map(bundle.name.__add__, self._tails[rows])))
+            unbundled = self._unbundled[bundle.name, rows] = self._bundles.unbundled(bundle, found)
+        return unbundled.column(bundle.paths.index(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -16,11 +17,19 @@ from tdserve.errors import ClosedError, CorruptDataError, RootInUseError
 from tdserve.ids import check_store_name, new_uid
 from tdserve.store.faults import free_bytes, os_faults
 
-FORMAT_VERSION = 1
-"""Version of the whole folder layout. Another one is refused, never converted in silence."""
+FORMAT_VERSION = 2
+"""Version of the whole folder layout. A newer one is refused.
+
+1: the first. 2: values of several keys may lie together (``bundles``).
+"""
+
+_OLDER_VERSIONS = (1,)
+"""All that they have is in this one as it was: they become it when a server takes the root. There is no way back."""
 
 ORPHANS_TIMEOUT_S = 10.0
 """Data workers of a server that was killed leave within milliseconds; one that hangs in the kernel may never."""
+
+_log = logging.getLogger("tdserve.store")
 
 _FORMAT_FILE = "tdserve.json"
 _LOCK_FILE = "tdserve.lock"
@@ -61,7 +70,7 @@ class Root:
 
         Raises:
             RootInUseError: Another server holds it; its process, host and address are named. Nothing was changed.
-            CorruptDataError: The folder has another format version, or lost ``tdserve.json``. Nothing was changed.
+            CorruptDataError: The folder is of an unknown format version, or lost ``tdserve.json``. Nothing was changed.
             CapacityError, InvalidRequestError: The folder cannot be made or written.
         """
         root = Path(os.path.abspath(path))
@@ -203,7 +212,7 @@ def _check_format(root: Path) -> str:
         if (root / "catalog").exists():
             raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none") from None
         server_id = new_uid()
-        _replace(path, json.dumps({"format_version": FORMAT_VERSION, "server_id": server_id}).encode())
+        _write_format(path, server_id)
         return server_id
     try:
         found = json.loads(content)
@@ -211,10 +220,17 @@ def _check_format(root: Path) -> str:
     except (ValueError, TypeError, KeyError) as fault:
         actual = repr(content[:80])
         raise CorruptDataError(path=str(path), expected="format_version and server_id", actual=actual) from fault
-    if version != FORMAT_VERSION:
+    if type(version) is int and version in _OLDER_VERSIONS:
+        _write_format(path, server_id)  # before anything is written that an older tdserve does not know
+        _log.warning("%s was of format %s and is of format %s now", root, version, FORMAT_VERSION)
+    elif version != FORMAT_VERSION:
         age = ", written by a newer tdserve" if isinstance(version, int) and version > FORMAT_VERSION else ""
         raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}{age}")
     return server_id
+
+
+def _write_format(path: Path, server_id: str) -> None:
+    _replace(path, json.dumps({"format_version": FORMAT_VERSION, "server_id": server_id}).encode())
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -132,7 +132,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
-    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")
+    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key", "takes_bundles")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class LocalRoot(_message.Message):
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LOCK_NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    TAKES_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     root: str
     nonce: str
     device: int
@@ -147,19 +148,22 @@ class LocalRoot(_message.Message):
     pid_namespace: str
     lock_name: str
     key: bytes
-    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
+    takes_bundles: bool
+    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ..., takes_bundles: bool = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("session", "key", "is_read_only", "lacks_values")
+    __slots__ = ("session", "key", "is_read_only", "lacks_values", "reads_bundles")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     IS_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     LACKS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    READS_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     session: int
     key: bytes
     is_read_only: bool
     lacks_values: bool
-    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., is_read_only: bool = ..., lacks_values: bool = ...) -> None: ...
+    reads_bundles: bool
+    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., is_read_only: bool = ..., lacks_values: bool = ..., reads_bundles: bool = ...) -> None: ...
 
 class Written(_message.Message):
     __slots__ = ("columns", "failure")
@@ -182,7 +186,7 @@ class Rendezvous(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ..., link: _Optional[int] = ...) -> None: ...
 
 class Content(_message.Message):
-    __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline", "spool_offset", "spool_nbytes", "values_nbytes")
+    __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline", "spool_offset", "spool_nbytes", "values_nbytes", "is_bundled")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +195,7 @@ class Content(_message.Message):
     SPOOL_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SPOOL_NBYTES_FIELD_NUMBER: _ClassVar[int]
     VALUES_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_BUNDLED_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     nbytes: int
     values: bytes
@@ -199,7 +204,8 @@ class Content(_message.Message):
     spool_offset: int
     spool_nbytes: int
     values_nbytes: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., values_nbytes: _Optional[int] = ...) -> None: ...
+    is_bundled: bool
+    def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., values_nbytes: _Optional[int] = ..., is_bundled: bool = ...) -> None: ...
 
 class ValueBlock(_message.Message):
     __slots__ = ("columns",)

@@ -305,7 +305,7 @@ class ReceiveVersion(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ...) -> None: ...
 
 class PutValues(_message.Message):
-    __slots__ = ("store", "values", "keys", "elements", "everything", "spool", "spool_offset", "spool_nbytes", "spec", "below")
+    __slots__ = ("store", "values", "keys", "elements", "everything", "spool", "spool_offset", "spool_nbytes", "spec", "below", "is_whole", "is_bundled")
     STORE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,8 @@ class PutValues(_message.Message):
     SPOOL_NBYTES_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     BELOW_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    IS_BUNDLED_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     values: bytes
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
@@ -326,7 +328,9 @@ class PutValues(_message.Message):
     spool_nbytes: int
     spec: _spec_pb2.Spec
     below: str
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., below: _Optional[str] = ...) -> None: ...
+    is_whole: bool
+    is_bundled: bool
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., values: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ..., everything: bool = ..., spool: _Optional[str] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., below: _Optional[str] = ..., is_whole: bool = ..., is_bundled: bool = ...) -> None: ...
 
 class MoveValues(_message.Message):
     __slots__ = ("store", "sources", "targets", "cleared", "cleared_below")

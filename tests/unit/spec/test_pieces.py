@@ -53,16 +53,16 @@ def test_blob_when_stored_then_its_shape_and_its_bytes() -> None:
     assert blob == np.array([1, 2], "<i8").tobytes() + np.array([0, 1], "<f4").tobytes()
 
 
-def test_parts_when_asked_for_then_the_blobs_without_a_copy() -> None:
+def test_split_when_asked_for_then_the_blobs_without_a_copy() -> None:
     pieces = Pieces.of(TENSORS, RAGGED)
-    sizes, parts = pieces.parts()
-    assert b"".join(parts) == b"".join(pieces.blobs())
-    assert sizes.tolist() == [len(blob) for blob in pieces.blobs()] == [40, 16, 24]
+    split = pieces.split()
+    assert b"".join(split.parts()) == b"".join(pieces.blobs())
+    assert split.sizes.tolist() == [len(blob) for blob in pieces.blobs()] == [40, 16, 24]
     pieces[0].fill_(9)
-    assert np.frombuffer(parts[1], "<f4").tolist() == [9] * 6
+    assert np.frombuffer(split.pieces[1][0], "<f4").tolist() == [9] * 6
     pieces[1] = torch.full((5, 2), 7.0)
-    assert pieces.parts()[0].tolist() == [40, 56, 24]
-    assert Pieces.of([], RAGGED).parts()[1] == []
+    assert pieces.split().sizes.tolist() == [40, 56, 24]
+    assert Pieces.of([], RAGGED).split().parts() == []
 
 
 @pytest.mark.parametrize("head_nbytes", [0, 8, 16])

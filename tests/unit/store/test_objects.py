@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tdserve.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
-from tdserve.store.objects import COMMITS_PER_CHECK, KeyPath, ObjectColumn, Objects
+from tdserve.store.object_rows import KeyPath
+from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
 from tdserve.value_columns import JoinedValues
 
 READ = """

@@ -1,0 +1,135 @@
+"""Which paths of a store have their values in bundles, and the values there. Opaque bytes, as in ``objects``.
+
+Values of several paths that new rows are given together are kept as one (``tdserve.value_bundles``): in the table
+``values``, the key of a row's bundle begins with the bundle's name, 16 bytes made of its paths. The table ``paths``
+gives for this name the list of paths, and for the name of each of them with ``in`` behind it the bundle's name. A path
+is in one bundle at most. A value that a row has under the path's own name comes before the one in the row's bundle: so
+a single value is overwritten by itself, and what a bundle has is never changed, only replaced whole or taken apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import lmdb
+
+from tdserve.errors import CorruptDataError, RemoteProtocolError
+from tdserve.store.object_rows import KeyPath, all_of, clear, has_rows, name_of
+from tdserve.value_bundles import Unbundled
+from tdserve.value_columns import Buffer
+
+_MEMBER = b"in"
+
+
+class Bundle(NamedTuple):
+    """Paths whose values are kept together.
+
+    Attributes:
+        name: In keys.
+        paths: In their order in each bundle.
+    """
+
+    name: bytes
+    paths: tuple[KeyPath, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[KeyPath]) -> Bundle:
+        """The bundle of these paths."""
+        return cls(name_of(tuple(paths)), tuple(paths))
+
+
+class Bundles:
+    """The bundles of one environment. Threads: as its transactions.
+
+    Args:
+        values: The table of values.
+        paths: The table of paths.
+        folder: For messages.
+    """
+
+    def __init__(self, values: Any, paths: Any, folder: str) -> None:
+        self._values = values
+        self._paths = paths
+        self._folder = folder
+        self._known: dict[bytes, Bundle] = {}  # a name always means the same paths
+
+    def holding(self, txn: lmdb.Transaction, path: KeyPath) -> Bundle | None:
+        """The bundle that a path is in."""
+        held = txn.get(name_of(path) + _MEMBER, db=self._paths)
+        if held is None:
+            return None
+        name = bytes(held)
+        found = self._known.get(name)
+        if found is None:
+            told = txn.get(name, db=self._paths)
+            if told is None:
+                raise CorruptDataError(path=self._folder, expected=f"the bundle of {path}", actual="none")
+            found = self._known[name] = Bundle(name, tuple(map(tuple, json.loads(bytes(told)))))
+        return found
+
+    def put(
+        self, txn: lmdb.Transaction, paths: Sequence[KeyPath], tails: Sequence[bytes], bundles: Sequence[Buffer]
+    ) -> None:
+        """Stores a bundle per row; nothing else is left of what the rows had under these paths."""
+        bundle = Bundle.of(paths)
+        cursor = txn.cursor(db=self._values)
+        for path in paths:
+            held = self.holding(txn, path)
+            if held != bundle:
+                self._take_in(txn, bundle, path, held)
+            name = name_of(path)
+            if has_rows(cursor, name):
+                for tail in tails:
+                    txn.delete(name + tail, db=self._values)
+        cursor.putmulti(list(zip(map(bundle.name.__add__, tails), bundles, strict=True)))
+
+    def _take_in(self, txn: lmdb.Transaction, bundle: Bundle, path: KeyPath, held: Bundle | None) -> None:
+        if held is not None:
+            self.take_apart(txn, held)
+        for names, key in ((path, name_of(path)), (bundle.paths, bundle.name)):
+            txn.put(key, json.dumps(names).encode(), db=self._paths)
+        txn.put(name_of(path) + _MEMBER, bundle.name, db=self._paths)
+
+    def delete(self, txn: lmdb.Transaction, bundle: Bundle, tails: Sequence[bytes]) -> None:
+        """Deletes the bundles of rows that have all these values under the paths' own names."""
+        for tail in tails:
+            txn.delete(bundle.name + tail, db=self._values)
+
+    def let_go(self, txn: lmdb.Transaction, path: KeyPath, going: set[KeyPath] | frozenset[KeyPath]) -> None:
+        """Has no value of a path lie in a bundle any more. What ``going`` names will be deleted next in any case."""
+        bundle = self.holding(txn, path)
+        if bundle is None:
+            return
+        if going.issuperset(bundle.paths):
+            self._forget(txn, bundle)
+        else:
+            self.take_apart(txn, bundle)
+
+    def take_apart(self, txn: lmdb.Transaction, bundle: Bundle) -> None:
+        """Gives every path of a bundle its values under its own name."""
+        names = [name_of(path) for path in bundle.paths]
+        for tail, content in all_of(txn.cursor(db=self._values), bundle.name):
+            unbundled = self.unbundled(bundle, [content])
+            for number, name in enumerate(names):
+                txn.put(name + tail, next(unbundled.column(number)) or b"", overwrite=False, db=self._values)
+        self._forget(txn, bundle)
+
+    def _forget(self, txn: lmdb.Transaction, bundle: Bundle) -> None:
+        clear(txn.cursor(db=self._values), bundle.name)
+        for path in bundle.paths:
+            txn.delete(name_of(path) + _MEMBER, db=self._paths)
+        txn.delete(bundle.name, db=self._paths)
+
+    def unbundled(self, bundle: Bundle, bundles: Sequence[Buffer | None]) -> Unbundled:
+        """What is in bundles of rows.
+
+        Raises:
+            CorruptDataError: They are damaged.
+        """
+        try:
+            return Unbundled(bundles, len(bundle.paths))
+        except RemoteProtocolError as error:
+            actual = str(error.fields["received"])
+            raise CorruptDataError(path=self._folder, expected=f"values of {bundle.paths}", actual=actual) from None

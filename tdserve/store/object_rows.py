@@ -1,0 +1,64 @@
+"""How the table of non-tensor values is laid out: a path's name, then the row. For those who have a cursor on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from tdserve.errors import LocalProtocolError
+
+KeyPath = tuple[str, ...]
+
+Rows = Sequence[int] | npt.NDArray[np.int64]
+
+NAME_BYTES = 16
+
+_ROW_BYTES = 8
+COMMON = bytes(_ROW_BYTES)
+"""Behind the name, of the value that all rows share which have none of their own."""
+
+_FIRST_ROW = (1).to_bytes(8, "big")
+
+
+@lru_cache(maxsize=4096)
+def name_of(path: KeyPath | tuple[KeyPath, ...]) -> bytes:
+    """What stands for a path, or for several together, in keys."""
+    # LMDB keys have at most 511 bytes, keys of tensordicts have no limit: 128 bits name a path without collision
+    return hashlib.sha256(json.dumps(path).encode()).digest()[:NAME_BYTES]
+
+
+def tails_of(rows: Rows) -> list[bytes]:
+    """The end of the key of each row."""
+    numbers = np.asarray(rows, np.int64)
+    if len(numbers) and int(numbers.min()) < 0:
+        raise LocalProtocolError(reason=f"row {int(numbers.min())} of a value")
+    joined = (numbers + 1).astype(">u8").tobytes()
+    return [joined[start : start + _ROW_BYTES] for start in range(0, len(joined), _ROW_BYTES)]
+
+
+def has_rows(cursor: lmdb.Cursor, name: bytes) -> bool:
+    """Whether single rows have values under a name."""
+    return bool(cursor.set_range(name + _FIRST_ROW)) and cursor.key()[:NAME_BYTES] == name
+
+
+def clear(cursor: lmdb.Cursor, name: bytes, *, with_common: bool = False) -> None:
+    """Deletes the values of single rows, or all values, under a name."""
+    more = cursor.set_range(name + (COMMON if with_common else _FIRST_ROW))
+    while more and cursor.key()[:NAME_BYTES] == name:
+        more = cursor.delete()  # moves on to the next record; False after the last one
+
+
+def all_of(cursor: lmdb.Cursor, name: bytes) -> list[tuple[bytes, bytes]]:
+    """All values under a name, each with the end of its key."""
+    found = []
+    more = cursor.set_range(name + COMMON)
+    while more and cursor.key()[:NAME_BYTES] == name:
+        found.append((bytes(cursor.key())[NAME_BYTES:], bytes(cursor.value())))
+        more = cursor.next()
+    return found

@@ -1,0 +1,52 @@
+"""What rows have under several paths, put together and taken apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tdserve.errors import RemoteProtocolError
+from tdserve.value_bundles import SplitColumn, Unbundled, bundle, bundles_of
+from tdserve.value_columns import sizes_of
+
+TEXTS = [b"one", b"", b"three"]
+NUMBERS = [b"1", b"22", b"333"]
+
+
+def test_bundle_when_of_columns_in_pieces_then_is_what_bundles_of_gives() -> None:
+    heads, bodies = [b"a", b"b", b"c"], [memoryview(b"AA"), memoryview(b""), memoryview(b"C")]
+    whole = [head + bytes(body) for head, body in zip(heads, bodies, strict=True)]
+    sizes, parts = bundle([SplitColumn(sizes_of(TEXTS), [TEXTS]), SplitColumn(sizes_of(whole), [heads, bodies])])
+    found = bundles_of([TEXTS, whole])
+    assert b"".join(parts) == b"".join(found)
+    assert sizes.tolist() == [len(each) for each in found]
+    assert found[0] == np.array([3, 3], "<u4").tobytes() + b"one" + b"aAA"
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_unbundled_when_asked_for_paths_then_gives_their_values(kind: type) -> None:
+    found = Unbundled([kind(each) for each in bundles_of([TEXTS, NUMBERS])], 2)
+    assert [bytes(value or b"?") for value in found.column(1)] == NUMBERS
+    assert [bytes(value) for value in found.column(0) if value is not None] == TEXTS
+
+
+def test_unbundled_when_rows_have_none_then_neither_have_their_values() -> None:
+    first, _, last = bundles_of([TEXTS, NUMBERS])
+    found = Unbundled([None, first, None, last], 2)
+    assert list(found.column(0)) == [None, b"one", None, b"three"]
+    assert list(Unbundled([None], 2).column(0)) == [None]
+    assert list(Unbundled([], 2).column(1)) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"\1\0\0\0\1\0\0\0a", b"\1\0\0\0\1\0\0\0abc", b"\xff" * 8])
+def test_unbundled_when_bytes_are_no_bundle_then_is_refused(content: bytes) -> None:
+    whole = bundles_of([TEXTS, NUMBERS])
+    with pytest.raises(RemoteProtocolError, match="bundles"):
+        Unbundled([whole[0], content], 2)
+
+
+def test_joined_when_of_several_columns_then_one_after_the_other() -> None:
+    first, second = SplitColumn(sizes_of(TEXTS), [TEXTS]), SplitColumn(sizes_of(NUMBERS), [NUMBERS])
+    both = SplitColumn.joined([first, second])
+    assert both.sizes.tolist() == [3, 0, 5, 1, 2, 3]
+    assert b"".join(both.parts()) == b"".join(TEXTS + NUMBERS)
