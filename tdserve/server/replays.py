@@ -107,7 +107,7 @@ class Replays:
         table = entry.replay_table()
         if asked.fingerprint != entry.spec_of_row().fingerprint:
             raise older_store(entry)
-        numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name)
+        numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name, lost=entry.lost.rows)
         if entry.lost:
             entry.lost.check(numbers, store=entry.name)
         plan = table.plan_read(numbers)
@@ -266,18 +266,20 @@ def _nothing_for(entry: Entry, asked: control_pb2.ExtendRequest) -> bytes:
     return block.SerializeToString()
 
 
-def numbers_of(selection: Selection, live: np.ndarray, store: str) -> np.ndarray:
+def numbers_of(selection: Selection, live: np.ndarray, store: str, *, lost: np.ndarray | tuple[()] = ()) -> np.ndarray:
     """Row numbers that an index means: integers are row numbers, slices and masks choose among the live rows.
 
     Negative positions count from behind the last live row, so that ``[-1]`` is the live row of the highest number.
+    ``lost`` rows are as good as gone, unless an integer names them.
 
     Raises:
         SelectionError: The index does not fit, or has more than one dimension.
     """
     num_numbers = int(live[-1]) + 1 if len(live) else 0
     canonical = selection.canonical((num_numbers,), store=store)
+    whole = live[~np.isin(live, lost)] if len(lost) else live
     if canonical.is_everything:
-        return live
+        return whole
     item = canonical.items[0]
     if len(canonical.items) > 1 or item is None or item is Ellipsis:
         raise SelectionError(selection=repr(selection), reason=f"rows of {store!r} have one dimension to choose from")
@@ -286,4 +288,4 @@ def numbers_of(selection: Selection, live: np.ndarray, store: str) -> np.ndarray
     if isinstance(item, np.ndarray) and item.dtype != np.bool_:
         return item.reshape(-1).astype(np.int64)
     chosen = np.arange(num_numbers)[item]
-    return np.asarray(chosen[np.isin(chosen, live)])
+    return np.asarray(chosen[np.isin(chosen, whole)])

@@ -94,6 +94,7 @@ def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_a
     with nursery.start("write", server.address, "overwrite", replay.name, LOST, at=1, text=text, nested=True) as writer:
         assert writer.line() == "connected shm"
         writer.wait_killed()
+    assert numbers_in(replay[:]["content"]) == numbers_in(replay[1:]["content"]) == [BEFORE] * NUM_ROWS
     # rows that are written over count as reserved until nobody can write into them any more
     wait_for(lambda: replay.info()["reserved_rows"] == 0, "the end of the rows that were lost")
     assert numbers_in(replay[:]["content"]) == [BEFORE] * NUM_ROWS

@@ -242,6 +242,21 @@ def test_numbers_when_an_index_is_given_then_of_live_rows(index: Any, numbers: l
     assert numbers_of(parse(index), LIVE, "r").tolist() == numbers
 
 
+@pytest.mark.parametrize(
+    ("index", "numbers"),
+    [
+        (slice(None), [2, 4]),
+        (slice(3, None), [4]),
+        (np.array([False, True, False, False, False, True]), []),
+        (5, [5]),
+        (-1, [5]),
+        ([5, 1, 2], [5, 1, 2]),
+    ],
+)
+def test_numbers_when_rows_are_lost_then_only_who_names_them_gets_them(index: Any, numbers: list[int]) -> None:
+    assert numbers_of(parse(index), LIVE, "r", lost=np.array([1, 5])).tolist() == numbers
+
+
 @pytest.mark.parametrize("index", [6, (0, 1), None, np.ones(5, dtype=bool), [0, 6]])
 def test_numbers_when_the_index_does_not_fit_then_error(index: Any) -> None:
     with pytest.raises(SelectionError):
