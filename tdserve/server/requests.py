@@ -140,8 +140,8 @@ class Requests:
     def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
         """What a request failed of: of missing or closed files, when the store was deleted meanwhile."""
         name = getattr(getattr(message, kind, None), "store", "")
-        if kind == "publish":  # of the first, the store goes because it failed
-            return error
+        if kind == "publish" or (kind == "write" and message.write.creates):
+            return error  # nobody has seen the store yet: there is none because this failed
         if isinstance(error, (CorruptDataError, ClosedError)) and name and name not in self._stores.catalog:
             return StoreNotFoundError(name=name)
         return error

@@ -23,6 +23,7 @@ from tdserve.errors import (
     CapacityError,
     DeadlineExceededError,
     InvalidRequestError,
+    PeerLostError,
     RemoteProtocolError,
     SpecMismatchError,
     StoreExistsError,
@@ -162,7 +163,13 @@ class TensorDicts:
         self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str
     ) -> None:
         if session.local is not None:
-            await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
+            try:
+                await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
+            except PeerLostError:  # the store goes with the session
+                raise
+            except TDServeError:  # the client cannot read what it would write: the name is free again
+                await self._stores.delete(entry)
+                raise
         else:
             await session.worker.order(self._receiving(session, request, entry, asked, spool=spool))
         if asked.content.values or spool or asked.content.spool_nbytes:
