@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.nursery import Nursery
+from tests.integration.nursery import Nursery, shared
 from tests.unit.spec.strategies import difference
 
 FreshServer = Callable[..., tdserve.Server]
@@ -88,7 +88,6 @@ def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery() -> Nursery:
     """Where client processes come from that must start quickly."""
-    with Nursery() as started:
-        yield started
+    return shared()

@@ -7,6 +7,7 @@ front.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -16,13 +17,15 @@ import subprocess
 import sys
 import traceback
 from collections import deque
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
 
 _PR_SET_PDEATHSIG = 1
 
-ROLES = ("tests.integration.local_roles", "tests.integration.programs")
+ROLES = ("tests.integration.local_roles", "tests.integration.programs", "tests.integration.fleet")
 """Modules whose functions children play, unless told."""
 
 
@@ -35,25 +38,25 @@ class Child:
 
     Attributes:
         pid: Its process.
+        has_ended: Whether its end was told; a process that it left behind may say more.
     """
 
     def __init__(self, nursery: Nursery, number: int) -> None:
-        self._nursery = nursery
-        self._number = number
+        self.nursery = nursery
+        self.number = number
+        self.has_ended = False
         self.pid = int(self.line().split()[1])
 
     def line(self, *, timeout_s: float = TIMEOUT_S) -> str:
         """The next line that it says; ``"ended STATUS"`` is the last one (minus a signal's number for a killed one)."""
-        line = self._nursery.line_of(self._number, timeout_s=timeout_s)
-        assert not line.startswith("failed"), line.replace(" | ", "\n")
-        return line
+        return next_line([self], timeout_s=timeout_s)[1]
 
     def rest(self) -> list[str]:
         """All further lines but the last."""
         lines = []
-        while not (line := self.line()).startswith("ended"):
-            lines.append(line)
-        return lines
+        while not self.has_ended:
+            lines.append(self.line())
+        return lines[:-1]
 
     def kill(self) -> None:
         """Ends it with SIGKILL, and waits for that."""
@@ -107,17 +110,16 @@ class Nursery:
         self._process.stdin.flush()
         return Child(self, len(self._said) - 1)
 
-    def line_of(self, number: int, *, timeout_s: float) -> str:
-        """The next line of a child."""
-        said = self._said[number]
+    def line_of(self, numbers: Sequence[int], *, timeout_s: float) -> tuple[int, str]:
+        """Who of some children has said something, and the first of what was not yet asked for."""
         assert self._process.stdout is not None
-        with alarm(timeout_s, f"a line of child {number}"):
-            while not said:
+        with alarm(timeout_s, f"a line of children {numbers}"):
+            while not (speakers := [number for number in numbers if self._said[number]]):
                 line = self._process.stdout.readline()
                 assert line, "the nursery has ended"
                 speaker, _, words = line.rstrip("\n").partition(" ")
                 self._said[int(speaker)].append(words)
-        return said.popleft()
+        return speakers[0], self._said[speakers[0]].popleft()
 
     def __enter__(self) -> Nursery:
         return self
@@ -128,6 +130,23 @@ class Nursery:
                 stream.close()
         self._process.kill()
         self._process.wait(START_TIMEOUT_S)
+
+
+def next_line(children: Sequence[Child], *, timeout_s: float) -> tuple[int, str]:
+    """The next line that one of some children of one nursery says, with its place among them; it is no failure."""
+    number, line = children[0].nursery.line_of([child.number for child in children], timeout_s=timeout_s)
+    assert not line.startswith("failed"), line.replace(" | ", "\n")
+    place = next(place for place, child in enumerate(children) if child.number == number)
+    children[place].has_ended |= line.startswith("ended")
+    return place, line
+
+
+@cache
+def shared() -> Nursery:
+    """The one of this test process, with all of ``ROLES``; ends with it."""
+    started = Nursery()
+    atexit.register(started.__exit__)
+    return started
 
 
 def say(child: int, *words: object) -> None:
