@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ ELSEWHERE = {
     "saved_path": "a store has one",
 }
 """Names that a comparison with a local tensordict says nothing about."""
+
+
+@pytest.fixture(scope="module")
+def local_client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """One client for all methods."""
+    with server.client(transport="shm", timeout_s=20.0) as made:
+        yield made
 
 
 @pytest.fixture
