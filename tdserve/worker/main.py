@@ -50,6 +50,7 @@ class Worker:
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,
             device=device,
+            has_clients=self._has_clients,
         )
         self._sessions: dict[int, WorkerSession] = {}
         self._checksumming = Checksumming(stores, connection.report, self._is_busy)
@@ -63,6 +64,9 @@ class Worker:
                 self._dispatch(order)
         for session in self._sessions.values():
             session.close()
+
+    def _has_clients(self) -> bool:
+        return any(self._sessions)  # that of number 0 has none
 
     def _is_busy(self) -> bool:
         return any(session.is_busy for session in list(self._sessions.values()))

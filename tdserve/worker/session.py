@@ -42,6 +42,7 @@ class Surroundings:
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
         device: The worker's GPU, such as ``"cuda:0"``; "" without one.
+        has_clients: Whether any session has one, who would wait behind what the reading thread does.
         values_lock: Held by the thread that stores non-tensor values.
     """
 
@@ -51,6 +52,7 @@ class Surroundings:
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float
     device: str = ""
+    has_clients: Callable[[], bool] = lambda: True
     values_lock: Lock = field(default_factory=Lock)
 
 
@@ -104,12 +106,17 @@ class WorkerSession:
                 self._mailbox.feed(order.rendezvous)
             elif self._kv_store is not None:
                 self._kv_store.feed(order.rendezvous.key, order.rendezvous.value)
-        elif self._num_queued == self._num_done and self._channel is not None and self._is_quick(self, order):
+        elif self._is_idle and self._is_quick(self, order):
             self._carry_out(order)
             if len(self._sent) >= 2 * MAX_SENT:
                 self._queue(worker_pb2.Order(mail=b""))
         else:
             self._queue(order)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether an order that comes now need not wait."""
+        return self._num_queued == self._num_done and (self._channel is not None or self.number == 0)
 
     @property
     def is_busy(self) -> bool:

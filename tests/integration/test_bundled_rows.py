@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,20 @@ def test_rows_when_deleted_and_the_server_starts_again_then_the_others_are_there
                 assert content(client.replay("r")[:]) == expected
                 client.replay("r").extend(rows(transport, num_rows=2))
                 expected = content(client.replay("r")[:])
+
+
+def test_extends_when_over_then_nothing_is_left_for_the_garbage_collector(server: tdserve.Server, name: str) -> None:
+    with server.client(transport="shm") as client:
+        replay = client.create_replay(name, like=like(), capacity=4 * NUM_ROWS, ragged=["tokens"])
+        batches = [rows(tag, 1_000) for tag in "abcdefgh"]
+        for batch in batches:
+            replay.extend(batch)
+        gc.collect()
+        gc.disable()
+        try:
+            for future in [replay.extend(batch, return_early=True) for batch in batches]:
+                future.result(20)
+            num_left = gc.collect()
+        finally:
+            gc.enable()
+        assert num_left < 8 * len(batches), "what an extend holds lives until somebody collects it"

@@ -189,7 +189,7 @@ class Joining:
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
-        done.add_done_callback(lambda _: self._settle(done, parts))
+        done.add_done_callback(lambda done: self._settle(done, parts))  # what it closes over would live on
 
     def _recipe(self, parts: list[Part]) -> tuple[MakeOutgoing, MakeBody]:
         request = parts[0].request if len(parts) == 1 else _joined([part.request for part in parts])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tdserve.transport.ends import FlatEnd, as_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.value_columns import decode_block
-from tdserve.worker.operations import MAX_QUICK_BYTES, OPERATIONS, is_quick
+from tdserve.worker.operations import MAX_QUICK_BYTES, MAX_QUICK_VALUES_BYTES, OPERATIONS, is_quick
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 
 SMALL = [content_pb2.Path(parts=("small",))]
@@ -88,6 +89,16 @@ def test_is_quick_when_rows_have_values_or_it_is_another_order_then_false(peer: 
     assert not is_quick(peer.session, sampling(with_values, [1]))
     assert not is_quick(peer.session, worker_pb2.Order(discard=worker_pb2.Discard()))
     assert not is_quick(peer.session, worker_pb2.Order())
+
+
+def test_is_quick_when_local_values_come_then_as_long_as_nobody_else_would_wait(peer: Peer) -> None:
+    order = worker_pb2.Order(put_values=worker_pb2.PutValues(spool_nbytes=MAX_QUICK_VALUES_BYTES))
+    assert not is_quick(peer.session, order)
+    alone = replace(peer.surroundings, has_clients=lambda: False)
+    peer.session.surroundings = alone
+    assert is_quick(peer.session, order)
+    order.put_values.spool_nbytes += 1
+    assert not is_quick(peer.session, order)
 
 
 def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled: StoredTensorDict) -> None:
