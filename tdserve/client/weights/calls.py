@@ -9,7 +9,7 @@ from torch import nn
 from tdserve.client.description import VersionInfo
 from tdserve.client.fake_modes import WEIGHTS, check_real
 from tdserve.client.memmap.family import MemmapClient
-from tdserve.client.weights import versions as weight_calls
+from tdserve.client.weights import publishing
 from tdserve.client.weights.subscription import Subscription
 from tdserve.client.weights.versions import Pulls, Wanted, Weights, dtype_name
 from tdserve.config import TransportName
@@ -93,7 +93,7 @@ class WeightsClient(MemmapClient):
         deadline = self.deadline(timeout_s)
 
         def publish() -> int:
-            return weight_calls.publish(
+            return publishing.publish(
                 self,
                 name,
                 td,
