@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -66,6 +67,12 @@ class VersionFile:
     def content(self) -> npt.NDArray[np.uint8]:
         """The bytes of all leaves, in the order of :func:`version_layout`, one behind the other."""
         return self._mapping.content()
+
+    def leaf_contents(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of every leaf in canonical order, each cut out when it is its turn."""
+        content, offsets = self.content, layout_of(self.spec).offsets
+        for path, leaf in self.spec.tensors:
+            yield content[offsets[path] : offsets[path] + leaf.nbytes]
 
     @classmethod
     def create(

@@ -29,6 +29,11 @@ from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.session import Surroundings, WorkerSession
 from tdserve.worker.small_reads import SmallReads
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that wants the interpreter's lock lets the one that has it go on. One that copies or sums up small
+leaves lets go of it for microseconds at a time, in which no other wakes up: a request then waited for Python's default,
+5 ms, which is as long as a megabyte takes from its writer to its reader."""
+
 VALUES_WORKER = 0
 """The one worker that control asks to write non-tensor values: an LMDB environment has one writing process."""
 
@@ -129,6 +134,7 @@ def main(arguments: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
     keep_freed_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     connection = WorkerSocket(socket.socket(fileno=fd))

@@ -163,6 +163,15 @@ def test_leaves_when_listed_then_are_in_canonical_order(tmp_path: Path) -> None:
     assert paths == [path for path, _ in SPEC.tensors]
 
 
+def test_leaf_contents_when_asked_for_then_the_bytes_of_every_leaf_in_canonical_order(tmp_path: Path) -> None:
+    version = VersionFile.create(tmp_path / "1.safetensors", SPEC)
+    for number, leaf in enumerate(version.leaves.values()):
+        leaf.fill_(number + 1)
+    expected = [leaf.view(-1).view(torch.uint8).tolist() for leaf in version.leaves.values()]
+    assert [content.tolist() for content in version.leaf_contents()] == expected
+    version.seal()
+
+
 def test_map_when_the_user_writes_into_the_tensors_then_the_version_stays_as_it_is(tmp_path: Path) -> None:
     publish(tmp_path / "1.safetensors", 5).write_values(b"values")
     with VersionFile.map(tmp_path / "1.safetensors", SPEC) as mapped:
