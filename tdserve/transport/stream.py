@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from tdserve.errors import DeadlineExceededError
 from tdserve.layout import LARGE_LEAF_BYTES, Message
 from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.ends import Sink, Source
+from tdserve.transport.filling import filled, filled_ahead
 from tdserve.transport.pool import BufferPool
 
 MESSAGES_UNDER_WAY = 6
@@ -88,21 +90,19 @@ def send_messages(
         clock.wait([work for work, _ in oldest])
         return sum(is_staged for _, is_staged in oldest)
 
-    for number, message in enumerate(messages, 1):
-        if tells_of_others and under_way and num_direct and number == len(messages):
-            num_staged -= finish_oldest(len(under_way))
-        while num_staged >= MESSAGES_UNDER_WAY:
-            num_staged -= finish_oldest(MESSAGES_AT_ONCE)
-        if len(under_way) >= MAX_POSTED:
-            num_staged -= finish_oldest(MAX_POSTED // 2)
-        buffer = source.direct(message)
-        is_staged = buffer is None
-        if buffer is None:
-            buffer = pool.take(message.nbytes)
-            source.fill(message, buffer)
-        num_staged += is_staged
-        num_direct += not is_staged
-        under_way.append((channel.send(buffer, tag), is_staged))
+    made = filled(messages, source, pool) if tells_of_others else filled_ahead(messages, source, pool)
+    with closing(made):
+        for number in range(1, len(messages) + 1):
+            if tells_of_others and under_way and num_direct and number == len(messages):
+                num_staged -= finish_oldest(len(under_way))
+            while num_staged >= MESSAGES_UNDER_WAY:
+                num_staged -= finish_oldest(MESSAGES_AT_ONCE)
+            if len(under_way) >= MAX_POSTED:
+                num_staged -= finish_oldest(MAX_POSTED // 2)
+            buffer, is_staged = next(made)
+            num_staged += is_staged
+            num_direct += not is_staged
+            under_way.append((channel.send(buffer, tag), is_staged))
     finish_oldest(len(under_way))
 
 
