@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tdserve.client.leaves import contents_of, leaves_of, source_of
@@ -11,7 +11,7 @@ from tdserve.client.pending import OnGranted
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import encode_parts, may_bundle
 from tdserve.content import MIN_SENT_VALUES_BYTES, values_messages, write_layout
-from tdserve.errors import LocalProtocolError
+from tdserve.errors import LocalProtocolError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.selection import Selection
 from tdserve.spec.capture import Captured
@@ -60,8 +60,11 @@ class Outgoing:
         target: Where it goes.
         session: Through which; small content rides in the request, that of a local session is written in place.
         margin_nbytes: What else the request carries.
+        fetch: Gives the content when the request is on its way; ``captured`` is only what the request announces: a
+            structure without values, of more than rides in a request.
 
     Attributes:
+        spec: The structure of the first that is written.
         message: What the request says of the content.
         spooled: Where a local session has put the values.
 
@@ -71,12 +74,20 @@ class Outgoing:
     """
 
     def __init__(
-        self, captured: Sequence[Captured], target: Target, session: Session, *, margin_nbytes: int = 0
+        self,
+        captured: Sequence[Captured],
+        target: Target,
+        session: Session,
+        *,
+        margin_nbytes: int = 0,
+        fetch: Callable[[], Captured] | None = None,
     ) -> None:
         self._captured = captured
         self._target = target
         self._session = session
+        self._fetch = fetch
         first = captured[0]
+        self.spec = first.spec
         several = [each.values for each in captured]
         is_bundled = self._may_bundle()
         values = encode_parts(
@@ -116,8 +127,8 @@ class Outgoing:
         if len(self._captured) > 1:
             spec = spec.with_rows(sum(each.spec.batch_size[0] for each in self._captured))
         layout = write_layout(spec, is_packed=self._target.is_packed)
-        self._source: Source = _source(self._captured, layout)
         self._messages = layout.messages
+        self._source: Source = BytesEnd(b"") if self._fetch is not None else _source(self._captured, layout)
         self.nbytes = self.message.nbytes = sum(layout.message_nbytes)
         if len(self._values) >= MIN_SENT_VALUES_BYTES and not self._target.is_packed:
             self.message.values_nbytes = len(self._values)
@@ -130,6 +141,22 @@ class Outgoing:
                 self.message.inline = pack(layout.messages, self._source)
                 return
         self.message.message_nbytes.extend(message.nbytes for message in self._messages)
+
+    def settle(self) -> None:
+        """Takes the content that was only announced.
+
+        Raises:
+            TransferAbortedError: It has another structure by now: what the server waits for will never come.
+            Others: As of whoever fetches it; the same.
+        """
+        fetch, self._fetch = self._fetch, None
+        if fetch is None:
+            return
+        captured = fetch()
+        if captured.spec is not self.spec and captured.spec != self.spec:
+            raise TransferAbortedError(transfer=0, reason="its structure is another than that of the one before")
+        self._captured = [captured]
+        self._source = _source(self._captured, write_layout(self.spec, is_packed=self._target.is_packed))
 
     @property
     def place(self) -> OnGranted | None:

@@ -54,6 +54,11 @@ def write(
             request, place=outgoing.place, spooled=outgoing.spooled, **make_body(session, outgoing, deadline)
         )
         try:
+            outgoing.settle()
+        except BaseException:  # the server waits for what was announced
+            session.close()
+            raise
+        try:
             _send(outgoing, session, request, client, deadline)
             return pending.wait(answer_timeout_s(deadline), what).done
         except (TransportError, DeadlineExceededError) as error:

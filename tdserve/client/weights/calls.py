@@ -57,6 +57,7 @@ class WeightsClient(MemmapClient):
             device=device,
         )
         self._pulls = Pulls(self)
+        self._published = publishing.Published()
 
     def publish(
         self,
@@ -97,6 +98,7 @@ class WeightsClient(MemmapClient):
                 self,
                 name,
                 td,
+                self._published,
                 metadata=metadata,
                 keep=keep,
                 fanout=fanout,
