@@ -22,6 +22,7 @@ from tdserve.spec.gathering import gathered
 from tdserve.spec.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
+from tdserve.spec.one_value import OneValue
 from tdserve.spec.packing import shared, single_value, unbatched
 from tdserve.spec.restacking import joined, stack_of
 from tdserve.spec.state import restored
@@ -304,6 +305,8 @@ def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any)
 def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     if not batch_size:
         return single_value(value, (), device, None)
+    if type(value) is OneValue:
+        return single_value(value.value, batch_size, device, names)
     inner_names = None if names is None else names[1:]
     if batch_size[0] == 0:  # tensordict makes empty stacks by indexing only
         one = NonTensorStack(_placeholder(batch_size[1:], device))

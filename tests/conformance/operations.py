@@ -205,7 +205,9 @@ def replay(trial: Trial) -> None:
             row = found[number]
         check_same(row, trial.rows(number), f"row {number}")
     for number, row in enumerate(drawn["index"].tolist()):
-        check_drawn(drawn[number], trial.rows(row), f"drawn {row}")
+        with by_tensordict():
+            drawn_row = drawn[number]
+        check_drawn(drawn_row, trial.rows(row), f"drawn {row}")
 
 
 @operation("replay, queue", on_rows=True)
@@ -215,7 +217,9 @@ def queue(trial: Trial) -> None:
     table.extend(trial.kind.make())
     with table.take(ROWS) as found:
         for number in range(ROWS):
-            check_drawn(found[number], trial.rows(number), f"row {number}")
+            with by_tensordict():
+                row = found[number]
+            check_drawn(row, trial.rows(number), f"row {number}")
 
 
 def check_drawn(found: Any, expected: Any, where: str) -> None:

@@ -49,11 +49,6 @@ NOTES: dict[str, Note] = {
         "A row of a lazy stack of different keys along the first of several batch dimensions that is written over one"
         " of another structure has no parameters and locks, and nested tensors as stacks of their components.",
     ),
-    "elements": Note(
-        AssertionError,
-        "NonTensorStack'> against .*NonTensorData",
-        "One value for several elements of a row comes back as a stack of it.",
-    ),
 }
 """By the word that ``REFUSED`` has for them."""
 
@@ -76,7 +71,6 @@ REFUSED: dict[str, dict[str, str]] = {
             "lazy stack of instances that hold instances",
         ),
         "unbatched": ("UnbatchedTensor", "UnbatchedTensor in a lazy stack"),
-        "elements": ("tensorclasses in one another", "locked tensorclass"),
     }.items()
     for kind in kinds
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from tdserve.errors import TDServeError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.session import tag_of
 from tdserve.spec.build import build
+from tdserve.spec.one_value import with_one_value
 from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path, Spec, TensorLeaf
 from tdserve.v1 import content_pb2, control_pb2
@@ -104,6 +105,7 @@ class Sampled:
             self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
         self.values = content.values
         self._pad = query.pad
+        self._stored = query.stored
         self._fault = content.fault
         self.num_missing = received.num_missing
 
@@ -129,7 +131,8 @@ class Sampled:
         """
         if self._fault is not None:
             raise self._fault
-        return build(*padded(self.spec, self.tensors, self.values, self._pad))
+        values = with_one_value(self.values, self.spec, self._stored)
+        return build(*padded(self.spec, self.tensors, values, self._pad))
 
     def split(self, num_rows: int) -> list[Any]:
         """The tensordicts of the batches, each of ``num_rows`` rows, as views."""
@@ -139,15 +142,21 @@ class Sampled:
         spec = self.spec.with_rows(num_rows)
         columns = {path: torch.split(tensor, num_rows) for path, tensor in self.tensors.items()}
         is_per_row = {path: leaf.per_row for path, leaf in self.spec.values}
+        whole = with_one_value(self.values, self.spec, self._stored)
         batches = []
         for number, first in enumerate(range(0, total, num_rows)):
             values = {
-                path: column[first : first + num_rows] if is_per_row[path] else column
-                for path, column in self.values.items()
+                path: column[first : first + num_rows] if is_per_row[path] else column for path, column in whole.items()
             }
             tensors = {path: column[number] for path, column in columns.items()}
             batches.append(build(*padded(spec, tensors, values, self._pad)))
         return batches
+
+
+def built(content: Content, stored: Spec) -> Any:
+    """The tensordict of rows that were read of a table of this structure."""
+    values = with_one_value(content.values, content.spec, stored)
+    return (content if values is content.values else replace(content, values=values)).build()
 
 
 class Asked(NamedTuple):

@@ -22,7 +22,7 @@ from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
 from tdserve.client.tables.joining import Joining, Part
 from tdserve.client.tables.padding import Pad
-from tdserve.client.tables.sampling import Query, rows_here
+from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.widening import makes_dense, renewed, widen
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.value_blocks import joinable_nbytes
@@ -254,15 +254,14 @@ class TableHandle(TableRows, ByAddress):
             accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
             if session.local is not None:
                 content = rows_here(self._client, session.local, self.name, self._stored, (), accepted)
-                _check_whole(content, request)
-                return content.build()
-            spec = self._stored.with_rows(accepted.num_rows)
-            layout = rows_layout(self._stored, accepted.num_rows)
-            content = finish_read(
-                self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
-            )
+            else:
+                spec = self._stored.with_rows(accepted.num_rows)
+                layout = rows_layout(self._stored, accepted.num_rows)
+                content = finish_read(
+                    self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
+                )
             _check_whole(content, request)
-            return content.build()
+            return built(content, self._stored)
 
         return self._client.call(attempt, deadline)
 
