@@ -294,7 +294,8 @@ def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any)
     own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))
     if leaf.per_row and isinstance(value, Deferred):
         batch_size = torch.Size(leaf.batch_size)
-        return later_values(lambda: _rows(value.items, leaf.batch_size, device, own_names), batch_size)
+        known = value if len(batch_size) == 1 else None
+        return later_values(lambda: _rows(value.items, leaf.batch_size, device, own_names), batch_size, known)
     return (
         _rows(value, leaf.batch_size, device, own_names)
         if leaf.per_row

@@ -88,6 +88,11 @@ class _Unmade:
 class _UnmadeValues(_Unmade, NonTensorStack):  # type: ignore[override]  # the properties stand for attributes
     """Shown by the name of what it becomes."""
 
+    def tolist(self, **how: Any) -> Any:
+        """The values; where they are known, without an object around each, which takes longer than to read it."""
+        values = self.__dict__.get("_known_values")
+        return made(self).tolist(**how) if values is None or how.get("as_linked_list") else list(values)
+
 
 class _UnmadeStack(_Unmade, LazyStackedTensorDict):  # type: ignore[override]  # as above
     """Shown by the name of what it becomes."""
@@ -96,9 +101,17 @@ class _UnmadeStack(_Unmade, LazyStackedTensorDict):  # type: ignore[override]  #
 _PLAIN: dict[type, Any] = {_UnmadeValues: NonTensorStack, _UnmadeStack: LazyStackedTensorDict}
 
 
-def later_values(make: Make, batch_size: torch.Size | None) -> Any:
-    """A NonTensorStack along dimension 0 that ``make`` makes at the first look."""
-    return _unmade(_UnmadeValues, make, batch_size, 0)
+def later_values(make: Make, batch_size: torch.Size | None, values: Sequence[Any] | None = None) -> Any:
+    """A NonTensorStack along dimension 0 that ``make`` makes at the first look.
+
+    Args:
+        make: Gives the stack.
+        batch_size: Its batch size, or None: that is seen when it is made.
+        values: What is in its rows, where each is a single value; None: that is seen when it is made.
+    """
+    stack = _unmade(_UnmadeValues, make, batch_size, 0)
+    stack.__dict__["_known_values"] = values
+    return stack
 
 
 def later_stack(make: Make, batch_size: torch.Size | None, stack_dim: int) -> Any:
@@ -124,6 +137,7 @@ def made(stack: Any) -> Any:
             object.__setattr__(stack, "__class__", plain)
             state.pop("_make", None)
             state.pop("_known_batch_size", None)
+            state.pop("_known_values", None)
     return stack
 
 

@@ -129,3 +129,21 @@ def test_deferred_when_looked_at_then_decoded_once() -> None:
     assert list(later) == ["z", "b", "c"]
     assert calls == [3]
     assert list(part) == ["b", "c"]
+
+
+def test_values_when_only_listed_then_no_row_is_made_for_them() -> None:
+    values = Deferred([b"a", b"b"], lambda blobs: [blob.decode() for blob in blobs])
+
+    calls: list[int] = []
+
+    def make() -> Any:
+        calls.append(1)
+        return NonTensorStack(*values)
+
+    later = later_values(make, torch.Size([2]), values)
+    listed = later.tolist()
+    assert (listed, later.tolist(convert_nodes=False), len(calls)) == (["a", "b"], ["a", "b"], 0)
+    listed.append("c")
+    assert later.tolist() == ["a", "b"]
+    later.tolist(as_linked_list=True)[0] = "new"
+    assert (later.tolist(), later[0].data, len(calls)) == (["new", "b"], "new", 1)
