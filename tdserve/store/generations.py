@@ -1,5 +1,7 @@
 """The generation file of a store: a header, and one int64 per row. Control writes the numbers, everybody maps them.
 
+But for one case: a local client makes rows odd that it was let claim (:mod:`tdserve.store.claims`).
+
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
 zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations. What the numbers mean
 is the business of :mod:`tdserve.replay.ring`.
@@ -86,7 +88,7 @@ class Generations:
         Args:
             path: The file.
             uid: Incarnation of the store that the caller means.
-            writable: Only the control process writes.
+            writable: Only the control process writes, and a local client that claims rows.
 
         Raises:
             CorruptDataError: The file is missing, truncated, or belongs to another store.
