@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tdserve.errors import SelectionError
+from tdserve.replay.claims import Claims
 from tdserve.replay.columns import Columns, MakeColumn, in_memory
 from tdserve.replay.drawing import Drawing
 from tdserve.replay.limiter import Counts
 from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.plans import no_rows
-from tdserve.replay.ring import Ring
+from tdserve.replay.ring import Reservation, Ring
 from tdserve.replay.settings import Settings
 from tdserve.replay.staleness import UNKNOWN, Staleness
 from tdserve.replay.trajectories import Trajectories
@@ -39,6 +40,7 @@ class Holdings:
         columns: What is known of each row.
         views: Which rows a sample may draw.
         is_closed: Whether no more rows are taken in.
+        claims: Of the writer that takes rows by itself; None when nobody does.
 
     Raises:
         InvalidRequestError: The capacity is below 1, or the settings would never let anything through.
@@ -92,6 +94,7 @@ class Holdings:
         self.settings = settings
         self.ring = ring
         self.columns = Columns(ring.capacity, make_column)
+        self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))
@@ -168,6 +171,7 @@ class Holdings:
         Raises:
             SelectionError: A row is not live. Nothing was changed.
         """
+        self.take_back_claims()
         self.check_live(rows)
         self.ring.hold(rows)
         self.views.suspend(rows)
@@ -186,8 +190,24 @@ class Holdings:
 
     def remove(self, rows: Rows) -> None:
         """Takes live rows, each named once, out of the table; the next writers get them."""
+        if self.claims is not None:
+            self.claims.take_back()
+            rows = rows[self._live.contains(rows)]  # others were claimed in this moment
         self._leave(rows)
         self.ring.free(rows)
+
+    def take_back_claims(self) -> None:
+        """From here on nobody takes rows by himself: before generations are changed, or the rules of who may write."""
+        if self.claims is not None:
+            self.claims.take_back()
+
+    def claim(self, num_rows: int) -> Reservation:
+        """As :meth:`Ring.claim`. The rows are out of every sample from now on."""
+        rows = self.ring.next_rows(num_rows)
+        reservation = self.ring.claim(rows, self._live.contains(rows))
+        if len(reservation.evicted):
+            self._leave(reservation.evicted)
+        return reservation
 
     def discard(self, max_lag: int) -> int:
         """Takes rows out of the table that are more versions of its policy old, but for those that somebody holds on

@@ -1,4 +1,5 @@
-"""Which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of generations.
+"""Which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of generations,
+but for rows that a local writer claims by itself.
 
 A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
 silent, or a *hole*: given up half written, invisible, first in line for the next writer. Only the reservations kept
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.replay.live_rows import Rows
@@ -187,6 +189,47 @@ class Ring:
         self._generations[rows] = before + 1
         self._num_live -= len(evicted)
         return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
+
+    def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
+        """How many rows from the cursor on, up to ``num_rows``, a writer may take by itself, one after the other.
+
+        None where there are holes, which are filled first; those before a row that somebody holds.
+
+        Args:
+            num_promised: So many it may take already, and may just be taking.
+        """
+        num_rows = min(num_rows, self.capacity)
+        if num_rows <= num_promised or self._num_holes:
+            return num_promised
+        is_held = self._generations[self.next_rows(num_rows)[num_promised:]] & 1
+        return num_promised + int(np.argmax(is_held)) if np.count_nonzero(is_held) else num_rows
+
+    def next_rows(self, num_rows: int) -> Rows:
+        """The rows at the cursor, whatever they are."""
+        return np.arange(self.cursor, self.cursor + num_rows) % self.capacity
+
+    def claim(self, rows: Rows, is_live: NDArray[np.bool_]) -> Reservation:
+        """The next rows, which were claimable, are a writer's: it has taken them by itself.
+
+        Args:
+            rows: From :meth:`next_rows`.
+            is_live: Which of them are, as far as this process knows: the writer may have made them odd already.
+        """
+        self._generations[rows] |= 1
+        evicted = rows[is_live]
+        self._num_live -= len(evicted)
+        self.cursor = (self.cursor + len(rows)) % self.capacity
+        return self._register(rows, evicted)
+
+    def resume(self, reservation: Reservation) -> None:
+        """Opens rows again that were held back since a restart: they were filled before it.
+
+        Raises:
+            WrongStateError: The reservation is not quarantined. Nothing was changed.
+        """
+        if self._quarantined.pop(reservation.num, None) is not reservation:
+            raise WrongStateError(state="not quarantined", event=f"resuming reservation {reservation.num}")
+        self._open[reservation.num] = reservation
 
     def commit(self, reservation: Reservation) -> Rows:
         """Makes the rows live, all of them at once to anyone who asks this object.

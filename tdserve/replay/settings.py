@@ -72,6 +72,16 @@ class Settings:
             raise InvalidRequestError(argument="limiter", reason=reason)
 
     @property
+    def is_plain_ring(self) -> bool:
+        """Whether all that is to be decided of rows that come is that they are the next: no writer waits, the oldest
+        go, and nothing is asked of their content, their order or who made them."""
+        return (
+            isinstance(self.limiter, MinSize)
+            and isinstance(self.remover, Fifo)
+            and not (self.rule_keys or isinstance(self.sampler, Slices) or self.max_times_sampled or self.policy)
+        )
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that a table with these settings keeps, sorted."""
         names = set(self.sampler.columns)

@@ -34,6 +34,7 @@ class Table(Holdings):
             CapacityError: ``num_rows`` is above the capacity.
             WrongStateError: The table was closed.
         """
+        self.take_back_claims()
         if self.is_closed:
             raise WrongStateError(state=f"{self.name!r} is closed", event="an extend")
         if num_rows <= self.ring.capacity:
@@ -95,6 +96,12 @@ class Table(Holdings):
     def release(self, reservation: Reservation) -> None:
         """As :meth:`Ring.release`."""
         self.ring.release(reservation)
+
+    def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
+        """As :meth:`Ring.num_claimable`; none where more is to be decided of rows than which are next."""
+        if self.is_closed or not self.settings.is_plain_ring:
+            return num_promised
+        return self.ring.num_claimable(min(num_rows, self.ring.capacity // 2), num_promised=num_promised)
 
     # ------------------------------------------------------------ reading
 
@@ -237,6 +244,7 @@ class Table(Holdings):
         Raises:
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
+        self.take_back_claims()
         rows = np.unique(rows)
         self.check_live(rows)
         self.remove(rows)
@@ -244,6 +252,7 @@ class Table(Holdings):
 
     def clear(self) -> int:
         """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
+        self.take_back_claims()
         rows = self._live.rows()
         self.remove(rows)
         self._cleared = (self.ring.inserts, self._samples)
@@ -251,6 +260,7 @@ class Table(Holdings):
 
     def close(self) -> None:
         """Takes no more rows in; those that are here can still be taken."""
+        self.take_back_claims()
         self.is_closed = True
 
     def set_limiter(self, limiter: Limiter) -> None:
@@ -261,6 +271,7 @@ class Table(Holdings):
         """
         settings = self.settings.with_limiter(limiter)
         settings.check(self.ring.capacity)
+        self.take_back_claims()
         self.settings = settings
         self._changed_settings = settings.to_json()
 
