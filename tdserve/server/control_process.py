@@ -23,6 +23,7 @@ from tdserve.server.adoption import Adoption
 from tdserve.server.alterations import Alterations
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
+from tdserve.server.claims import Claiming
 from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
 from tdserve.server.departures import Departures
@@ -86,12 +87,14 @@ class ControlProcess:
         self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         rule_keys = RuleKeys()
         self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
+        self._claiming = Claiming(self._stores, answers)
         replays = Replays(
             self._stores,
             answers,
             samples=self._samples,
             rule_keys=rule_keys,
             values_worker=values_worker,
+            claiming=self._claiming,
             traffic=self._traffic,
         )
         publishing = Publishing(self._stores, answers, traffic=self._traffic)
@@ -144,6 +147,7 @@ class ControlProcess:
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
         self._publishing.restore()
+        self._claiming.restore()
         self._departures.tidy()
         for client_id in self._answers.clients():
             self._forget_later(client_id)
@@ -203,6 +207,7 @@ class ControlProcess:
         self._groups.on_session_ended(session.number)
         self._relays.on_session_ended(session.number)
         await self._sessions.close(session)
+        self._claiming.on_session_ended(session)
         self._relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
         if session.invitation is not None:
             self._departures.watch(session.invitation.lock_name, _is_gone)
@@ -238,6 +243,8 @@ class ControlProcess:
         """A request or its cancellation, whichever way it came; ``run`` serves it."""
         if message.HasField("cancel"):
             session.cancel(message.cancel.cancelled)
+        elif message.HasField("claimed"):
+            self._claiming.on_claimed(session, message.claimed)
         elif message.HasField("group_notice"):
             self._groups.on_notice(session, message.group_notice)
         elif message.HasField("relay_report"):

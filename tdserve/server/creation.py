@@ -95,7 +95,7 @@ class Creation:
             StoreNotFoundError: There is none.
         """
         entry = self._stores.get(name)
-        table = entry.table
+        table = None if entry.table is None else entry.replay_table()
         if entry.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
             raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
         await self.delete(name)

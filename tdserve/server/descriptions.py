@@ -41,14 +41,15 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         description.spec.CopyFrom(stores.message_of(spec))
     if entry.table is not None:
         describe_policy(stores, entry, description)
-        description.num_rows = len(entry.table)
-        description.inserts = entry.table.ring.inserts
-        description.samples = entry.table.counts.samples
-        description.reserved_rows = entry.table.ring.num_reserved
-        description.num_leased = entry.table.views.leases.num_leased
-        description.is_closed = entry.table.is_closed
-        description.settings = entry.table.settings.to_json()
-        description.min_size = getattr(entry.table.settings.limiter, "min_size", 0)
+        table = entry.replay_table()
+        description.num_rows = len(table)
+        description.inserts = table.ring.inserts
+        description.samples = table.counts.samples
+        description.reserved_rows = table.ring.num_reserved
+        description.num_leased = table.views.leases.num_leased
+        description.is_closed = table.is_closed
+        description.settings = table.settings.to_json()
+        description.min_size = getattr(table.settings.limiter, "min_size", 0)
     if entry.versions is not None:
         for version in entry.versions.kept:
             description.versions.add(

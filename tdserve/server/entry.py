@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from tdserve.catalog import StoreRecord, why_read_only
 from tdserve.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
+from tdserve.replay.ring import Reservation
 from tdserve.replay.table import Table
+from tdserve.server.claim_records import ClaimRecord
 from tdserve.server.lost import LostRows
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
@@ -42,6 +44,7 @@ class Entry:
         known_groups: Those of which all rows are known.
         lost: Rows that report DATA_LOSS.
         writes: Rows that are being overwritten now, one array per write.
+        unfilled: Rows that were claimed before a restart and not committed, by who may have filled them.
     """
 
     record: StoreRecord
@@ -58,6 +61,7 @@ class Entry:
     known_groups: set[Path] = field(default_factory=set)
     lost: LostRows = field(default_factory=LostRows)
     writes: list[NDArray[np.int64]] = field(default_factory=list)
+    unfilled: list[tuple[ClaimRecord, list[Reservation]]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -65,9 +69,11 @@ class Entry:
         return self.record.name
 
     def replay_table(self) -> Table:
-        """The rules of a replay. Raises WrongStateError for another kind of store."""
+        """The rules of a replay, which know all that its writers have done. Raises WrongStateError for another kind."""
         if self.table is None:
             raise self.wrong_kind("replay")
+        if self.table.claims is not None:
+            self.table.claims.catch_up()
         return self.table
 
     def weight_versions(self) -> Versions:

@@ -14,7 +14,9 @@ from tdserve.control.status import decode_failure
 from tdserve.errors import NotSupportedError, PeerLostError
 from tdserve.ids import new_uid
 from tdserve.machine import pid_namespace
+from tdserve.replay.claims import Claims
 from tdserve.server.eager import Turn
+from tdserve.store.claims import ClaimFile
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
@@ -64,6 +66,10 @@ class LocalClient:
         lock_name: File that it holds; "" when it only reads.
         is_gone: Whether the holder of that file can write no more.
         sessions_folder: Where that file is.
+
+    Attributes:
+        claims: Rows that it takes by itself, by the store's incarnation.
+        claim_files: Where it says what it has taken, likewise.
     """
 
     def __init__(
@@ -82,6 +88,8 @@ class LocalClient:
         self._is_gone = is_gone
         self._writing: dict[int, asyncio.Future[control_pb2.Written] | Turn[control_pb2.Written]] = {}
         self._is_lost = False
+        self.claims: dict[str, Claims] = {}
+        self.claim_files: dict[str, ClaimFile] = {}
         self.lacks_values = attach.lacks_values or not attach.reads_bundles
         self.lock_name = lock_name
 
@@ -157,6 +165,11 @@ class LocalClient:
     def may_still_write(self, request: int) -> bool:
         """Whether the client is writing, and is not proved gone."""
         return self.is_writing(request) and bool(self.lock_name) and not self._is_gone(self.lock_name)
+
+    def take_back_claims(self) -> None:
+        """What it has filled by itself is committed, and it claims no more."""
+        for claims in list(self.claims.values()):
+            claims.take_back()
 
     def lose(self) -> None:
         """The session has ended: whoever waits for the client is told. Idempotent."""

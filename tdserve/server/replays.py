@@ -17,10 +17,11 @@ from tdserve.row_numbers import encode_rows, spread
 from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers
 from tdserve.server.arrivals import arriving
+from tdserve.server.claims import Claiming
+from tdserve.server.commits import commit_rows
 from tdserve.server.entry import Entry
 from tdserve.server.local_client import LocalClient
 from tdserve.server.policies import MadeBy
-from tdserve.server.redo import Redo
 from tdserve.server.reserved import ReservedRows
 from tdserve.server.rule_keys import RuleKeys, group_column
 from tdserve.server.samples import Samples, older_store
@@ -30,6 +31,7 @@ from tdserve.server.stores import Stores
 from tdserve.server.traffic import Traffic
 from tdserve.server.workers import DataWorker
 from tdserve.spec.tree import Path
+from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 
@@ -42,6 +44,7 @@ class Replays:
         samples: Sends rows.
         rule_keys: Finds what rules look at.
         values_worker: The one worker that writes non-tensor values.
+        claiming: Lets local writers claim rows.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Replays:
         samples: Samples,
         rule_keys: RuleKeys,
         values_worker: DataWorker,
+        claiming: Claiming,
         traffic: Traffic,
     ) -> None:
         self._stores = stores
@@ -59,6 +63,7 @@ class Replays:
         self._samples = samples
         self._rule_keys = rule_keys
         self._values_worker = values_worker
+        self._claiming = claiming
         self._traffic = traffic
         self._staging = StagingNames("extend-")
 
@@ -72,6 +77,8 @@ class Replays:
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
         table = entry.replay_table()
+        if (answered := self._answers.seen(session.client_id, request)) is not None:
+            return control_pb2.Done.FromString(answered)  # the client had claimed and filled rows, as was seen just now
         if asked.content.fingerprint != entry.spec_of_row().fingerprint:
             raise older_store(entry)
         coming = arriving(entry, session.client_id, asked)
@@ -94,10 +101,13 @@ class Replays:
             while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
                 ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
                 arrival.groups[group_column(lacking[0])] = ids
-            return self._commit(session, request, entry, reservation, made_by.settle(arrival))
+            done = self._commit(session, request, entry, reservation, made_by.settle(arrival))
         except BaseException:
             self._give_up(session, request, entry, reservation)
             raise
+        if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
+            done.claim.CopyFrom(claim)
+        return done
 
     async def read(
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
@@ -211,6 +221,26 @@ class Replays:
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
         return accepted
 
+    def _commit(
+        self, session: ClientSession, request: int, entry: Entry, reservation: Reservation, arrival: Arrival
+    ) -> control_pb2.Done:
+        local = session.local
+
+        def forget(txn: Transaction) -> None:
+            if local is not None:
+                txn.delete("pending", _record(entry, local, reservation).key)
+
+        return commit_rows(
+            self._stores,
+            self._answers,
+            entry,
+            reservation,
+            arrival,
+            client_id=session.client_id,
+            request=request,
+            also=forget,
+        )
+
     def _give_up(self, session: ClientSession, request: int, entry: Entry, reservation: Reservation) -> None:
         """Frees rows that were not filled, once nobody can write them any more.
 
@@ -224,26 +254,6 @@ class Replays:
         if local is not None:
             self._stores.db.delete("pending", _record(entry, local, reservation).key)
         entry.changed.wake()
-
-    def _commit(
-        self, session: ClientSession, request: int, entry: Entry, reservation: Reservation, arrival: Arrival
-    ) -> control_pb2.Done:
-        """The record goes first, then the generations: a crash between the two is repaired from the record."""
-        entry.check_present()
-        table = entry.replay_table()
-        table.arrive(reservation, arrival)
-        done = control_pb2.Done(indices=reservation.encoded)
-        redo = Redo.of(entry, reservation.rows, encoded=reservation.encoded)
-        state = entry.table_state()
-        state["inserts"] += len(reservation)
-        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
-            redo.save(txn)
-            if session.local is not None:
-                txn.delete("pending", _record(entry, session.local, reservation).key)
-            self._stores.save_state(entry, txn, state)
-        table.commit(reservation, arrival)
-        entry.changed.wake()
-        return done
 
 
 def _record(entry: Entry, local: LocalClient, reservation: Reservation) -> ReservedRows:

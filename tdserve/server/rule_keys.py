@@ -7,7 +7,9 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.deadline import Deadline
 from tdserve.errors import KeyNotFoundError, NotSupportedError
+from tdserve.replay.table import Table
 from tdserve.row_numbers import encode_rows
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
@@ -16,6 +18,9 @@ from tdserve.v1 import worker_pb2
 from tdserve.value_columns import decode_block
 
 _ID_BYTES = 8
+
+CLAIMS_TIMEOUT_S = 30.0
+"""Rows that were claimed are filled within the time of a copy; of a writer that is stopped the session ends."""
 
 
 class RuleKeys:
@@ -39,7 +44,7 @@ class RuleKeys:
         return column
 
     async def _look_at_rows(self, entry: Entry, path: Path, session: ClientSession) -> None:
-        table = entry.replay_table()
+        table = await _without_claims(entry, session)
         entry.group_keys.append(path)  # rows that are committed from here on bring it themselves
         rows = table.ring.live_rows()  # also those that may come back because a sample fails
         before = entry.generation_values()[rows]
@@ -67,6 +72,20 @@ class RuleKeys:
         order.read_columns.keys.add(parts=path)
         worked = await session.worker.order(order)
         return worked.columns[0]
+
+
+async def _without_claims(entry: Entry, session: ClientSession) -> Table:
+    """The table, once nobody fills rows by himself: such rows would not bring what they are grouped by."""
+    deadline = Deadline.after(CLAIMS_TIMEOUT_S)
+    while (table := entry.replay_table()).claims is not None:
+        table.take_back_claims()
+        await session.wait(
+            entry.changed,
+            lambda: True if entry.replay_table().claims is None else None,
+            deadline,
+            lambda: f"a writer that is filling rows of {entry.name!r}",
+        )
+    return table
 
 
 def _ids_of_values(content: bytes, path: Path, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -234,6 +234,8 @@ class ClientSession:
         """
         for task in list(self._waiting):
             task.cancel()
+        if self.local is not None:
+            self.local.take_back_claims()
         deadline = Deadline.after(timeout_s)
         self._move_to_tasks()
         while self._tasks and not deadline.expired:  # others may begin meanwhile, such as to hand on an entry

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path as FilePath
 
 from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, matches
@@ -21,6 +22,7 @@ from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError,
 from tdserve.ids import check_store_name, new_uid
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
+from tdserve.server.claim_records import unfilled_claims
 from tdserve.server.departures import Departures
 from tdserve.server.entry import Entry
 from tdserve.server.redo import Redo
@@ -218,6 +220,8 @@ class Stores:
 
     async def delete(self, entry: Entry) -> None:
         """Removes a store; readers under way end with what they have mapped."""
+        if entry.table is not None:
+            entry.table.take_back_claims()
         self._entries.pop(entry.name, None)
         if entry.generations is not None:
             entry.generations.mark_deleted()
@@ -337,12 +341,13 @@ class Stores:
             return entry
         stored = stored_spec(record, spec)
         reserved = self.unfinished.reserved(record.uid)
+        claimed = unfilled_claims(self.db, folder, record, generations.values)
         table = Table.restore(
             record.name,
             generations.values[:-1],
             Settings.from_json((state or {}).get("settings", record.settings)),
             state or {},
-            now_reserved=[rows.rows for rows in reserved],
+            now_reserved=[*(rows.rows for rows in reserved), *(rows for _, several in claimed for rows in several)],
             held=self.unfinished.overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
@@ -350,7 +355,8 @@ class Stores:
         entry = Entry(record, stored, folder, row_spec=spec, generations=generations, table=table)
         entry.group_keys.extend(tuple(path) for path in (state or {}).get("group_keys", ()))
         entry.known_groups.update(entry.group_keys)
-        self.unfinished.restore(entry, reserved)
+        left = iter(self.unfinished.restore(entry, reserved))
+        entry.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
         return entry
 
     def _remove(self, record: StoreRecord) -> None:

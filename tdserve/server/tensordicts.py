@@ -374,10 +374,12 @@ def _check_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
         raise InvalidRequestError(argument="key", reason=reason)
     rows = from_message(asked.selection).rows(entry.spec.batch_size)
     generations = generations_of(asked.generations, len(rows))
+    table = entry.replay_table()
+    table.take_back_claims()  # before the write is on record: from here on these rows stay what they are
     if generations is None:
-        entry.replay_table().check_live(rows)
+        table.check_live(rows)
     else:
-        entry.replay_table().check_same(rows, generations)
+        table.check_same(rows, generations)
 
 
 def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.replay.ring import Reservation
+from tdserve.server.claim_records import ClaimRecord
 from tdserve.server.departures import Departures
 from tdserve.server.entry import Entry
 from tdserve.server.journal import JOURNAL, Journal
@@ -66,8 +67,8 @@ class Unfinished:
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
-    def restore(self, entry: Entry, reserved: Sequence[ReservedRows] = ()) -> None:
-        """Takes up again, after a restart, what waits.
+    def restore(self, entry: Entry, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
+        """Takes up again, after a restart, what waits; returns what its table has quarantined beside that.
 
         Args:
             entry: The store, just opened.
@@ -75,12 +76,14 @@ class Unfinished:
         """
         self._restore_lost(entry)
         quarantined = entry.table.ring.quarantined if entry.table is not None else ()
-        for rows, reservation in zip(reserved, quarantined, strict=True):
+        for rows, reservation in zip(reserved, quarantined, strict=False):
             self._departures.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
+        return quarantined[len(reserved) :]
 
     def forget(self, uid: str, txn: Transaction) -> None:
         """The store is deleted."""
-        for key in (*ReservedRows.records_of(self._db, uid), *Overwrite.records_of(self._db, uid)):
+        claims = ClaimRecord.records_of(self._db, uid)
+        for key in (*claims, *ReservedRows.records_of(self._db, uid), *Overwrite.records_of(self._db, uid)):
             txn.delete("pending", key)
 
     def _restore_lost(self, entry: Entry) -> None:

@@ -24,9 +24,14 @@ class _Waiter(Generic[_State]):
 
 
 class Waiters:
-    """Who waits for one thing (a store, its rows, its newest version) to change."""
+    """Who waits for one thing (a store, its rows, its newest version) to change.
+
+    Attributes:
+        on_wait: Called when somebody begins to wait, who looks once more afterwards.
+    """
 
     def __init__(self) -> None:
+        self.on_wait: Callable[[], None] | None = None
         self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # of each line who stands in it, in order
         self._is_looking = False
         self._deleted_name: str | None = None
@@ -95,6 +100,9 @@ class Waiters:
         waiter: _Waiter[_State] = _Waiter(look, loop.create_future())
         own = object() if line is None else line
         self._lines.setdefault(own, {})[waiter] = None
+        if self.on_wait is not None:
+            self.on_wait()
+            self.wake()
         remaining_s = deadline.remaining_s
         timer = None if remaining_s is None else loop.call_later(remaining_s, self._expire, waiter)
         try:

@@ -24,6 +24,7 @@ from tdserve.server.adoption import Adoption
 from tdserve.server.alterations import Alterations
 from tdserve.server.answers import Answers
 from tdserve.server.changes import Changes
+from tdserve.server.claims import Claiming
 from tdserve.server.creation import Creation
 from tdserve.server.departures import Departures
 from tdserve.server.entry import Entry
@@ -128,6 +129,7 @@ class World:
             samples=self.samples,
             rule_keys=rule_keys,
             values_worker=self.worker,
+            claiming=Claiming(self.stores, self.answers),
             traffic=self.traffic,
         )
         self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic)
