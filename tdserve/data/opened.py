@@ -61,6 +61,7 @@ class OpenStore:
     read_only: str = ""
     structure: int = 0
     _objects: tuple[int, Objects] | None = None
+    _writable_generations: NDArray[np.int64] | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -93,6 +94,18 @@ class OpenStore:
         """Raises ReadOnlyError unless the store may be written."""
         if self.read_only:
             raise ReadOnlyError(store=self.name, reason=self.read_only)
+
+    def writable_generations(self) -> NDArray[np.int64]:
+        """The rows' generations, mapped once more: for who takes rows by himself.
+
+        Raises:
+            InvalidRequestError, CorruptDataError: This process may not write them, or they are gone.
+        """
+        opened = self._writable_generations
+        if opened is None:
+            path = self.folder / GENERATION_FILE
+            opened = self._writable_generations = Generations.open(path, uid=self.uid, writable=True).values
+        return opened
 
     def leaves_of(self, layout: Layout) -> list[torch.Tensor]:
         """The mapped tensors in the order of a layout's slots."""

@@ -112,6 +112,26 @@ def write(
             say("error", type(error).__name__, error.retryable, error)
 
 
+def claim(
+    say: Say, address: str, name: str, num_extends: int, *, at: int = -1, signal_number: int = signal.SIGKILL
+) -> None:
+    """Extends of the numbers from 1 on, the first few asked for and the others claimed; the last struck or not."""
+    with tdserve.connect(address, transport="shm", timeout_s=TIMEOUT_S) as client:
+        replay = client.replay(name)
+        for number in range(1, num_extends):
+            say("wrote", number, *replay.extend(rows(number)).tolist())
+        say("claims", is_claiming(replay))
+        if at >= 0:
+            strike_in_place(at, signal_number)
+        say("wrote", num_extends, *replay.extend(rows(num_extends)).tolist())
+        signal.pause()
+
+
+def is_claiming(replay: Any) -> bool:
+    """Whether a handle takes rows by itself."""
+    return replay._joining._claimer._claim is not None
+
+
 def leave_root(say: Say, address: str, root: str) -> None:
     """Says how it is connected where it cannot see the server's files, or sees others in their place."""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tdserve.client import outgoing as _outgoing
+from tdserve.client.local import claims as _claims
 from tdserve.client.local import reads as local_reads
 from tdserve.data import opened as _opened
 from tdserve.store.versions import VersionFile
@@ -21,6 +22,7 @@ from tdserve.transport import ends
 BEHIND = 3
 """Where a strike comes when all leaves of a row were touched."""
 
+claims: Any = _claims
 outgoing: Any = _outgoing
 opened: Any = _opened
 versions: Any = VersionFile
@@ -83,11 +85,17 @@ class _WatchedLeaves:
 def strike_in_place(at: int, number: int) -> None:
     """Strikes when the content of the next writes is put in place, once."""
     put_rows, put_selection, put_version = outgoing.put_rows, outgoing.put_selection, outgoing.put_version
+    fill_rows = claims.fill_rows
     create, seal = versions.create, versions.seal
     struck = Struck(at, number)
 
     def watching_rows(store: Any, *arguments: Any, **named: Any) -> Any:
         written = put_rows(struck.watched(store), *arguments, **named)
+        struck.touch()
+        return written
+
+    def watching_claimed_rows(store: Any, *arguments: Any, **named: Any) -> Any:
+        written = fill_rows(struck.watched(store), *arguments, **named)
         struck.touch()
         return written
 
@@ -110,6 +118,7 @@ def strike_in_place(at: int, number: int) -> None:
         seal(file)
 
     outgoing.put_rows = watching_rows
+    claims.fill_rows = watching_claimed_rows
     outgoing.put_selection = watching_selection
     outgoing.put_version = watching_version
     versions.create = creating

@@ -8,6 +8,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path as FilePath
 from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import Protocol
+from weakref import WeakSet
 
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import OpenStore, OpenStores
@@ -23,6 +26,13 @@ from tdserve.value_columns import Buffer
 
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent along faster than they are written to a file and read again."""
+
+
+class Filling(Protocol):
+    """Who writes into rows in threads of the user's."""
+
+    def close(self) -> None:
+        """Waits until nothing is being written; nothing will be from then on."""
 
 
 class LocalEnd:
@@ -44,6 +54,9 @@ class LocalEnd:
         self._spool = spool
         self._socket: SocketEnd | None = None
         self._stores = OpenStores(writes_values=False, is_read_only=self.is_read_only)
+        self._claims: WeakSet[Filling] = WeakSet()
+        self._claims_lock = Lock()
+        self._is_over = False
         self._welcomed: SimpleQueue[bool] = SimpleQueue()
         _ends.add(self)
 
@@ -151,6 +164,17 @@ class LocalEnd:
         if self._spool is not None:
             self._spool.free(*spooled)
 
+    def keep(self, claim: Filling) -> None:
+        """Takes note of who fills rows by himself: the session is not over before he is closed.
+
+        Raises:
+            ConnectError: It is over.
+        """
+        with self._claims_lock:
+            if self._is_over:
+                raise ConnectError(address=str(self.root), reason="the session is over")
+            self._claims.add(claim)
+
     def check_writable(self, what: str) -> None:
         """Raises NotSupportedError where this process may only read."""
         if self.is_read_only:
@@ -179,6 +203,10 @@ class LocalEnd:
                 on_message(message)
 
         def on_end() -> None:
+            with self._claims_lock:
+                self._is_over, claims = True, list(self._claims)
+            for claim in claims:
+                claim.close()
             # Nothing more is written by this session: from here on its rows may go to others.
             if self._spool is not None:
                 self._spool.close()

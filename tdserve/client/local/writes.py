@@ -32,12 +32,24 @@ def put_rows(
     *,
     look: Callable[[], None] = lambda: None,
 ) -> control_pb2.Written:
-    """Fills reserved rows; leaves that the content lacks become zero.
+    """Fills the rows that the server has reserved. Arguments as of ``fill_rows``."""
+    places = Places.of(accepted.rows)
+    num_rows = fill_rows(store, places, captured, look=look)
+    everywhere = places.part(0, num_rows)
+    columns = [store.table(tuple(key.parts))[everywhere].tobytes() for key in accepted.columns]
+    return control_pb2.Written(columns=columns)
+
+
+def fill_rows(
+    store: OpenStore, places: Places, captured: Sequence[Captured], *, look: Callable[[], None] = lambda: None
+) -> int:
+    """Fills rows; leaves that the content lacks become zero. Returns how many rows it has filled.
 
     Args:
+        places: Where they are.
+        captured: Their content, one after the other.
         look: Called after every long copy, for what should not wait for all of them.
     """
-    places = _Places(accepted.rows)
     first = 0
     for each in captured:
         num_rows = each.spec.batch_size[0]
@@ -50,15 +62,14 @@ def put_rows(
             if content.nbytes >= LONG_COPY_BYTES:
                 look()
         first += num_rows
-    everywhere = places.part(0, first)
     if len(captured[0].spec.tensors) < len(store.leaves):
+        everywhere = places.part(0, first)
         for path in store.leaves.keys() - dict(captured[0].spec.tensors).keys():
             store.table(path)[everywhere] = 0  # what a row before had there is nobody's business
-    columns = [store.table(tuple(key.parts))[everywhere].tobytes() for key in accepted.columns]
-    return control_pb2.Written(columns=columns)
+    return first
 
 
-def _put_read(store: OpenStore, places: _Places, first: int, captured: Captured, look: Callable[[], None]) -> None:
+def _put_read(store: OpenStore, places: Places, first: int, captured: Captured, look: Callable[[], None]) -> None:
     """Fills rows from number ``first`` on with leaves that are read from a file, a few at a time."""
     for path, tensor in captured.tensors.items():
         table = store.table(path)
@@ -75,17 +86,28 @@ def _put_read(store: OpenStore, places: _Places, first: int, captured: Captured,
             look()
 
 
-class _Places:
-    """Where rows go, as an index: a slice where they follow one another, which is copied as one piece."""
+class Places:
+    """Where rows go, as an index: a slice where they follow one another, which is copied as one piece.
 
-    def __init__(self, encoded: bytes) -> None:
-        self._run = run_of(encoded)
-        self._rows = decode_rows(encoded) if self._run is None else None
+    Args:
+        run: The first of rows that follow one another.
+        rows: Their numbers, where they do not.
+    """
+
+    def __init__(self, run: int = 0, rows: NDArray[np.int64] | None = None) -> None:
+        self._run = run
+        self._rows = rows
+
+    @classmethod
+    def of(cls, encoded: bytes) -> Places:
+        """Of rows as messages carry them."""
+        run = run_of(encoded)
+        return cls(rows=decode_rows(encoded)) if run is None else cls(run[0])
 
     def part(self, first: int, num_rows: int) -> slice | NDArray[np.int64]:
         """The index of ``num_rows`` of them."""
         if self._rows is None:
-            start = (self._run or (0, 0))[0] + first
+            start = self._run + first
             return slice(start, start + num_rows)
         rows = self._rows[first : first + num_rows]
         return slice(int(rows[0]), int(rows[0]) + num_rows) if num_rows and is_run(rows) else rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from tdserve.client.calls import SessionClient
 from tdserve.client.leaves import leaves_of
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
+from tdserve.client.tables.claiming import Claimer, Unsure, Wish
+from tdserve.client.value_blocks import joinable_nbytes
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
 from tdserve.content import write_layout
 from tdserve.deadline import Deadline
@@ -54,6 +57,7 @@ class Part(NamedTuple):
         future: Gets its row numbers.
         is_alone: Whether it shares no request.
         values_nbytes: Of the values.
+        number: Of its request, where it was tried before.
     """
 
     captured: Captured
@@ -63,11 +67,34 @@ class Part(NamedTuple):
     future: Future[torch.Tensor]
     is_alone: bool = False
     values_nbytes: int = 0
+    number: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        captured: Captured,
+        request: control_pb2.ExtendRequest,
+        deadline: Deadline,
+        *,
+        number: int | None = None,
+    ) -> Part:
+        """One that is on its way: its future cannot be cancelled."""
+        what = f"an extend of {request.store!r} by {request.num_rows} rows"
+        nbytes = joinable_nbytes(captured.spec, captured.values)
+        future: Future[torch.Tensor] = Future()
+        future.set_running_or_notify_cancel()
+        return cls(captured, request, deadline, what, future, nbytes is None, nbytes or 0, number)
 
     @property
     def nbytes(self) -> int:
         """Of the tensors and values."""
         return self.captured.spec.nbytes + self.values_nbytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is said of its rows."""
+        said = self.request
+        return not (said.keys or said.priorities or said.ends or said.policy_versions)
 
     def fits(self, other: Part) -> bool:
         """Whether both may share a request."""
@@ -89,11 +116,15 @@ class Joining:
     Args:
         client: Whose requests they are.
         target: The table.
+        settings: Its rules.
         max_rows: Of a joined request; 1 joins nothing.
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
     """
 
-    def __init__(self, client: SessionClient, target: Target, *, max_rows: int, is_ordered: bool = False) -> None:
+    def __init__(
+        self, client: SessionClient, target: Target, settings: Settings, *, max_rows: int, is_ordered: bool = False
+    ) -> None:
+        self._claimer = Claimer(client, target, settings)
         self._client = client
         self._target = target
         self._max_rows = max_rows
@@ -108,7 +139,7 @@ class Joining:
     def of_table(cls, client: SessionClient, target: Target, settings: Settings, capacity: int) -> Joining:
         """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
         max_rows = capacity // 4 if isinstance(settings.limiter, MinSize) else 1
-        return cls(client, target, max_rows=max_rows, is_ordered=isinstance(settings.sampler, Slices))
+        return cls(client, target, settings, max_rows=max_rows, is_ordered=isinstance(settings.sampler, Slices))
 
     @property
     def is_waiting(self) -> bool:
@@ -122,6 +153,9 @@ class Joining:
 
     def submit(self, part: Part) -> None:
         """Sends a part now, or together with others as soon as those before it leave room."""
+        if part.number is not None:
+            self._client.later(partial(self._ask_later, part))
+            return
         with self._lock:
             self._waiting.append(part)
             self._num_waiting_bytes += part.nbytes
@@ -144,7 +178,7 @@ class Joining:
                     self._is_sending = False
 
     def _may_send(self) -> bool:
-        if not self._waiting:
+        if not self._waiting or self._claimer.is_wishing:
             return False
         first = self._waiting[0]
         max_bytes = self._max_bytes(first)
@@ -173,25 +207,63 @@ class Joining:
 
     def send(self, part: Part) -> torch.Tensor:
         """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
-        make_outgoing, make_body = self._recipe([part])
-        return _indices(write(self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what))
+        wish = self._claimer.wish(part.request.num_rows)
+        make_outgoing, make_body = self._recipe([part], wish)
+        done = None
+        try:
+            done = write(
+                self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what, request=part.number
+            )
+        finally:
+            if wish is not None:
+                self._claimer.answer(wish, done)
+                self._advance()  # what has waited for the answer
+        return _indices(done)
+
+    def claim(self, captured: Captured) -> torch.Tensor | Unsure | None:
+        """Writes rows of which nothing is said without asking, as of ``Claimer.extend``; not past those that wait."""
+        return None if self.is_waiting else self._claimer.extend(captured)
+
+    def _claim(self, part: Part) -> bool:
+        """Whether a part needs not be asked for: it is stored, or tried again in another thread."""
+        found = self._claimer.extend(part.captured) if part.is_plain else None
+        if isinstance(found, torch.Tensor):
+            part.future.set_result(found)
+        elif found is not None:
+            self._client.later(partial(self._ask_later, part._replace(number=found.request)))
+        return found is not None
+
+    def _ask_later(self, part: Part) -> None:
+        try:
+            part.future.set_result(self.send(part))
+        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
+            part.future.set_exception(error)
 
     def _send(self, parts: list[Part]) -> None:
-        make_outgoing, make_body = self._recipe(parts)
-        deadline = min((part.deadline for part in parts), key=_end_of)
+        wish: Wish | None = None
         try:
+            while parts and self._claim(parts[0]):
+                del parts[0]
+            if not parts:
+                return
+            wish = self._claimer.wish(parts[0].request.num_rows)
+            make_outgoing, make_body = self._recipe(parts, wish)
+            deadline = min((part.deadline for part in parts), key=_end_of)
             done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=parts[0].what)
-        except TDServeError as error:
-            _fail(parts, error)
-            return
-        except BaseException as fault:  # such as Ctrl-C: others may wait for these parts
+        except BaseException as fault:
+            if wish is not None:
+                self._claimer.answer(wish, None)
+            if isinstance(fault, TDServeError):
+                _fail(parts, fault)
+                return
+            # Such as Ctrl-C: others may wait for these parts.
             _fail(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
-        done.add_done_callback(lambda done: self._settle(done, parts))  # what it closes over would live on
+        done.add_done_callback(lambda done: self._settle(done, parts, wish))  # what it closes over would live on
 
-    def _recipe(self, parts: list[Part]) -> tuple[MakeOutgoing, MakeBody]:
+    def _recipe(self, parts: list[Part], wish: Wish | None) -> tuple[MakeOutgoing, MakeBody]:
         request = parts[0].request if len(parts) == 1 else _joined([part.request for part in parts])
         captured = [part.captured for part in parts]
 
@@ -202,14 +274,18 @@ class Joining:
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
             message.MergeFrom(request)
+            if wish is not None:
+                wish.session, message.wished_claim = session, wish.num_rows
             return {"extend": message}
 
         return make_outgoing, make_body
 
-    def _settle(self, done: Future[control_pb2.Done], parts: list[Part]) -> None:
+    def _settle(self, done: Future[control_pb2.Done], parts: list[Part], wish: Wish | None) -> None:
         with self._lock:
             del self._under_way[done]
         error = done.exception()
+        if wish is not None:
+            self._claimer.answer(wish, done.result() if error is None else None)
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
             # Refused for what they are together, such as more rows than a limiter lets through at once: one by one.
             with self._lock:

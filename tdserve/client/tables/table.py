@@ -25,7 +25,6 @@ from tdserve.client.tables.padding import Pad
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.widening import makes_dense, renewed, widen
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.client.value_blocks import joinable_nbytes
 from tdserve.client.weights.policy_versions import checked_max_lag, say_of_rows
 from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
@@ -138,13 +137,14 @@ class TableHandle(TableRows, ByAddress):
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
             return _done(empty) if return_early else empty
+        is_plain = not keys and priority is None and ends is None and policy_version is None
+        tried = self._joining.claim(captured) if is_plain else None
+        if isinstance(tried, torch.Tensor):
+            return _done(tried) if return_early else tried
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         say_of_rows(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
-        what = f"an extend of {self.name!r} by {num_rows} rows"
-        nbytes = joinable_nbytes(captured.spec, captured.values)
-        part = Part(captured, request, deadline, what, Future(), is_alone=nbytes is None, values_nbytes=nbytes or 0)
-        part.future.set_running_or_notify_cancel()  # it is on its way: it cannot be cancelled
+        part = Part.of(captured, request, deadline, number=tried and tried.request)
         if return_early or self._joining.is_waiting:  # what waits there came first
             self._joining.submit(part)
             return part.future if return_early else part.future.result()

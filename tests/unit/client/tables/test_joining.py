@@ -16,6 +16,7 @@ from tdserve.client.tables.joining import Joining, Part, _joined
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
+from tdserve.replay.settings import Settings
 from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2
 
@@ -168,7 +169,7 @@ def test_joined_when_parts_have_policy_versions_then_every_row_has_its_own() -> 
 
 
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
-    joining = Joining(client, Target("replay", b""), max_rows=100)
+    joining = Joining(client, Target("replay", b""), Settings(), max_rows=100)
     for num_rows in (40, 40, 40):
         joining._waiting.append(part(num_rows))
     assert [each.request.num_rows for each in joining._take_parts()] == [40, 40]
@@ -223,7 +224,7 @@ def test_submit_when_a_value_is_that_of_all_rows_then_each_batch_keeps_its_own(
 
 
 def test_may_send_when_batches_differ_in_size_then_about_as_much_is_enough(client: tdserve.Client) -> None:
-    joining = Joining(client, Target("replay", b""), max_rows=100)
+    joining = Joining(client, Target("replay", b""), Settings(), max_rows=100)
     joining._under_way[Future()] = part(8).nbytes
     for num_rows, may_send in ((5, False), (6, True)):
         joining._waiting = deque([part(num_rows)])

@@ -1,0 +1,120 @@
+"""Rows that a local client takes by itself, fills, and hands over through its claim file: an extend without waiting."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.writes import Places, fill_rows
+from tdserve.data.opened import OpenStore
+from tdserve.errors import TDServeError
+from tdserve.spec.capture import Captured
+from tdserve.spec.tree import Spec
+from tdserve.store.claims import ClaimFile
+from tdserve.v1 import control_pb2
+
+
+class RowClaim:
+    """A claim, from the server's word to its end. Threads: safe, one extend at a time.
+
+    Args:
+        local: The session's end.
+        name: Of the table.
+        stored: Its whole structure.
+        claim: What the server has said.
+
+    Attributes:
+        num_extends: How many it was used for.
+        is_exhausted: Whether it ended because the server had still to take what was claimed before.
+
+    Raises:
+        TDServeError: This process cannot use it: the store is gone or may not be written, or the session is over.
+    """
+
+    def __init__(self, local: LocalEnd, name: str, stored: Spec, claim: control_pb2.Claim) -> None:
+        self._local = local
+        self._uid = claim.uid
+        self._first_row = claim.first_row
+        self._store: OpenStore = local.store(name, claim.uid, stored, structure=claim.structure)
+        self._generations = self._store.writable_generations()
+        self._file = ClaimFile.open(local.root / claim.path)
+        self._capacity = stored.batch_size[0]
+        self._bell = control_pb2.ClientMessage(claimed=control_pb2.Claimed(uid=claim.uid))
+        self._lock = Lock()
+        self._is_over = False
+        self._num_filled = 0
+        self.num_extends = 0
+        self.is_exhausted = False
+        local.keep(self)
+
+    def extend(self, request: int, captured: Captured) -> NDArray[np.int64] | None:
+        """Writes rows, and returns their numbers; None where they must be asked for. The claim is over then.
+
+        Args:
+            request: Number of the request that this is, and that a second try has.
+            captured: Their content.
+
+        Raises:
+            ConnectError: The session is lost. Whether the rows are stored is known to who tries again.
+        """
+        num_rows = captured.spec.batch_size[0]
+        with self._lock:
+            first = self._take(num_rows)
+            if first is None:
+                return None
+            begin = (self._first_row + first) % self._capacity
+            rows = np.arange(begin, begin + num_rows)
+            places = Places(begin)
+            if begin + num_rows > self._capacity:
+                rows %= self._capacity
+                places = Places(rows=rows)
+            try:
+                self._generations[places.part(0, num_rows)] |= 1
+                self._file.fence()  # a long copy may go around the order of stores
+                fill_rows(self._store, places, [captured])
+                is_awaited = self._file.write(request, num_rows)
+            except BaseException:
+                self._abandon()
+                raise
+            self._num_filled += num_rows
+            self.num_extends += 1
+            if is_awaited:
+                self._ring()
+        return rows
+
+    def _ring(self) -> None:
+        """While no other extend can follow: of a lost session only the last may have been stored without an answer."""
+        try:
+            self._local.send(self._bell)
+        except TDServeError:
+            self._is_over = True
+            raise
+
+    def close(self) -> None:
+        """Waits until nothing is being filled; nothing will be from then on."""
+        with self._lock:
+            self._is_over = True
+
+    def _take(self, num_rows: int) -> int | None:
+        """Claims rows; None, and the claim is over, where that cannot be."""
+        if self._is_over:
+            return None
+        first = self._file.claim(num_rows) if self._store.is_current else None
+        if first is not None and first != self._num_filled:  # LOST; or an interrupted call has claimed rows before
+            self._abandon()
+            return None
+        if first is None:
+            self._is_over = True
+            self.is_exhausted = not self._file.is_over
+        return first
+
+    def _abandon(self) -> None:
+        """What was claimed last is not filled, and never will be."""
+        self._is_over = True
+        said = control_pb2.Claimed(uid=self._uid, abandons=True)
+        with suppress(TDServeError):  # the session is over: its end says the same
+            self._local.send(control_pb2.ClientMessage(claimed=said))

@@ -1,0 +1,179 @@
+"""A claim at the client's end; the server's end of its file is here, and its rows are those of a real table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.local import claims as local_claims
+from tdserve.client.local.claims import RowClaim
+from tdserve.client.session import Session
+from tdserve.deadline import Deadline
+from tdserve.errors import ConnectError, StoreNotFoundError
+from tdserve.spec.capture import Captured, capture
+from tdserve.store.claims import FOLDER, ClaimFile
+from tdserve.v1 import control_pb2
+from tests.integration.processes import wait_for
+
+CAPACITY = 8
+
+
+def rows(number: int, num_rows: int) -> TensorDict:
+    """Rows of this number."""
+    return TensorDict({"a": torch.full((num_rows,), number), "b": torch.full((num_rows, 2), number)}, [num_rows])
+
+
+def batch(number: int, num_rows: int = 3) -> Captured:
+    """The same, taken apart."""
+    return capture(rows(number, num_rows))
+
+
+class Table:
+    """A table of eight rows, and what the server would do with its claims."""
+
+    def __init__(self, client: tdserve.Client, name: str) -> None:
+        self.handle: Any = client.create_replay(name, rows(0, 1)[0], CAPACITY)
+        self.session: Session = client.session(Deadline.after(20.0))
+        assert self.session.local is not None
+        self.local = self.session.local
+        self.description = client.describe(name)
+        self.path = f"{self.description.path}/{FOLDER}/here"
+        self.file = ClaimFile.create(self.local.root / self.path)
+
+    def claim(self, first_row: int = 0, num_rows: int = CAPACITY) -> RowClaim:
+        """What the client is let claim."""
+        self.file.begin(num_rows)
+        said = control_pb2.Claim(first_row=first_row, uid=self.description.uid, path=self.path)
+        return RowClaim(self.local, self.handle.name, self.handle._stored, said)
+
+    def written(self) -> list[int]:
+        """What the leaf ``b`` holds, a number per row; they must agree."""
+        store = self.local.store(self.handle.name, self.description.uid, self.handle._stored)
+        leaf = store.leaves[("b",)]
+        assert torch.equal(leaf[:, 0], store.leaves[("a",)])
+        found: list[int] = leaf[:, 0].tolist()
+        return found
+
+    def generations(self) -> list[int]:
+        """Of the rows."""
+        store = self.local.store(self.handle.name, self.description.uid, self.handle._stored)
+        found: list[int] = store.generations.values[:CAPACITY].tolist()
+        return found
+
+
+@pytest.fixture
+def table(local_client: tdserve.Client, name: str) -> Table:
+    return Table(local_client, name)
+
+
+def test_extend_when_rows_may_be_claimed_then_odd_filled_and_on_record_round_the_ring(table: Table) -> None:
+    claim = table.claim(first_row=4)
+    found = [claim.extend(7, batch(1)), claim.extend(8, batch(2))]
+    assert [None if each is None else each.tolist() for each in found] == [[4, 5, 6], [7, 0, 1]]
+    assert table.written() == [2, 2, 0, 0, 1, 1, 1, 2]
+    assert table.generations() == [1, 1, 0, 0, 1, 1, 1, 1], "the server makes them live"
+    assert (table.file.num_claimed, table.file.num_written) == (6, 2)
+    assert [table.file.record(0), table.file.record(1)] == [(7, 3), (8, 3)]
+
+
+def test_extend_when_the_server_has_to_catch_up_first_then_over_and_exhausted(table: Table) -> None:
+    claim = table.claim(num_rows=4)
+    assert claim.extend(1, batch(1)) is not None
+    assert claim.extend(2, batch(1)) is None
+    assert claim.is_exhausted
+    table.file.take(1, 100)
+    assert claim.extend(3, batch(1)) is None, "the server was asked for rows instead, which ends the claim there"
+
+
+def test_extend_when_the_server_has_ended_the_claim_then_over_and_nothing_claimed(table: Table) -> None:
+    claim = table.claim()
+    table.file.end()
+    assert claim.extend(1, batch(1)) is None
+    assert not claim.is_exhausted
+    assert table.file.num_claimed == 0
+
+
+def test_extend_when_the_claim_ends_while_it_claims_then_nothing_is_filled_and_the_server_is_told(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = table.claim()
+    said: list[control_pb2.ClientMessage] = []
+    monkeypatch.setattr(table.local, "send", said.append)
+    monkeypatch.setattr(claim._file, "fence", table.file.end)
+    assert claim.extend(1, batch(1)) is None
+    assert table.written() == [0] * CAPACITY
+    assert [message.claimed.abandons for message in said] == [True]
+
+
+def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_told(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = table.claim()
+    said: list[control_pb2.ClientMessage] = []
+    monkeypatch.setattr(table.local, "send", said.append)
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_claims, "fill_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        claim.extend(1, batch(1))
+    assert (table.file.num_claimed, table.file.num_written) == (3, 0)
+    assert [message.claimed.abandons for message in said] == [True]
+    assert claim.extend(2, batch(2)) is None
+
+
+def test_extend_when_a_call_was_interrupted_between_claim_and_copy_then_abandoned(table: Table) -> None:
+    claim = table.claim()
+    assert claim._file.claim(2) == 0
+    assert claim.extend(1, batch(1)) is None
+    assert table.file.num_written == 0
+
+
+def test_extend_when_the_server_wants_to_be_told_and_is_gone_then_connect_error_and_over(table: Table) -> None:
+    claim = table.claim()
+    table.local.close()
+    with pytest.raises(ConnectError):
+        table.claim()
+    assert claim.extend(1, batch(1)) is None, "closed with the session"
+
+
+def test_extend_when_the_bell_cannot_be_rung_then_the_row_is_on_record_and_nothing_follows(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = table.claim()
+    table.file.ring_at(1)
+
+    def lost(_: object) -> None:
+        raise ConnectError(address="here", reason="lost")
+
+    monkeypatch.setattr(table.local, "send", lost)
+    with pytest.raises(ConnectError):
+        claim.extend(1, batch(1))
+    assert table.file.record(0) == (1, 3)
+    assert claim.extend(2, batch(2)) is None
+
+
+def test_extend_when_the_store_is_deleted_then_over(table: Table, local_client: tdserve.Client) -> None:
+    claim = table.claim()
+    local_client.delete(table.handle.name)
+    assert claim.extend(1, batch(1)) is None
+    with pytest.raises(StoreNotFoundError):
+        table.handle.extend(rows(1, 1))
+
+
+def test_close_when_a_session_ends_then_its_lock_is_held_until_nothing_is_filled(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = table.claim()
+    with claim._lock:  # as while an extend copies
+        table.session._stream.close()
+        table.local._socket._shut_down()  # type: ignore[union-attr]
+        wait_for(lambda: table.local._is_over, "the end of the session")
+        assert table.local._lock is not None
+        assert table.local._lock._fd >= 0
+    wait_for(lambda: table.local._lock._fd < 0, "the release")  # type: ignore[union-attr]
