@@ -9,6 +9,10 @@ class Claims(Protocol):
     """Rows that one writer may claim. Nobody else changes their generations before the claim is taken back."""
 
     @property
+    def num(self) -> int:
+        """Tells it from other claims of this writer."""
+
+    @property
     def is_settled(self) -> bool:
         """Whether it is taken back, and nothing that was claimed is open."""
 

@@ -28,7 +28,8 @@ class ClaimRecord:
 
     Attributes:
         uid: The store's incarnation.
-        lock_name: Held by the writer's process; names its claim file too.
+        lock_name: Held by the writer's process.
+        num: Tells the writer's claims apart.
         client_id: Whose extends they are.
         first_row: Where it began; its rows follow one another round the ring.
         num_filled: Rows that were committed.
@@ -39,6 +40,7 @@ class ClaimRecord:
     uid: str
     lock_name: str
     client_id: bytes
+    num: int
     first_row: int
     num_allowed: int
     num_filled: int = 0
@@ -47,7 +49,12 @@ class ClaimRecord:
     @property
     def key(self) -> bytes:
         """Of the record."""
-        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=0)
+        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
+
+    @property
+    def file_name(self) -> str:
+        """Of the claim file, in its folder: each claim has one, so that who still has an old one does no harm."""
+        return f"{self.lock_name}.{self.num}"
 
     def save(self, target: CatalogDB | Transaction) -> None:
         """Writes it down: before the writer may claim what it allows, with what it says was filled."""
@@ -63,9 +70,9 @@ class ClaimRecord:
     def load(cls, db: CatalogDB, uid: str) -> list[ClaimRecord]:
         """All on record of one store."""
         found = []
-        for lock_name, _, content in writer_records.load(db, _KIND, uid):
+        for lock_name, num, content in writer_records.load(db, _KIND, uid):
             first_row, num_allowed, num_filled, num_taken, client_id = _NUMBERS.unpack(content)
-            found.append(cls(uid, lock_name, client_id, first_row, num_allowed, num_filled, num_taken))
+            found.append(cls(uid, lock_name, client_id, num, first_row, num_allowed, num_filled, num_taken))
         return found
 
     @classmethod
@@ -101,11 +108,11 @@ def unfilled_claims(
     for record in ClaimRecord.load(db, store.uid):
         file = None
         with suppress(TDServeError):
-            file = ClaimFile.open(folder / FOLDER / record.lock_name)
+            file = ClaimFile.open(folder / FOLDER / record.file_name)
             file.end()
         several = record.unfilled(file, store.capacity)
         for rows in several:
             generations[rows] |= 1
         found.append((record, several))
-    remove_others(folder / FOLDER, {record.lock_name for record, _ in found})
+    remove_others(folder / FOLDER, {record.file_name for record, _ in found})
     return found

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tdserve.errors import RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
 from tdserve.replay.plans import PLAIN_ARRIVAL
 from tdserve.replay.ring import Reservation
 from tdserve.server.answers import Answers
@@ -24,7 +25,7 @@ from tdserve.server.commits import commit_rows
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
-from tdserve.store.claims import FOLDER, ClaimFile
+from tdserve.store.claims import FOLDER, MAX_RECORDS, ClaimFile
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
@@ -41,7 +42,7 @@ class TableClaims:
         record: What the client may claim; saved already.
         window: Rows that it may be ahead.
         on_broken: Called when the file contradicts itself: nothing of it is believed any more.
-        on_end: Called when the claim is over and all that was claimed is settled.
+        on_end: Called when the claim is over, all that was claimed is settled, and its file is gone.
         unfilled: Rows that were claimed before a restart, an array per claim.
     """
 
@@ -55,7 +56,7 @@ class TableClaims:
         *,
         window: int,
         on_broken: Callable[[], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[], object],
         unfilled: Sequence[Reservation] = (),
     ) -> None:
         self._stores = stores
@@ -88,6 +89,8 @@ class TableClaims:
                 self._claim(num_claimed - self._num_claimed)
             if self._is_listening and not self._entry.changed.num_waiting:
                 self._ring_when_needed()
+        except CapacityError as error:  # tried again when somebody looks next
+            _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
         except StoreNotFoundError:
             self._is_broken = True  # it was deleted: nobody asks for these rows
         except TDServeError as error:
@@ -113,6 +116,11 @@ class TableClaims:
         self._settle()
 
     @property
+    def num(self) -> int:
+        """Tells it from other claims of its client."""
+        return self._record.num
+
+    @property
     def is_settled(self) -> bool:
         """Whether the claim is over, and nothing of it is open."""
         return self._is_over and not self._pending
@@ -123,6 +131,7 @@ class TableClaims:
         self._table.claims = self._entry.changed.on_wait = None
         if not self._entry.changed.is_deleted:
             self._stores.db.delete("pending", self._record.key)
+        self._file.unlink()
         self._entry.changed.wake()
         self._on_end()
 
@@ -137,18 +146,20 @@ class TableClaims:
 
     def _take_records(self, num_written: int) -> None:
         """Commits what was filled: of several extends together, but for those that were claimed before they were."""
+        if num_written - self._record.num_taken > MAX_RECORDS:
+            raise RemoteProtocolError(expected=f"at most {MAX_RECORDS} records", received=f"{num_written}")
         num_rows, last = 0, (0, 0)
         for number in range(self._record.num_taken, num_written):
             request, num_filled = self._file.record(number)
             if num_filled < 1:
                 raise RemoteProtocolError(expected="a record of filled rows", received=f"one of {num_filled} rows")
-            is_stored = self._answers.seen(self._record.client_id, request) is not None
-            if is_stored or self._pending:
+            is_stored = self._answers.seen(self._record.client_id, request) is not None  # tried again meanwhile
+            if is_stored:
                 self._commit(num_rows, last, number)
                 num_rows = 0
             num_rows, last = num_rows + num_filled, (request, num_filled)
-            if is_stored:  # tried again meanwhile
-                self._commit(num_rows, last, number + 1, is_stored=True)
+            if is_stored or (self._pending and num_rows >= len(self._pending[0])):
+                self._commit(num_rows, last, number + 1, is_stored=is_stored)
                 num_rows = 0
         self._commit(num_rows, last, num_written)
         self._ring_when_needed()
@@ -213,6 +224,7 @@ class Claiming:
     def __init__(self, stores: Stores, answers: Answers) -> None:
         self._stores = stores
         self._answers = answers
+        self._nums = count(1)
 
     def offer(self, session: ClientSession, entry: Entry, asked: control_pb2.ExtendRequest) -> control_pb2.Claim | None:
         """What a client that has just extended a table may claim; None where it goes on asking for rows."""
@@ -224,34 +236,31 @@ class Claiming:
         num_allowed = table.num_claimable(asked.wished_claim)
         if num_allowed < asked.num_rows:
             return None
-        uid = entry.record.uid
-        path = _path_of(entry, local.lock_name)
+        uid, lock_name = entry.record.uid, local.lock_name
+        record = ClaimRecord(uid, lock_name, session.client_id, next(self._nums), table.ring.cursor, num_allowed)
+        path = _path_of(entry, record)
         try:
-            file = local.claim_files.get(uid) or ClaimFile.create(path)
+            file = ClaimFile.create(path, num_allowed)
         except TDServeError as error:  # such as a full disk: it is let extend all the same
             _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
             return None
-        local.claim_files[uid] = file
-        record = ClaimRecord(uid, local.lock_name, session.client_id, table.ring.cursor, num_allowed)
-        file.begin(num_allowed)
         record.save(self._stores.db)
-
-        def on_end() -> None:
-            del local.claims[uid]
-            if session.ended.is_set():
-                file.unlink()
-
         local.claims[uid] = self._follow(
-            entry, file, record, window=asked.wished_claim, on_broken=session.ended.set, on_end=on_end
+            entry,
+            file,
+            record,
+            window=asked.wished_claim,
+            on_broken=session.ended.set,
+            on_end=partial(local.claims.pop, uid),
         )
-        claim = control_pb2.Claim(first_row=record.first_row, uid=uid, structure=entry.record.structure)
-        claim.path = str(path.relative_to(self._stores.root.path))
+        claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
+        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self._stores.root.path))
         return claim
 
     def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
         """A client has filled rows, or will not."""
         claims = None if session.local is None else session.local.claims.get(claimed.uid)
-        if claims is None:
+        if claims is None or claims.num != claimed.num:
             return
         if claimed.abandons:
             claims.abandon()
@@ -266,9 +275,6 @@ class Claiming:
             claims.take_back()
             if not claims.is_settled:  # what it has filled by the time it is gone is committed, the rest is free
                 self._wait_for_end(session.local.lock_name, claims.abandon)
-        for uid, file in session.local.claim_files.items():
-            if uid not in session.local.claims:
-                file.unlink()
 
     def restore(self) -> None:
         """After a restart: commits what was filled, and waits for those who may still fill the others."""
@@ -285,14 +291,14 @@ class Claiming:
     def _restore(self, entry: Entry, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         table = entry.replay_table()
         try:
-            file = ClaimFile.open(_path_of(entry, record.lock_name))
+            file = ClaimFile.open(_path_of(entry, record))
         except TDServeError:  # what was filled, nobody knows
             self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
             return
         for reservation in unfilled:
             table.ring.resume(reservation)
         claims = self._follow(
-            entry, file, record, window=0, on_broken=lambda: None, on_end=file.unlink, unfilled=unfilled
+            entry, file, record, window=0, on_broken=lambda: None, on_end=lambda: None, unfilled=unfilled
         )
         claims.take_back()
         if not claims.is_settled:
@@ -314,5 +320,5 @@ class Claiming:
         entry.changed.wake()
 
 
-def _path_of(entry: Entry, lock_name: str) -> Path:
-    return entry.folder / FOLDER / lock_name
+def _path_of(entry: Entry, record: ClaimRecord) -> Path:
+    return entry.folder / FOLDER / record.file_name

@@ -16,7 +16,6 @@ from tdserve.ids import new_uid
 from tdserve.machine import pid_namespace
 from tdserve.replay.claims import Claims
 from tdserve.server.eager import Turn
-from tdserve.store.claims import ClaimFile
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
@@ -69,7 +68,6 @@ class LocalClient:
 
     Attributes:
         claims: Rows that it takes by itself, by the store's incarnation.
-        claim_files: Where it says what it has taken, likewise.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class LocalClient:
         self._writing: dict[int, asyncio.Future[control_pb2.Written] | Turn[control_pb2.Written]] = {}
         self._is_lost = False
         self.claims: dict[str, Claims] = {}
-        self.claim_files: dict[str, ClaimFile] = {}
         self.lacks_values = attach.lacks_values or not attach.reads_bundles
         self.lock_name = lock_name
 

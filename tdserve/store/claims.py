@@ -1,7 +1,7 @@
 """Claim files: where a local client takes rows by itself, and says which it has filled.
 
-A file belongs to one table and one session: a page of numbers, then a journal of records, which goes round. All are
-int64, little-endian. A number has one writer, and counts from the begin of a claim on:
+A file belongs to one claim: a page of numbers, then a journal of records, which goes round. All are int64,
+little-endian. A number has one writer:
 
 =====  =======  ====================================================================
 word   writer   meaning
@@ -66,8 +66,10 @@ class ClaimFile:
         self._fence = Lock()
 
     @classmethod
-    def create(cls, path: Path) -> ClaimFile:
-        """Makes the file, its space reserved: a mapped page for which the disk has no room ends the process.
+    def create(cls, path: Path, num_allowed: int) -> ClaimFile:
+        """Makes the file of a claim of so many rows.
+
+        Its space is reserved: a mapped page for which the disk has no room ends the process.
 
         Raises:
             CapacityError: The disk is full. No file stays behind.
@@ -78,12 +80,14 @@ class ClaimFile:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 os.posix_fallocate(fd, 0, _FILE_BYTES)
-                return cls._mapped(fd, path)
+                file = cls._mapped(fd, path)
             except BaseException:
                 path.unlink()
                 raise
             finally:
                 os.close(fd)
+        file.take(0, num_allowed)
+        return file
 
     @classmethod
     def open(cls, path: Path) -> ClaimFile:
@@ -160,13 +164,6 @@ class ClaimFile:
         return words[_CLAIMED] >= words[_BELL_AT]
 
     # ------------------------------------------------------------ the server's
-
-    def begin(self, num_rows: int) -> None:
-        """A claim of so many rows begins; the client, which has asked for it, does nothing meanwhile."""
-        words = self._words
-        words[_CLAIMED] = words[_WRITTEN] = words[_TAKEN] = words[_BELL_AT] = 0
-        words[_ALLOWED] = num_rows
-        words[_IS_OVER] = 0
 
     def take(self, num_records: int, num_allowed: int) -> None:
         """So many records may be written over, and so many rows be claimed in all."""

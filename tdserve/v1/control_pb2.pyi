@@ -316,24 +316,28 @@ class ExtendRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[bytes] = ..., ends: _Optional[bytes] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[bytes] = ..., wished_claim: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("first_row", "uid", "structure", "path")
+    __slots__ = ("first_row", "uid", "structure", "path", "num")
     FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
     first_row: int
     uid: str
     structure: int
     path: str
-    def __init__(self, first_row: _Optional[int] = ..., uid: _Optional[str] = ..., structure: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    num: int
+    def __init__(self, first_row: _Optional[int] = ..., uid: _Optional[str] = ..., structure: _Optional[int] = ..., path: _Optional[str] = ..., num: _Optional[int] = ...) -> None: ...
 
 class Claimed(_message.Message):
-    __slots__ = ("uid", "abandons")
+    __slots__ = ("uid", "num", "abandons")
     UID_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
     ABANDONS_FIELD_NUMBER: _ClassVar[int]
     uid: str
+    num: int
     abandons: bool
-    def __init__(self, uid: _Optional[str] = ..., abandons: bool = ...) -> None: ...
+    def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
     __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest")

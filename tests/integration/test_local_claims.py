@@ -106,6 +106,20 @@ def test_extend_when_two_write_in_turn_then_nothing_is_lost_and_order_is_kept(
         assert sorted(numbers_in(replay[:])) == sorted(held(*expected[-16:]))
 
 
+def test_extend_when_two_handles_of_one_client_write_then_neither_writes_the_others_rows(
+    replay: Any, client: tdserve.Client
+) -> None:
+    second: Any = client.replay(replay.name)
+    expected = [*range(FEW)]
+    for number in range(FEW, 400, 20):
+        for each in range(number, number + 10):
+            replay.extend(rows(each))
+        for each in range(number + 10, number + 20):
+            second.extend(rows(each))
+        expected += range(number, number + 20)
+        assert sorted(numbers_in(replay[:])) == held(*expected[-16:])
+
+
 def test_sample_when_it_waits_for_rows_then_a_claimed_extend_wakes_it(
     client: tdserve.Client, other: tdserve.Client
 ) -> None:

@@ -37,13 +37,13 @@ class RowClaim:
 
     def __init__(self, local: LocalEnd, name: str, stored: Spec, claim: control_pb2.Claim) -> None:
         self._local = local
-        self._uid = claim.uid
+        self._said = control_pb2.Claimed(uid=claim.uid, num=claim.num)
         self._first_row = claim.first_row
         self._store: OpenStore = local.store(name, claim.uid, stored, structure=claim.structure)
         self._generations = self._store.writable_generations()
         self._file = ClaimFile.open(local.root / claim.path)
         self._capacity = stored.batch_size[0]
-        self._bell = control_pb2.ClientMessage(claimed=control_pb2.Claimed(uid=claim.uid))
+        self._bell = control_pb2.ClientMessage(claimed=self._said)
         self._lock = Lock()
         self._is_over = False
         self._num_filled = 0
@@ -115,6 +115,7 @@ class RowClaim:
     def _abandon(self) -> None:
         """What was claimed last is not filled, and never will be."""
         self._is_over = True
-        said = control_pb2.Claimed(uid=self._uid, abandons=True)
+        message = control_pb2.ClientMessage(claimed=self._said)
+        message.claimed.abandons = True
         with suppress(TDServeError):  # the session is over: its end says the same
-            self._local.send(control_pb2.ClientMessage(claimed=said))
+            self._local.send(message)

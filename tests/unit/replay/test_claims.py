@@ -23,6 +23,8 @@ from tests.unit.replay.tables import numbers, small_table, table_of, write
 class Writer:
     """Claims of one writer, who claims two more rows just when they are taken back."""
 
+    num = 1
+
     def __init__(self, table: Table) -> None:
         self.table = table
         self.is_settled = False

@@ -25,8 +25,7 @@ def db(tmp_path: Path) -> Iterator[CatalogDB]:
 @pytest.fixture
 def file(tmp_path: Path) -> ClaimFile:
     """Of a client that has claimed two, three and one rows from row 8 on, and filled the first five."""
-    made = ClaimFile.create(tmp_path / FOLDER / "lock")
-    made.begin(8)
+    made = ClaimFile.create(tmp_path / FOLDER / "lock.5", 8)
     for request, num_rows in ((1, 2), (2, 3)):
         made.claim(num_rows)
         made.write(request, num_rows)
@@ -36,7 +35,7 @@ def file(tmp_path: Path) -> ClaimFile:
 
 def record(**fields: int) -> ClaimRecord:
     """Of eight rows from row 8 on."""
-    return ClaimRecord("u" * 32, "lock", bytes(range(16)), first_row=8, num_allowed=8, **fields)
+    return ClaimRecord("u" * 32, "lock", bytes(range(16)), num=5, first_row=8, num_allowed=8, **fields)
 
 
 def unfilled(found: ClaimRecord, file: ClaimFile | None) -> list[list[int]]:
@@ -76,13 +75,13 @@ def test_unfilled_claims_when_read_after_a_restart_then_their_rows_are_odd_and_n
     tmp_path: Path, db: CatalogDB, file: ClaimFile
 ) -> None:
     record(num_filled=2, num_taken=1).save(db)
-    left = ClaimFile.create(tmp_path / FOLDER / "left")
+    left = ClaimFile.create(tmp_path / FOLDER / "lock.4", 8)
     generations = np.full(CAPACITY, 2, np.int64)
     generations[0] = 3  # the client was quicker
     store = StoreRecord("r", "replay", uid="u" * 32, capacity=CAPACITY)
     ((found, several),) = unfilled_claims(db, tmp_path, store, generations)
     assert [rows.tolist() for rows in several] == [[0, 1, 2], [3]]
-    assert found.lock_name == "lock"
+    assert (found.lock_name, found.file_name) == ("lock", "lock.5")
     assert generations.tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 2, 2]
     assert file.claim(1) is None
     assert not left.path.exists(), "nobody's"

@@ -8,9 +8,11 @@ import pytest
 
 from tdserve.client.local.writes import Places, fill_rows
 from tdserve.deadline import Deadline
+from tdserve.errors import CapacityError
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.order import Fifo
 from tdserve.row_numbers import encode_rows
+from tdserve.server import claims
 from tdserve.server.claim_records import ClaimRecord
 from tdserve.server.claims import Claiming
 from tdserve.server.entry import Entry
@@ -42,6 +44,7 @@ class Claimant:
         asked = control_pb2.ExtendRequest(store=entry.name, num_rows=1, wished_claim=WINDOW)
         claim = claiming.offer(peer.session, entry, asked)
         assert claim is not None
+        self.claim_num = claim.num
         self.first_row = claim.first_row
         self.file = ClaimFile.open(root.root.path / claim.path)
         self._entry = entry
@@ -51,6 +54,10 @@ class Claimant:
         first = self.file.claim(num_rows)
         assert first is not None
         return self.first_row + first
+
+    def said(self, *, abandons: bool = False) -> control_pb2.Claimed:
+        """What the client sends."""
+        return control_pb2.Claimed(uid=self._entry.record.uid, num=self.claim_num, abandons=abandons)
 
     def extend(self, request: int, start: int, num_rows: int = 3) -> bool:
         """A whole extend; returns whether the server is to be told."""
@@ -138,7 +145,7 @@ def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_when_the_c
             writer.claim(3)
             assert (live(entry), entry.replay_table().info()["num_reserved"]) == ([0, 1, 2], 3)
             writer.file.write(2, 3)
-            claiming.on_claimed(peer.session, control_pb2.Claimed(uid=entry.record.uid))
+            claiming.on_claimed(peer.session, writer.said())
             assert entry.table is not None
             assert len(entry.table) == 6
 
@@ -171,7 +178,7 @@ def test_wait_when_somebody_waits_for_rows_then_the_client_tells_of_each(
             )
             await in_line(entry)
             assert writer.extend(2, 20, 3)
-            claiming.on_claimed(peer.session, control_pb2.Claimed(uid=entry.record.uid))
+            claiming.on_claimed(peer.session, writer.said())
             assert (await waits) is not None
             live(entry)
             assert not writer.extend(3, 30, 1), "nobody waits any more"
@@ -195,7 +202,12 @@ def test_extend_when_another_writes_then_the_claim_is_over_and_may_be_wished_for
             reservation = entry.replay_table().plan_extend(2)  # holes come first
             assert reservation is not None
             entry.replay_table().commit(reservation)
-            assert Claimant(claiming, peer, entry, world).first_row == 5
+            again = Claimant(claiming, peer, entry, world)
+            assert again.first_row == 5
+            again.claim(2)
+            claiming.on_claimed(peer.session, writer.said(abandons=True))
+            assert not again.file.is_over, "who still has the old one does the new one no harm"
+            assert writer.file.claim(1) is None
 
     run(scenario())
 
@@ -208,7 +220,7 @@ def test_abandon_when_the_client_fills_nothing_then_its_rows_are_the_next_ones(
             writer = Claimant(claiming, peer, entry, world)
             writer.extend(1, 10)
             writer.claim(2)
-            claiming.on_claimed(peer.session, control_pb2.Claimed(uid=entry.record.uid, abandons=True))
+            claiming.on_claimed(peer.session, writer.said(abandons=True))
             assert entry.replay_table().info()["num_reserved"] == 0
             reservation = entry.replay_table().plan_extend(2)
             assert reservation is not None
@@ -308,5 +320,26 @@ def test_catch_up_when_the_file_says_what_cannot_be_then_the_session_ends_and_no
             writer.file.write(1, 1000)
             assert live(entry) == []
             assert peer.session.ended.is_set()
+
+    run(scenario())
+
+
+def test_catch_up_when_the_catalog_is_full_then_tried_again_at_the_next_look(
+    world: World, run: Loop, entry: Entry, claiming: Claiming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise CapacityError(what="the catalog", asked=1, free=0)
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            writer = Claimant(claiming, peer, entry, world)
+            writer.extend(1, 10, 2)
+            writer.extend(2, 20, 2)
+            with monkeypatch.context() as patched:
+                patched.setattr(claims, "commit_rows", full)
+                assert live(entry) == []
+                assert not peer.session.ended.is_set()
+            writer.extend(3, 30, 2)
+            assert live(entry) == list(range(6))
 
     run(scenario())

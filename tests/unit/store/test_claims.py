@@ -11,9 +11,7 @@ from tdserve.store.claims import FOLDER, LOST, MAX_RECORDS, ClaimFile, remove_ot
 @pytest.fixture
 def server(tmp_path: Path) -> ClaimFile:
     """The server's end; ten rows may be claimed."""
-    file = ClaimFile.create(tmp_path / FOLDER / "lock")
-    file.begin(10)
-    return file
+    return ClaimFile.create(tmp_path / FOLDER / "lock.1", 10)
 
 
 @pytest.fixture
@@ -80,16 +78,6 @@ def test_write_when_the_server_has_said_from_which_row_on_then_it_is_to_be_told(
     assert [client.claim(1), client.write(3, 1)] == [4, True]
 
 
-def test_begin_when_there_was_a_claim_before_then_everything_counts_anew(server: ClaimFile, client: ClaimFile) -> None:
-    client.claim(3)
-    client.write(1, 3)
-    server.end()
-    server.begin(5)
-    assert (server.num_claimed, server.num_written, client.is_over) == (0, 0, False)
-    assert client.claim(6) is None
-    assert client.claim(5) == 0
-
-
 def test_open_when_the_file_was_cut_short_then_corrupt(server: ClaimFile) -> None:
     server.path.write_bytes(b"short")
     with pytest.raises(CorruptDataError, match="5 bytes"):
@@ -98,9 +86,9 @@ def test_open_when_the_file_was_cut_short_then_corrupt(server: ClaimFile) -> Non
 
 def test_remove_others_when_some_are_kept_then_these_stay(tmp_path: Path, server: ClaimFile) -> None:
     folder = server.path.parent
-    ClaimFile.create(folder / "left")
-    remove_others(folder, {"lock"})
-    assert [each.name for each in folder.iterdir()] == ["lock"]
+    ClaimFile.create(folder / "left", 1)
+    remove_others(folder, {"lock.1"})
+    assert [each.name for each in folder.iterdir()] == ["lock.1"]
     server.unlink()
     server.unlink()
     remove_others(folder / "missing", set())

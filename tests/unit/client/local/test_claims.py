@@ -42,11 +42,11 @@ class Table:
         self.local = self.session.local
         self.description = client.describe(name)
         self.path = f"{self.description.path}/{FOLDER}/here"
-        self.file = ClaimFile.create(self.local.root / self.path)
+        self.file = ClaimFile.create(self.local.root / self.path, CAPACITY)
 
     def claim(self, first_row: int = 0, num_rows: int = CAPACITY) -> RowClaim:
         """What the client is let claim."""
-        self.file.begin(num_rows)
+        self.file.take(0, num_rows)
         said = control_pb2.Claim(first_row=first_row, uid=self.description.uid, path=self.path)
         return RowClaim(self.local, self.handle.name, self.handle._stored, said)
 
