@@ -129,7 +129,8 @@ def relocked(node: Node, is_locked: bool) -> Node:
 
 
 def stripped(node: Node) -> Node:
-    """The tree without anything that does not count for content."""
+    """The tree without anything that does not count for content; but for what is stacked in packed nodes, which is put
+    together with it."""
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
         if isinstance(entry, TensorLeaf):
@@ -139,9 +140,7 @@ def stripped(node: Node) -> Node:
         else:
             entry = stripped(entry)
         entries.append((key, entry))
-    return node._replace(
-        entries=tuple(entries), is_locked=False, params=None, members=tuple(map(stripped, node.members))
-    )
+    return node._replace(entries=tuple(entries), is_locked=False, params=None)
 
 
 def moved_to_cpu(node: Node) -> Node:

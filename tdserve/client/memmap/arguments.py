@@ -24,12 +24,13 @@ def check_no_archive(archive: bool | None, compression: str | int | None) -> Non
 def check_no_files(td: Any) -> None:
     """Raises WrongStateError for a leaf that is memory-mapped to a file already: what ``copy_existing=False`` asks."""
 
-    def check(key: str | Path, leaf: Any) -> None:
+    def check(key: str | Path, leaf: Any) -> Any:
         file = _file_of(leaf)
         if file is not None:
             path = key if isinstance(key, tuple) else (key,)
             state = f"the leaf at {quote(path)} is memory-mapped to {file} (pass copy_existing=True to copy it)"
             raise WrongStateError(state=state, event="memmap(copy_existing=False)")
+        return leaf  # where a TensorDictParams in a stack comes to nothing, tensordict fails for its lock
 
     td.named_apply(check, nested_keys=True, filter_empty=True)
 
@@ -37,7 +38,12 @@ def check_no_files(td: Any) -> None:
 def has_parameters(td: Any) -> bool:
     """Whether leaves are parameters: somebody else has them too, so they are written to, never replaced."""
     found: list[bool] = []
-    td.apply(lambda leaf: found.append(isinstance(leaf, torch.nn.Parameter)), filter_empty=True)
+
+    def look(leaf: torch.Tensor) -> torch.Tensor:
+        found.append(isinstance(leaf, torch.nn.Parameter))
+        return leaf  # as above
+
+    td.apply(look, filter_empty=True)
     return any(found)
 
 

@@ -66,7 +66,8 @@ def imitate(
         if leaf.is_nested and mode.shape_env is None:
             reason = "its sizes are symbols: use FakeTensorMode(shape_env=ShapeEnv()), or device='meta'"
             raise NotSupportedError(feature="a jagged tensor under this FakeTensorMode", reason=reason)
-        return marked(mode.from_tensor(leaf.detach()), *mark_of(leaf))
+        content = leaf.detach()  # of which the sizes are known, but for those of a nested one
+        return marked(mode.from_tensor(content, static_shapes=None if leaf.is_nested else True), *mark_of(leaf))
 
     with unset_fake_temporarily():  # else what arrives would be made of fake memory
         values = fetch_values([path for path, _ in spec.values]) if spec.values else {}
