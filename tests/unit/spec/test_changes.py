@@ -148,9 +148,12 @@ def test_tree_when_changed_as_a_whole_then_members_are_too() -> None:
     assert [each.device for each in redevice(OF_MEMBERS, None).members] == [None, None]
     assert [each.device for each in moved_to_cpu(OF_MEMBERS).members] == ["cpu", "cpu"]
     assert [each.is_locked for each in relocked(OF_MEMBERS, False).members] == [False, False]
-    assert [has_state(each) for each in stripped(OF_MEMBERS).members] == [False, False]
+
+
+def test_stripped_when_a_node_is_packed_then_its_members_keep_what_they_are_put_together_with() -> None:
     assert has_state(OF_MEMBERS)
-    assert not has_state(stripped(OF_MEMBERS))
+    assert stripped(OF_MEMBERS).members == OF_MEMBERS.members
+    assert not has_state(stripped(OF_MEMBERS._replace(members=())))
 
 
 def test_unstacked_when_another_dimension_goes_then_of_members_too() -> None:
