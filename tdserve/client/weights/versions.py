@@ -43,6 +43,10 @@ from tdserve.values import decode_bytes
 
 MAX_VERSION = 2**63 - 1
 
+MAX_RETIRED = 20
+"""So many versions may be retired, one after the other, before a slow reader on this machine has opened them: one that
+asks once without waiting gets the next too."""
+
 
 class Weights(NamedTuple):
     """One version of weights.
@@ -154,12 +158,17 @@ class _Attempt:
 
     def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
         failed: list[control_pb2.FailedLink] = []
+        num_retired = 0
         while True:
-            number = self._client.next_request() if failed else request
+            number = self._client.next_request() if failed or num_retired else request
             try:
                 return self._ask(session, number, deadline, failed)
             except LinkFailedError as error:  # another client's, not the session's
                 failed.append(error.failed)
+            except TransferAbortedError:
+                num_retired += 1
+                if session.local is None or num_retired == MAX_RETIRED:
+                    raise
             finally:
                 if number != request:
                     session.forget(number)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tdserve.client.local.versions import version_here
+from tdserve.client.weights import versions
 from tdserve.errors import DeadlineExceededError, SpecMismatchError
 
 
@@ -40,3 +44,22 @@ def test_latest_when_there_is_none_in_time_then_deadline(client: tdserve.Client,
     assert client.latest(name, newer_than=0, timeout_s=0) is None
     with pytest.raises(DeadlineExceededError, match=name):
         client.latest(name, timeout_s=0.05)
+
+
+def test_latest_when_its_version_is_retired_before_it_is_opened_then_the_newest_also_without_waiting(
+    local_client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(number: int) -> None:
+        local_client.publish(name, TensorDict({"w": torch.full((3,), float(number))}, []), keep=1)
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(versions, "version_here", version_here)
+        for number in range(1, 4):
+            publish(number)
+        return version_here(*arguments, **named)
+
+    publish(0)
+    monkeypatch.setattr(versions, "version_here", slowly)
+    found = local_client.latest(name, timeout_s=0)
+    assert found is not None
+    assert (found.version, found.data["w"].tolist()) == (4, [3.0, 3.0, 3.0])
