@@ -25,6 +25,7 @@ from tdserve.server.commits import commit_rows
 from tdserve.server.entry import Entry
 from tdserve.server.session import ClientSession
 from tdserve.server.stores import Stores
+from tdserve.server.traffic import Traffic
 from tdserve.store.claims import FOLDER, MAX_RECORDS, ClaimFile
 from tdserve.v1 import control_pb2
 
@@ -37,6 +38,7 @@ class TableClaims:
     Args:
         stores: The book.
         answers: Of requests that were committed.
+        traffic: Counts extends.
         entry: The table.
         file: Its claim file.
         record: What the client may claim; saved already.
@@ -50,6 +52,7 @@ class TableClaims:
         self,
         stores: Stores,
         answers: Answers,
+        traffic: Traffic,
         entry: Entry,
         file: ClaimFile,
         record: ClaimRecord,
@@ -61,6 +64,7 @@ class TableClaims:
     ) -> None:
         self._stores = stores
         self._answers = answers
+        self._traffic = traffic
         self._entry = entry
         self._table = entry.replay_table()
         self._file = file
@@ -200,6 +204,7 @@ class TableClaims:
                 also=record.save,
             )
         self._pending.popleft()
+        self._traffic.filled("shm", num_taken - self._record.num_taken)
         self._record = record
         self._file.take(num_taken, num_allowed)
 
@@ -219,11 +224,13 @@ class Claiming:
     Args:
         stores: The book.
         answers: Of requests that were committed.
+        traffic: Counts extends.
     """
 
-    def __init__(self, stores: Stores, answers: Answers) -> None:
+    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
         self._stores = stores
         self._answers = answers
+        self._traffic = traffic
         self._nums = count(1)
 
     def offer(self, session: ClientSession, entry: Entry, asked: control_pb2.ExtendRequest) -> control_pb2.Claim | None:
@@ -267,6 +274,12 @@ class Claiming:
         else:
             claims.catch_up()
 
+    def catch_up(self) -> None:
+        """Commits all that was filled."""
+        for entry in self._stores.opened():
+            if entry.table is not None and entry.table.claims is not None:
+                entry.table.claims.catch_up()
+
     def on_session_ended(self, session: ClientSession) -> None:
         """Its claims are taken back: what it may still be filling waits for the proof that it is gone."""
         if session.local is None:
@@ -305,7 +318,7 @@ class Claiming:
             self._wait_for_end(record.lock_name, claims.abandon)
 
     def _follow(self, entry: Entry, file: ClaimFile, record: ClaimRecord, **options: Any) -> TableClaims:
-        return TableClaims(self._stores, self._answers, entry, file, record, **options)
+        return TableClaims(self._stores, self._answers, self._traffic, entry, file, record, **options)
 
     def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
         if self._stores.departures.is_gone(lock_name):

@@ -87,7 +87,7 @@ class ControlProcess:
         self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         rule_keys = RuleKeys()
         self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
-        self._claiming = Claiming(self._stores, answers)
+        self._claiming = Claiming(self._stores, answers, traffic=self._traffic)
         replays = Replays(
             self._stores,
             answers,
@@ -292,6 +292,7 @@ class ControlProcess:
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Figures of the server as a whole."""
         await self._traffic.count_reads(self._workers)
+        self._claiming.catch_up()
         response = control_pb2.GetStatsResponse(
             server_id=self._root.server_id,
             uptime_s=time.monotonic() - self._started_s,

@@ -34,7 +34,7 @@ def entry(world: World, run: Loop) -> Entry:
 
 @pytest.fixture
 def claiming(world: World) -> Claiming:
-    return Claiming(world.stores, world.answers)
+    return Claiming(world.stores, world.answers, traffic=world.traffic)
 
 
 class Claimant:
@@ -131,6 +131,8 @@ def test_catch_up_when_rows_were_filled_then_whoever_looks_sees_them_and_more_ma
             assert live(entry) == list(range(9))
             assert entry.replay_table().info()["inserts"] == 9
             assert world.answers.seen(peer.session.client_id, 3) is not None, "of what was written last"
+            (counted,) = world.traffic.stats()
+            assert (counted.transport, counted.transfers_in, counted.bytes_in) == ("shm", 3, 0)
 
     run(scenario())
 
@@ -278,7 +280,7 @@ def test_restore_when_the_server_starts_again_then_what_was_filled_is_stored_and
             writer.extend(3, 30, 1)
             writer.claim(2)
             world.reopen()
-            Claiming(world.stores, world.answers).restore()
+            Claiming(world.stores, world.answers, traffic=world.traffic).restore()
             again = world.stores.get(entry.name)
             assert (live(again), again.replay_table().info()["num_reserved"]) == (list(range(7)), 2)
             assert again.replay_table().info()["inserts"] == 7
@@ -300,7 +302,7 @@ def test_restore_when_the_file_is_gone_then_nothing_is_stored_and_the_rows_are_f
             writer.extend(1, 10)
             writer.file.unlink()
             world.reopen()
-            Claiming(world.stores, world.answers).restore()
+            Claiming(world.stores, world.answers, traffic=world.traffic).restore()
             again = world.stores.get(entry.name)
             assert (live(again), again.replay_table().info()["num_reserved"]) == ([], WINDOW)
             peer.let_go()

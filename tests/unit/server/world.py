@@ -129,7 +129,7 @@ class World:
             samples=self.samples,
             rule_keys=rule_keys,
             values_worker=self.worker,
-            claiming=Claiming(self.stores, self.answers),
+            claiming=Claiming(self.stores, self.answers, traffic=self.traffic),
             traffic=self.traffic,
         )
         self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic)
