@@ -38,7 +38,7 @@ class TableClaims:
     Args:
         stores: The book.
         answers: Of requests that were committed.
-        traffic: Counts extends.
+        traffic: Counts what is committed.
         entry: The table.
         file: Its claim file.
         record: What the client may claim; saved already.
@@ -204,7 +204,7 @@ class TableClaims:
                 also=record.save,
             )
         self._pending.popleft()
-        self._traffic.filled("shm", num_taken - self._record.num_taken)
+        self._traffic.received("shm", control_pb2.Content())  # as of a request that several extends share
         self._record = record
         self._file.take(num_taken, num_allowed)
 
@@ -224,7 +224,7 @@ class Claiming:
     Args:
         stores: The book.
         answers: Of requests that were committed.
-        traffic: Counts extends.
+        traffic: Counts what is committed.
     """
 
     def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:

@@ -106,10 +106,6 @@ class Traffic:
         count.bytes_in += len(content.inline) if is_inline else sum(content.message_nbytes)
         count.transfers_in += 1
 
-    def filled(self, transport: str, num_transfers: int) -> None:
-        """Counts what local clients have put in place without being let do each."""
-        self._counts[transport].transfers_in += num_transfers
-
     def stats(self) -> list[control_pb2.TransportStats]:
         """The counts, by transport."""
         return [
