@@ -9,6 +9,7 @@ import torch
 
 from tdserve.spec.changes import replaced
 from tdserve.spec.elements import as_declared, dense_of_ragged, ragged_of_dense
+from tdserve.spec.files import FileTensor
 from tdserve.spec.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
 from tdserve.spec.tree import Spec
 
@@ -43,6 +44,11 @@ class Captured(NamedTuple):
     tensors: dict[Path, torch.Tensor]
     values: dict[Path, Any]
     memo: dict[str, Any]
+
+    @property
+    def is_in_files(self) -> bool:
+        """Whether tensors are read when they are written, which may fail in the middle."""
+        return any(isinstance(tensor, FileTensor) for tensor in self.tensors.values())
 
 
 def conformed(captured: Captured, expected: Spec) -> Captured:

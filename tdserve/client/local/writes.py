@@ -54,7 +54,7 @@ def fill_rows(
     for each in captured:
         num_rows = each.spec.batch_size[0]
         own = places.part(first, num_rows)
-        is_read = any(isinstance(tensor, FileTensor) for tensor in each.tensors.values())
+        is_read = each.is_in_files
         if is_read:
             _put_read(store, places, first, each, look)
         for path, content in contents_of(each).items() if num_rows and not is_read else ():

@@ -14,7 +14,6 @@ from tdserve.client.session import Session
 from tdserve.errors import TDServeError, TransportError
 from tdserve.replay.settings import Settings
 from tdserve.spec.capture import Captured
-from tdserve.spec.files import FileTensor
 from tdserve.store.claims import has_fences
 from tdserve.v1 import control_pb2
 
@@ -84,7 +83,7 @@ class Claimer:
             Their numbers; None where they must be asked for; or what to do because the session is lost.
         """
         claim = self._claim
-        if claim is None or _is_in_files(captured):
+        if claim is None or captured.is_in_files:
             return None
         number = self._client.next_request()
         try:
@@ -135,8 +134,3 @@ class Claimer:
         else:
             self._pause = min(2 * self._pause, MAX_PAUSE)
         self._num_left = 1 if claim.is_exhausted else self._pause
-
-
-def _is_in_files(captured: Captured) -> bool:
-    """Whether content is read while it is written, which may fail in the middle."""
-    return any(isinstance(tensor, FileTensor) for tensor in captured.tensors.values())
