@@ -18,7 +18,7 @@ from tdserve.server import eager
 from tdserve.server.answers import Answers
 from tdserve.server.creation import CREATION_TIMEOUT_S
 from tdserve.server.entry import Entry
-from tdserve.server.session import ClientSession
+from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.spec.tree import Path, ValueLeaf

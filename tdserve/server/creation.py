@@ -17,8 +17,8 @@ from tdserve.errors import (
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.server import descriptions
-from tdserve.server.policies import check_policy, wake_followers
 from tdserve.server.stores import Stores
+from tdserve.server.tables.policies import check_policy, wake_followers
 from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tdserve.server.entry import Entry
-from tdserve.server.policies import describe_policy
 from tdserve.server.stores import Stores
+from tdserve.server.tables.policies import describe_policy
 from tdserve.v1 import content_pb2, control_pb2
 
 KINDS = {

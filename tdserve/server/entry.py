@@ -15,8 +15,8 @@ from tdserve.catalog import StoreRecord, why_read_only
 from tdserve.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
 from tdserve.replay.ring import Reservation
 from tdserve.replay.table import Table
-from tdserve.server.claim_records import ClaimRecord
-from tdserve.server.lost import LostRows
+from tdserve.server.recovery.claim_records import ClaimRecord
+from tdserve.server.recovery.lost import LostRows
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec, quote

@@ -10,7 +10,7 @@ from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSuppor
 from tdserve.groups import Ask, Epoch, GroupRule
 from tdserve.ids import check_store_name
 from tdserve.server import eager
-from tdserve.server.session import ClientSession
+from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
 
 BACKENDS = ("gloo", "nccl")

@@ -18,17 +18,17 @@ from tdserve.errors import (
 )
 from tdserve.server import eager
 from tdserve.server.adoption import Adoption
-from tdserve.server.alterations import Alterations
 from tdserve.server.answers import Answers
-from tdserve.server.changes import Changes
 from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
-from tdserve.server.publishing import Publishing
-from tdserve.server.replays import Replays
-from tdserve.server.samples import Samples
-from tdserve.server.session import ClientSession, as_error
+from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
-from tdserve.server.tensordicts import TensorDicts
+from tdserve.server.tables.changes import Changes
+from tdserve.server.tables.replays import Replays
+from tdserve.server.tables.samples import Samples
+from tdserve.server.tensordicts.alterations import Alterations
+from tdserve.server.tensordicts.writes import TensorDicts
+from tdserve.server.weights.publishing import Publishing
 from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]

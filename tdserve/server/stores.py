@@ -22,11 +22,11 @@ from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError,
 from tdserve.ids import check_store_name, new_uid
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
-from tdserve.server.claim_records import unfilled_claims
-from tdserve.server.departures import Departures
 from tdserve.server.entry import Entry
-from tdserve.server.redo import Redo
-from tdserve.server.unfinished import Unfinished
+from tdserve.server.recovery.claim_records import unfilled_claims
+from tdserve.server.recovery.departures import Departures
+from tdserve.server.recovery.redo import Redo
+from tdserve.server.recovery.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
 from tdserve.spec.tree import Node, Spec

@@ -13,8 +13,8 @@ from tdserve.control.servicer import SessionLink
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.ids import new_client_id
 from tdserve.server.entry import Entry
-from tdserve.server.local_client import Invitation, LocalClient
-from tdserve.server.session import ClientSession
+from tdserve.server.sessions.local_client import Invitation, LocalClient
+from tdserve.server.sessions.session import ClientSession
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import INLINE_BYTES, Outbox, World

@@ -15,7 +15,7 @@ from tdserve.replay.settings import Settings
 from tdserve.row_numbers import decode_rows, encode_rows
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
-from tdserve.server.session import ClientSession
+from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 

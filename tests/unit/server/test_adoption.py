@@ -23,7 +23,7 @@ from tdserve.selection import parse
 from tdserve.server import adoption
 from tdserve.server.adoption import Adoption, conflict, value_block
 from tdserve.server.read_values import read_values
-from tdserve.server.session import ClientSession
+from tdserve.server.sessions.session import ClientSession
 from tdserve.store.adoptable import read_folder
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped

@@ -17,7 +17,7 @@ from tdserve.errors import (
 )
 from tdserve.server.entry import Entry
 from tdserve.server.requests import Requests
-from tdserve.server.session import ClientSession
+from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, outbox, outside
 

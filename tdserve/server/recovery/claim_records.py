@@ -1,0 +1,118 @@
+"""On record which rows a local writer may claim by itself: after a restart its claim file says what became of them."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import TDServeError
+from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.server.recovery import writer_records
+from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.claims import FOLDER, ClaimFile, remove_others
+
+_KIND = "claims"
+_NUMBERS = struct.Struct(f"<4q{CLIENT_ID_BYTES}s")
+
+
+@dataclass(frozen=True)
+class ClaimRecord:
+    """What one local writer may claim of one store.
+
+    Attributes:
+        uid: The store's incarnation.
+        lock_name: Held by the writer's process.
+        num: Tells the writer's claims apart.
+        client_id: Whose extends they are.
+        first_row: Where it began; its rows follow one another round the ring.
+        num_filled: Rows that were committed.
+        num_allowed: Rows that it may claim.
+        num_taken: Records of what was committed.
+    """
+
+    uid: str
+    lock_name: str
+    client_id: bytes
+    num: int
+    first_row: int
+    num_allowed: int
+    num_filled: int = 0
+    num_taken: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """Of the record."""
+        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
+
+    @property
+    def file_name(self) -> str:
+        """Of the claim file, in its folder: each claim has one, so that who still has an old one does no harm."""
+        return f"{self.lock_name}.{self.num}"
+
+    def save(self, target: CatalogDB | Transaction) -> None:
+        """Writes it down: before the writer may claim what it allows, with what it says was filled."""
+        numbers = (self.first_row, self.num_allowed, self.num_filled, self.num_taken)
+        target.put("pending", self.key, _NUMBERS.pack(*numbers, self.client_id))
+
+    @classmethod
+    def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
+        """Of all records of one store."""
+        return writer_records.keys_of(db, _KIND, uid)
+
+    @classmethod
+    def load(cls, db: CatalogDB, uid: str) -> list[ClaimRecord]:
+        """All on record of one store."""
+        found = []
+        for lock_name, num, content in writer_records.load(db, _KIND, uid):
+            first_row, num_allowed, num_filled, num_taken, client_id = _NUMBERS.unpack(content)
+            found.append(cls(uid, lock_name, client_id, num, first_row, num_allowed, num_filled, num_taken))
+        return found
+
+    @classmethod
+    def uids(cls, db: CatalogDB) -> set[str]:
+        """Stores of which there is a record."""
+        return {key.split(b":")[1].decode() for key, _ in db.scan("pending", f"{_KIND}:".encode())}
+
+    def unfilled(self, file: ClaimFile | None, capacity: int) -> list[NDArray[np.int64]]:
+        """Rows that were claimed and are not committed, as the writer's file says: an array per claim, in order.
+
+        Args:
+            file: In which nothing more can be claimed; None, or what contradicts itself, says nothing: then all that
+                was allowed may have been claimed.
+            capacity: Of the ring.
+        """
+        left, sizes = self.num_allowed - self.num_filled, []
+        if file is not None:
+            said = [file.record(number)[1] for number in range(self.num_taken, file.num_written)]
+            num_open = file.num_claimed - self.num_filled - sum(said)
+            if min(said, default=1) > 0 and num_open >= 0 and sum(said) + num_open <= left:
+                left, sizes = num_open, said
+        sizes += [left] if left else []
+        starts = np.cumsum([self.first_row + self.num_filled, *sizes])
+        return [np.arange(begin, end) % capacity for begin, end in pairwise(starts)]
+
+
+def unfilled_claims(
+    db: CatalogDB, folder: Path, store: StoreRecord, generations: NDArray[np.int64]
+) -> list[tuple[ClaimRecord, list[NDArray[np.int64]]]]:
+    """What was claimed of a table before a restart and is not committed: these rows are odd from here on, as who
+    claimed them was about to make them."""
+    found = []
+    for record in ClaimRecord.load(db, store.uid):
+        file = None
+        with suppress(TDServeError):
+            file = ClaimFile.open(folder / FOLDER / record.file_name)
+            file.end()
+        several = record.unfilled(file, store.capacity)
+        for rows in several:
+            generations[rows] |= 1
+        found.append((record, several))
+    remove_others(folder / FOLDER, {record.file_name for record, _ in found})
+    return found

@@ -1,0 +1,55 @@
+"""On record which rows a local writer was let fill: after a restart they wait for the proof that it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.row_numbers import decode_rows
+from tdserve.server.recovery import writer_records
+from tdserve.store.catalog_db import CatalogDB
+
+_KIND = "reserved"
+
+
+@dataclass(frozen=True, eq=False)
+class ReservedRows:
+    """Rows that one local writer may be filling.
+
+    Attributes:
+        uid: The store's incarnation.
+        lock_name: Held by the writer's process.
+        num: Of the reservation.
+        encoded: The rows (``row_numbers``).
+    """
+
+    uid: str
+    lock_name: str
+    num: int
+    encoded: bytes
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row numbers."""
+        return decode_rows(self.encoded)
+
+    @property
+    def key(self) -> bytes:
+        """Of the record."""
+        return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.num)
+
+    def save(self, db: CatalogDB) -> None:
+        """Writes it down, before the writer is told."""
+        db.put("pending", self.key, self.encoded)
+
+    @classmethod
+    def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
+        """Of all records of one store."""
+        return writer_records.keys_of(db, _KIND, uid)
+
+    @classmethod
+    def load(cls, db: CatalogDB, uid: str) -> list[ReservedRows]:
+        """All on record of one store."""
+        return [cls(uid, lock_name, num, rows) for lock_name, num, rows in writer_records.load(db, _KIND, uid)]

@@ -1,0 +1,115 @@
+"""What local clients were writing when they, or the server, ended: rows that wait for the proof that they are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.replay.ring import Reservation
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.claim_records import ClaimRecord
+from tdserve.server.recovery.departures import Departures
+from tdserve.server.recovery.journal import JOURNAL, Journal
+from tdserve.server.recovery.lost import Overwrite
+from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.spec.tree import Spec
+from tdserve.store.catalog_db import CatalogDB, Transaction
+
+RETRY_GRACE_S = 3.0
+"""After a restart a writer that is still there comes back, and repeats what was cut short, before this is over."""
+
+
+class Unfinished:
+    """Keeps such rows from others, also across a restart.
+
+    Args:
+        db: The catalog, in which they are on record.
+        departures: Tells which processes are gone.
+    """
+
+    def __init__(self, db: CatalogDB, departures: Departures) -> None:
+        self._db = db
+        self._departures = departures
+
+    def may_be_written(self, entry: Entry, rows: NDArray[np.int64]) -> bool:
+        """Whether a process that lost these rows can still write into them: one that is stopped may resume."""
+        return bool(entry.lost) and not all(map(self._departures.is_gone, entry.lost.touching(rows)))
+
+    def hold_back(self, entry: Entry, reservation: Reservation, record: ReservedRows) -> None:
+        """The writer of reserved rows is not here any more: they are nobody's until it is proved gone."""
+        entry.replay_table().quarantine(reservation)
+        self._departures.watch(record.lock_name, partial(self._release, entry, reservation, record))
+
+    def lose(self, entry: Entry, overwrite: Overwrite) -> None:
+        """The writer of live rows has left them half written."""
+        entry.lost.overwrites.append(overwrite)
+        self._departures.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
+
+    def reserved(self, uid: str) -> list[ReservedRows]:
+        """Rows of a store that local writers of before the restart may still be filling."""
+        waiting = []
+        for rows in ReservedRows.load(self._db, uid):
+            if self._departures.is_gone(rows.lock_name):
+                self._db.delete("pending", rows.key)
+            else:
+                waiting.append(rows)
+        return waiting
+
+    def overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
+        """Live rows of a store whose overwriting is on record and not done: they are nobody else's, odd as they are."""
+        content = self._db.get("pending", JOURNAL + uid.encode())
+        found = [] if content is None else [Journal.from_bytes(content).rows(spec)]
+        found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    def restore(self, entry: Entry, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
+        """Takes up again, after a restart, what waits; returns what its table has quarantined beside that.
+
+        Args:
+            entry: The store, just opened.
+            reserved: Of a replay, in the order in which its table has quarantined them.
+        """
+        self._restore_lost(entry)
+        quarantined = entry.table.ring.quarantined if entry.table is not None else ()
+        for rows, reservation in zip(reserved, quarantined, strict=False):
+            self._departures.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
+        return quarantined[len(reserved) :]
+
+    def forget(self, uid: str, txn: Transaction) -> None:
+        """The store is deleted."""
+        claims = ClaimRecord.records_of(self._db, uid)
+        for key in (*claims, *ReservedRows.records_of(self._db, uid), *Overwrite.records_of(self._db, uid)):
+            txn.delete("pending", key)
+
+    def _restore_lost(self, entry: Entry) -> None:
+        """Rows that are odd still are lost."""
+        values = entry.generation_values()
+        for overwrite in Overwrite.load(self._db, entry.record.uid):
+            lost = replace(overwrite, rows=overwrite.rows[values[overwrite.rows] & 1 == 1])
+            if len(lost.rows):
+                self.lose(entry, lost)
+                entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
+            else:
+                self._db.delete("pending", overwrite.key)
+        has_journal = self._db.get("pending", JOURNAL + entry.record.uid.encode()) is not None
+        if entry.table is None and values[-1] & 1 and not entry.lost and not has_journal:
+            values[-1] += 1  # a crash came between the rows and the store's own number
+
+    def _release(self, entry: Entry, reservation: Reservation, record: ReservedRows) -> None:
+        """The next writer gets the rows."""
+        entry.replay_table().release(reservation)
+        self._db.delete("pending", record.key)
+        entry.changed.wake()
+
+    def _let_go(self, entry: Entry, overwrite: Overwrite) -> None:
+        """A table gives lost rows to the next writer; those of a tensordict store can be written again."""
+        if entry.table is not None and overwrite in entry.lost.overwrites:
+            entry.table.let_go(overwrite.rows, [])
+            entry.table.remove(overwrite.rows)
+            self._db.delete("pending", overwrite.key)
+        entry.changed.wake()

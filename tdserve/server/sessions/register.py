@@ -1,0 +1,187 @@
+"""All sessions of the control process: opened after Hello, superseded when their client comes back, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from tdserve.addresses import interface_address
+from tdserve.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.control.servicer import SessionLink
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotSupportedError,
+    ProtocolVersionError,
+    TransferAbortedError,
+)
+from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.machine import boot_id
+from tdserve.server.sessions.local_client import Invitation
+from tdserve.server.sessions.session import ClientSession, local_address_towards
+from tdserve.server.workers import DataWorker
+from tdserve.session import why_not_nccl
+from tdserve.store.root import Root
+from tdserve.v1 import control_pb2, worker_pb2
+
+OPEN_TIMEOUT_S = 60.0
+"""A worker starts in about three seconds (torch); on a machine with much else to do it has taken over twenty."""
+
+END_GRACE_S = 5.0
+"""A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""
+
+TRANSPORTS_HERE = ("auto", "gloo", "shm", "nccl")
+
+
+class Sessions:
+    """The sessions by number and by client.
+
+    Args:
+        config: Of the server.
+        workers: The data workers; each session gets one.
+        root: The acquired root.
+    """
+
+    def __init__(self, config: ServerConfig, workers: list[DataWorker], root: Root) -> None:
+        self._config = config
+        self._workers = workers
+        self._root = root
+        self._server_id = root.server_id
+        self._boot_id = boot_id()
+        self._by_number: dict[int, ClientSession] = {}
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._by_number
+
+    def __iter__(self) -> Iterator[ClientSession]:
+        return iter(list(self._by_number.values()))
+
+    async def open(self, hello: control_pb2.Hello, link: SessionLink) -> ClientSession:
+        """Answers Hello with Welcome.
+
+        An older session of the same client is ended first, and its transfers with it: only then is it certain which of
+        its requests were committed, and a retry of one is stored once.
+
+        Raises:
+            ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
+            DeadlineExceededError: No data worker came up in time.
+            TransferAbortedError: Something of the older session does not end; a retry could store it twice.
+        """
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
+            )
+        if hello.transport not in TRANSPORTS_HERE:
+            reason = "this server has gloo, shm and nccl"
+            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason=reason)
+        if len(hello.client_id) != CLIENT_ID_BYTES:
+            raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
+        for older in self:
+            if older.client_id == hello.client_id:
+                older.ended.set()
+                if not await older.finish(self._config.transfer_timeout_s + END_GRACE_S):
+                    raise TransferAbortedError(transfer=0, reason=f"session {older.number} of this client does not end")
+        worker = await self._choose_worker(hello.gpu)
+        why_not = why_not_nccl(
+            hello.transport,
+            client_gpu=hello.gpu,
+            worker_gpu=worker.gpu,
+            why_no_gpu=worker.why_no_gpu,
+            is_one_machine=self._is_here(hello),
+        )
+        self._last_number += 1
+        chosen = self._config.interface
+        interface = local_address_towards(link.peer) if chosen is None else interface_address(chosen)
+        session = ClientSession(
+            self._last_number,
+            hello,
+            link,
+            worker=worker,
+            interface=interface,
+            inline_bytes=self._config.inline_bytes,
+            invitation=self._invitation(hello),
+            uses_nccl=not why_not,
+        )
+        self._by_number[session.number] = session
+        welcome = control_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            session=session.number,
+            worker=worker.number,
+            server_id=self._server_id,
+            inline_bytes=self._config.inline_bytes,
+            transport=session.transport,
+            gpu="" if why_not else worker.gpu,
+            why_not_nccl=why_not if hello.gpu or hello.transport == "nccl" else "",
+            interface=interface,
+        )
+        if session.invitation is not None:
+            welcome.local.CopyFrom(session.invitation.message(self._root))
+        session.opened()  # before: a local client's first request takes another way, and may be here first
+        try:
+            await link.send(control_pb2.ServerMessage(welcome=welcome))
+        except BaseException:  # the client went away in this moment: nobody else knows of its session
+            await self.close(session)
+            raise
+        return session
+
+    async def close(self, session: ClientSession) -> None:
+        """Forgets a session; its worker closes its channel, which ends what is under way there."""
+        session.ended.set()
+        order = worker_pb2.Order(session=session.number)
+        order.close_session.SetInParent()
+        session.worker.send(order)
+        await session.finish(self._config.transfer_timeout_s + END_GRACE_S)
+        self._by_number.pop(session.number, None)
+
+    def find(self, number: int) -> ClientSession | None:
+        """The session of this number, unless it has ended."""
+        return self._by_number.get(number)
+
+    def on_report(self, report: worker_pb2.Report) -> None:
+        """A worker tells of a session: an entry for the client's rendezvous, or that the channel is gone."""
+        session = self._by_number.get(report.session)
+        if session is None or session.ended.is_set():
+            return
+        if report.HasField("rendezvous"):
+            message = control_pb2.ServerMessage(rendezvous=report.rendezvous)
+            session.run(session.link.send(message), 0)
+        elif report.HasField("session_lost"):
+            session.ended.set()
+
+    def on_worker_lost(self, worker: DataWorker) -> None:
+        """A worker died: its sessions end, and their clients come back."""
+        for session in self:
+            if session.worker is worker and session.local is None:
+                session.ended.set()
+
+    def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:
+        """For a client on this machine that may want to use the files."""
+        return Invitation.make() if self._is_here(hello) and hello.transport in ("auto", "shm") else None
+
+    def _is_here(self, hello: control_pb2.Hello) -> bool:
+        return bool(hello.boot_id) and hello.boot_id == self._boot_id
+
+    async def _choose_worker(self, client_gpu: str) -> DataWorker:
+        """The worker with the fewest sessions, if possible of another GPU than the client's."""
+        deadline = Deadline.after(OPEN_TIMEOUT_S)
+        while True:
+            ready = [worker for worker in self._workers if worker.ready.is_set()]
+            if ready:
+                return min(
+                    ready,
+                    key=lambda worker: (
+                        bool(client_gpu) and worker.gpu in ("", client_gpu),
+                        sum(session.worker is worker for session in self),
+                    ),
+                )
+            waits = [asyncio.ensure_future(worker.ready.wait()) for worker in self._workers]
+            done, pending = await asyncio.wait(waits, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in pending:
+                wait.cancel()
+            if not done:
+                raise DeadlineExceededError(what="the start of a data worker", timeout_s=OPEN_TIMEOUT_S)

@@ -1,0 +1,296 @@
+"""One client's session as the control process holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from tdserve.addresses import address_towards
+from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
+from tdserve.control.servicer import SessionLink
+from tdserve.control.status import encode_failure
+from tdserve.deadline import Deadline
+from tdserve.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError
+from tdserve.server import eager
+from tdserve.server.sessions.local_client import Invitation, LocalClient
+from tdserve.server.waiting import Waiters
+from tdserve.server.workers import DataWorker
+from tdserve.session import SessionEvent, SessionProtocol, tag_of
+from tdserve.v1 import control_pb2, worker_pb2
+
+_log = logging.getLogger("tdserve.server")
+_State = TypeVar("_State")
+
+
+class ClientSession:
+    """A session: its stream, its worker, and the requests under way.
+
+    Args:
+        number: Unique in this run of the server.
+        hello: What the client said of itself.
+        link: Its stream.
+        worker: The data worker that moves its bytes.
+        interface: Address on which that worker waits for it.
+        inline_bytes: Content up to this size rides in messages of the stream.
+        invitation: What a client on this machine was told.
+        uses_nccl: Whether its content goes from GPU to GPU.
+
+    Attributes:
+        local: The client, once it reads and writes the files by itself.
+        cancelled_requests: Those under way that are to be given up when they begin to wait.
+        mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
+        told_orders: What names the order of keys in which the client has told each structure last, by fingerprint.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        hello: control_pb2.Hello,
+        link: SessionLink,
+        *,
+        worker: DataWorker,
+        interface: str,
+        inline_bytes: int,
+        invitation: Invitation | None = None,
+        uses_nccl: bool = False,
+    ) -> None:
+        self._uses_nccl = uses_nccl
+        self.invitation = invitation
+        self.local: LocalClient | None = None
+        self._losing: asyncio.Task[None] | None = None
+        self.number = number
+        self.hello = hello
+        self.link = link
+        self.worker = worker
+        self.protocol = SessionProtocol()
+        self.ended = asyncio.Event()
+        self.accepted_requests: set[int] = set()
+        self.mailed_requests: set[int] = set()
+        self.cancelled_requests: set[int] = set()
+        self.told_orders: dict[bytes, str] = {}
+        self._inline_bytes = inline_bytes
+        self._interface = interface
+        self._is_opened: set[bool] = set()
+        self._tasks: dict[asyncio.Task[Any], int] = {}
+        self._waiting: set[asyncio.Task[Any]] = set()
+
+    @property
+    def client_id(self) -> bytes:
+        """The client behind this session, the same across its reconnects."""
+        return self.hello.client_id
+
+    @property
+    def transport(self) -> str:
+        """How content moves."""
+        if self.local is not None:
+            return "shm"
+        return "nccl" if self._uses_nccl else "gloo"
+
+    def attach(self, local: LocalClient) -> None:
+        """The client has shown that it is on this machine: from now on it moves its content by itself."""
+        self.local = local
+        self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
+
+    def local_client(self) -> LocalClient:
+        """The client of a session that has attached itself."""
+        if self.local is None:
+            raise LocalProtocolError(reason=f"session {self.number} is not local")
+        return self.local
+
+    async def _lose_at_end(self, local: LocalClient) -> None:
+        await self.ended.wait()
+        local.lose()
+
+    def opened(self) -> None:
+        """Welcome is sent now: requests may begin."""
+        self.protocol.on(SessionEvent.OPENED)
+
+    def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
+        """Serves a request in a task of its own; 0 for what is no request."""
+        self._keep(asyncio.create_task(serving, name=self._task_name(request)), request)
+
+    def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
+        """As ``run``, but begins before it returns. To be called outside a task."""
+        eager.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
+
+    def cancel(self, request: int) -> None:
+        """Gives up a request that waits; one that already moves content goes on to its end."""
+        waiting = [task for task in self._waiting if self._tasks.get(task) == request]
+        for task in waiting:
+            task.cancel()
+        if not waiting and request in self.protocol.requests:  # it may be just about to wait
+            self.cancelled_requests.add(request)
+
+    async def wait(
+        self,
+        waiters: Waiters,
+        look: Callable[[], _State | None],
+        deadline: Deadline,
+        what: Callable[[], str],
+        *,
+        line: Hashable = None,
+        give_back: Callable[[_State], None] | None = None,
+    ) -> _State:
+        """Waits for a state, as ``Waiters.wait_for`` does, unless it is there already."""
+        state = waiters.at_once(look, line)
+        if state is not None:
+            return state
+        await eager.in_task()
+        with self.waiting():
+            return await waiters.wait_for(look, deadline, what, line=line, give_back=give_back)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A block that a cancellation or the end of the session cuts short: nothing was begun yet."""
+        task = asyncio.current_task()
+        if task is None:
+            raise LocalProtocolError(reason="waiting() outside a task")
+        if self.ended.is_set() or self._tasks.get(task) in self.cancelled_requests:
+            raise asyncio.CancelledError
+        self._waiting.add(task)
+        try:
+            yield
+        finally:
+            self._waiting.discard(task)
+
+    def order(self, request: int = 0, *, is_accepted: bool = False) -> worker_pb2.Order:
+        """An empty order for this session's worker, with the request's number as tag.
+
+        With ``is_accepted`` the worker deals with what the client has on the channel, whatever becomes of the order.
+
+        Raises:
+            PeerLostError: The session has ended, and its worker forgets it: an order now would begin it anew there.
+        """
+        if self.ended.is_set():
+            raise PeerLostError(peer=f"the client of session {self.number}", reason="its session has ended")
+        if is_accepted:
+            self.accepted_requests.add(request)
+        return worker_pb2.Order(session=self.number, tag=tag_of(request), is_accepted=is_accepted)
+
+    def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
+        """Hands an entry of the client to the worker; the first one of a channel opens it there."""
+        if self.ended.is_set():
+            return
+        if entry.is_mail not in self._is_opened:
+            self._is_opened.add(entry.is_mail)
+            opening = self.order()
+            opening.open_session.is_mail = entry.is_mail
+            opening.open_session.transport = "gloo" if entry.is_mail else self.transport
+            opening.open_session.host = self._interface
+            self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
+        order = self.order()
+        order.rendezvous.CopyFrom(entry)
+        self.worker.send(order)
+
+    def discard(self, request: int, content: control_pb2.Content) -> None:
+        """Has the worker take in and forget what the client already sends for a refused request."""
+        if content.message_nbytes and not self.ended.is_set():
+            order = self.order(request)
+            order.discard.message_nbytes.extend(content.message_nbytes)
+            self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
+        """Has the worker send what the client of a refused read already waits for, marked as failed."""
+        order = self.order(request, is_accepted=True)
+        order.send_void.message_nbytes.extend(message_nbytes)
+        self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def inline_limit(self, request: int) -> int:
+        """Bytes of content that may ride in the answer to a request."""
+        return min(self._inline_bytes, MAIL_INLINE_BYTES) if request in self.mailed_requests else self._inline_bytes
+
+    async def accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
+        """Answers: content follows over the channel."""
+        await self._answer(control_pb2.ServerMessage(request=request, accepted=accepted))
+
+    async def done(self, request: int, done: control_pb2.Done) -> None:
+        """Answers: done."""
+        await self._answer(control_pb2.ServerMessage(request=request, done=done))
+
+    def tell(self, message: control_pb2.ServerMessage) -> None:
+        """Sends a message that nothing waits for; those of one session arrive in order."""
+        if self.local is not None:
+            self.local.send(message)
+        else:
+            self.run(self.link.send(message), 0)
+
+    async def fail(self, request: int, error: TDServeError) -> None:
+        """Answers: refused or failed. Never over the channel, which may be what failed."""
+        message = control_pb2.ServerMessage(request=request, failure=encode_failure(error))
+        if self.local is not None:
+            self.local.send(message)
+        else:
+            await self.link.send(message)
+
+    async def finish(self, timeout_s: float) -> bool:
+        """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that.
+
+        Returns:
+            Whether nothing is under way any more.
+        """
+        for task in list(self._waiting):
+            task.cancel()
+        if self.local is not None:
+            self.local.take_back_claims()
+        deadline = Deadline.after(timeout_s)
+        self._move_to_tasks()
+        while self._tasks and not deadline.expired:  # others may begin meanwhile, such as to hand on an entry
+            await asyncio.wait(set(self._tasks), timeout=deadline.remaining_s)
+            self._move_to_tasks()
+        return not self._tasks
+
+    def _move_to_tasks(self) -> None:
+        if self.local is not None:
+            self.local.move_to_tasks()
+
+    def mail(self, message: control_pb2.ServerMessage) -> bool:
+        """Sends an answer over the channel; False when the request did not come that way, or the answer does not
+        fit."""
+        if message.request not in self.mailed_requests:
+            return False
+        content = message.SerializeToString()
+        if len(content) > MAIL_BYTES:
+            return False
+        if not self.ended.is_set():
+            self.worker.send(worker_pb2.Order(session=self.number, mail=content))
+        return True
+
+    async def _answer(self, message: control_pb2.ServerMessage) -> None:
+        if self.local is not None:
+            self.local.send(message)
+        elif not self.mail(message):
+            await self.link.send(message)
+
+    def _task_name(self, request: int) -> str:
+        return f"tdserve-session-{self.number}-request-{request}"
+
+    def _keep(self, task: asyncio.Task[None], request: int) -> None:
+        self._tasks[task] = request
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("request %s failed", task.get_name(), exc_info=task.exception())
+
+
+def as_error(fault: Exception) -> TDServeError:
+    """What a client is told of a fault that is not its own."""
+    if isinstance(fault, TDServeError):
+        return fault
+    _log.exception("a request failed", exc_info=fault)
+    return LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
+
+
+def local_address_towards(peer: str) -> str:
+    """The address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
+    family, _, rest = peer.partition(":")
+    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
+    try:
+        return address_towards(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
+    except ConnectError:
+        return "127.0.0.1"

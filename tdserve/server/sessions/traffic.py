@@ -1,0 +1,113 @@
+"""Reads carried out, and every transfer counted by transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import control_pb2, worker_pb2
+
+INLINE = "inline"
+
+COUNT_TIMEOUT_S = 2.0
+"""A worker answers within a millisecond, unless it is stopped, or the machine is busy."""
+
+
+@dataclass
+class _Count:
+    bytes_in: int = 0
+    bytes_out: int = 0
+    transfers_in: int = 0
+    transfers_out: int = 0
+    bytes_relayed: int = 0
+    transfers_relayed: int = 0
+
+
+class Traffic:
+    """Moves reads to clients and counts what has moved."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = defaultdict(_Count)
+
+    async def read(
+        self,
+        session: ClientSession,
+        request: int,
+        order: worker_pb2.Order,
+        accepted: control_pb2.Accepted,
+        *,
+        announces: bool,
+    ) -> control_pb2.Done | None:
+        """Has the session's worker send what ``order`` says.
+
+        Args:
+            announces: Whether Accepted leaves together with the order. Otherwise the worker first finds out how much
+                there is (non-tensor values, selections): small content comes back and leaves inline, larger is
+                announced then.
+
+        Returns:
+            The answer with inline content; None when Accepted was sent and the content follows over the channel.
+        """
+        if announces:
+            moving = session.worker.order(order)
+            await session.accepted(request, accepted)
+            self.sent(session.transport, (await moving).nbytes_moved)
+            return None
+        announcing: list[asyncio.Task[None]] = []
+
+        def announce(prepared: worker_pb2.Prepared) -> None:
+            accepted.values, accepted.values_nbytes = prepared.values, prepared.values_nbytes
+            announcing.append(asyncio.create_task(session.accepted(request, accepted)))
+
+        worked = await session.worker.order(order, on_prepared=announce)
+        for task in announcing:
+            await task
+        if not worked.HasField("inline"):
+            self.sent(session.transport, worked.nbytes_moved)
+            return None
+        accepted.values = worked.values
+        self.sent(INLINE, len(worked.inline))
+        return control_pb2.Done(inline=worked.inline, accepted=accepted)
+
+    def sent(self, transport: str, nbytes: int) -> None:
+        """Counts a transfer from the server."""
+        count = self._counts[transport]
+        count.bytes_out += nbytes
+        count.transfers_out += 1
+
+    def relayed(self, transport: str, nbytes: int) -> None:
+        """Counts a transfer from client to client."""
+        count = self._counts[transport]
+        count.bytes_relayed += nbytes
+        count.transfers_relayed += 1
+
+    async def count_reads(self, workers: Sequence[DataWorker]) -> None:
+        """Asks the workers for the reads that they have answered without this process; a silent one's count later."""
+        orders = [worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
+        for order in orders:
+            order.add_done_callback(self._count_reads)  # also a late one: who was asked begins anew
+        if orders:
+            await asyncio.wait(orders, timeout=COUNT_TIMEOUT_S)
+
+    def _count_reads(self, order: asyncio.Future[worker_pb2.Worked]) -> None:
+        if not order.cancelled() and order.exception() is None:
+            count = self._counts[INLINE]
+            count.transfers_out += order.result().num_reads
+            count.bytes_out += order.result().nbytes_moved
+
+    def received(self, transport: str, content: control_pb2.Content) -> None:
+        """Counts a transfer to the server."""
+        is_inline = content.HasField("inline")
+        count = self._counts[INLINE if is_inline else transport]
+        count.bytes_in += len(content.inline) if is_inline else sum(content.message_nbytes)
+        count.transfers_in += 1
+
+    def stats(self) -> list[control_pb2.TransportStats]:
+        """The counts, by transport."""
+        return [
+            control_pb2.TransportStats(transport=name, **vars(count)) for name, count in sorted(self._counts.items())
+        ]

@@ -1,0 +1,1 @@
+"""Replays and queues: their rows come or are claimed, are committed, drawn, and changed."""

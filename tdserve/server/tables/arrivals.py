@@ -1,0 +1,74 @@
+"""What an extend says of its rows beside their content: priorities, ends of trajectories, which leaves it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tdserve.errors import InvalidRequestError
+from tdserve.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
+from tdserve.row_numbers import column_of
+from tdserve.server.entry import Entry
+from tdserve.server.tables.rule_keys import as_bools, as_ids, group_column
+from tdserve.spec.tree import Path
+from tdserve.v1 import control_pb2
+
+
+@dataclass(frozen=True)
+class Coming:
+    """An extend's rows before their content has come.
+
+    Attributes:
+        arrival: What the request says of them.
+        num_rows: How many there are.
+    """
+
+    arrival: Arrival
+    num_rows: int
+
+    def with_columns(self, entry: Entry, found: Mapping[Path, bytes]) -> Arrival:
+        """Adds what the worker found in the content, by the store's rule keys."""
+        if not found and not entry.group_keys:
+            return self.arrival
+        sampler = entry.replay_table().settings.sampler
+        ends, ids = self.arrival.ends, None
+        for path in entry.replay_table().settings.rule_keys:
+            if getattr(sampler, "end_key", None):
+                flags = as_bools(found[path], self.num_rows)
+                ends = flags if ends is None else ends | flags
+            else:
+                ids = as_ids(found[path], self.num_rows)
+        groups = {group_column(path): as_ids(found[path], self.num_rows) for path in entry.group_keys if path in found}
+        return replace(self.arrival, ends=ends, ids=ids, groups=groups)
+
+
+def arriving(entry: Entry, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
+    """Reads what a request says of its rows.
+
+    Raises:
+        InvalidRequestError: A column has another length than there are rows, or a priority cannot be one.
+        KeyNotFoundError: The content is said to have a leaf that rows have not.
+    """
+    num_rows = asked.num_rows
+    table = entry.replay_table()
+    if not (asked.priorities or asked.ends or asked.keys) and table.columns.trajectories is None:
+        return Coming(PLAIN_ARRIVAL, num_rows)
+    ends = None
+    if asked.ends:
+        ends = column_of("ends", asked.ends, "?", num_rows)
+    priorities = None
+    if asked.priorities:
+        if "priority" not in table.settings.columns:
+            reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
+            raise InvalidRequestError(argument="priority", reason=reason)
+        priorities = column_of("priority", asked.priorities, "<f8", num_rows)
+        check_priorities(np.frombuffer(asked.priorities, "<f8"))  # one of all rows may stand for very many
+    keys = sorted(number for key in asked.keys for number in entry.numbers_of(tuple(key.parts)))
+    missing = [path for path in entry.rule_keys if keys and not set(entry.numbers_of(path)) <= set(keys)]
+    if missing:
+        reason = f"table {entry.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
+        raise InvalidRequestError(argument="batch", reason=reason)
+    writer = (client_id, asked.writer)
+    return Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys or None), num_rows)

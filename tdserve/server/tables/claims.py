@@ -1,0 +1,337 @@
+"""Rows that a local client takes by itself, and says in its claim file what it has put there: followed and committed.
+
+The rows are the next of the ring. Whoever looks at the table looks at the file first, so that nobody sees less than
+what the client was told; its messages only say when to look. Before anybody else changes which rows are whose, the
+claim is taken back: the client asks for rows again, as every other does, and may wish for another claim.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tdserve.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.replay.plans import PLAIN_ARRIVAL
+from tdserve.replay.ring import Reservation
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.claim_records import ClaimRecord
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.tables.commits import commit_rows
+from tdserve.store.claims import FOLDER, MAX_RECORDS, ClaimFile
+from tdserve.v1 import control_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+
+class TableClaims:
+    """The claim of one client (``tdserve.replay.claims.Claims``). A table has one at most.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed.
+        traffic: Counts what is committed.
+        entry: The table.
+        file: Its claim file.
+        record: What the client may claim; saved already.
+        window: Rows that it may be ahead.
+        on_broken: Called when the file contradicts itself: nothing of it is believed any more.
+        on_end: Called when the claim is over, all that was claimed is settled, and its file is gone.
+        unfilled: Rows that were claimed before a restart, an array per claim.
+    """
+
+    def __init__(
+        self,
+        stores: Stores,
+        answers: Answers,
+        traffic: Traffic,
+        entry: Entry,
+        file: ClaimFile,
+        record: ClaimRecord,
+        *,
+        window: int,
+        on_broken: Callable[[], None],
+        on_end: Callable[[], object],
+        unfilled: Sequence[Reservation] = (),
+    ) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._traffic = traffic
+        self._entry = entry
+        self._table = entry.replay_table()
+        self._file = file
+        self._record = record
+        self._window = window
+        self._on_broken = on_broken
+        self._on_end = on_end
+        self._pending = deque(unfilled)  # claimed, and not known to be filled
+        self._num_claimed = record.num_filled + sum(map(len, unfilled))
+        self._is_over = self._is_looking = self._is_broken = self._is_listening = False
+        self._table.claims = self
+        entry.changed.on_wait = self.listen
+        self._ring_when_needed()
+
+    def catch_up(self) -> None:
+        """Commits what was filled, and takes what was claimed out of every sample."""
+        if self._is_looking or self._is_broken:
+            return
+        self._is_looking = True
+        try:
+            # The claims first: but for the last of them, what was claimed by now is filled, and its record is there.
+            num_claimed, num_written = self._file.num_claimed, self._file.num_written
+            if self._record.num_taken < num_written:
+                self._take_records(num_written)
+            if num_claimed > self._num_claimed:
+                self._claim(num_claimed - self._num_claimed)
+            if self._is_listening and not self._entry.changed.num_waiting:
+                self._ring_when_needed()
+        except CapacityError as error:  # tried again when somebody looks next
+            _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
+        except StoreNotFoundError:
+            self._is_broken = True  # it was deleted: nobody asks for these rows
+        except TDServeError as error:
+            self._is_broken = True
+            _log.error("rows that were claimed of store %r cannot be committed: %s", self._entry.name, error)
+            self._on_broken()
+        finally:
+            self._is_looking = False
+        self._settle()
+
+    def take_back(self) -> None:
+        """Ends the claim: rows that are being filled are all that the client still has."""
+        if not self._is_over:
+            self._is_over = True
+            self._file.end()
+        self.catch_up()
+
+    def abandon(self) -> None:
+        """Ends the claim; the client fills nothing more."""
+        self.take_back()
+        while self._pending:
+            self._table.abort(self._pending.pop())
+        self._settle()
+
+    @property
+    def num(self) -> int:
+        """Tells it from other claims of its client."""
+        return self._record.num
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the claim is over, and nothing of it is open."""
+        return self._is_over and not self._pending
+
+    def _settle(self) -> None:
+        if not self.is_settled or self._table.claims is not self:
+            return
+        self._table.claims = self._entry.changed.on_wait = None
+        if not self._entry.changed.is_deleted:
+            self._stores.db.delete("pending", self._record.key)
+        self._file.unlink()
+        self._entry.changed.wake()
+        self._on_end()
+
+    def _claim(self, num_rows: int) -> Reservation:
+        if self._num_claimed + num_rows > self._record.num_allowed:
+            expected = f"claims of at most {self._record.num_allowed} rows"
+            raise RemoteProtocolError(expected=expected, received=f"{self._num_claimed + num_rows}")
+        reservation = self._table.claim(num_rows)
+        self._num_claimed += num_rows
+        self._pending.append(reservation)
+        return reservation
+
+    def _take_records(self, num_written: int) -> None:
+        """Commits what was filled: of several extends together, but for those that were claimed before they were."""
+        if num_written - self._record.num_taken > MAX_RECORDS:
+            raise RemoteProtocolError(expected=f"at most {MAX_RECORDS} records", received=f"{num_written}")
+        num_rows, last = 0, (0, 0)
+        for number in range(self._record.num_taken, num_written):
+            request, num_filled = self._file.record(number)
+            if num_filled < 1:
+                raise RemoteProtocolError(expected="a record of filled rows", received=f"one of {num_filled} rows")
+            is_stored = self._answers.seen(self._record.client_id, request) is not None  # tried again meanwhile
+            if is_stored:
+                self._commit(num_rows, last, number)
+                num_rows = 0
+            num_rows, last = num_rows + num_filled, (request, num_filled)
+            if is_stored or (self._pending and num_rows >= len(self._pending[0])):
+                self._commit(num_rows, last, number + 1, is_stored=is_stored)
+                num_rows = 0
+        self._commit(num_rows, last, num_written)
+        self._ring_when_needed()
+
+    def _commit(self, num_rows: int, last: tuple[int, int], num_taken: int, *, is_stored: bool = False) -> None:
+        """Commits the rows of some records.
+
+        Args:
+            last: The last of them: only what was written last is ever tried again.
+            num_taken: Records up to there.
+            is_stored: They are stored already, elsewhere.
+        """
+        if not num_rows:
+            return
+        reservation = self._pending[0] if self._pending else self._claim(num_rows)
+        if len(reservation) != num_rows:
+            raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")
+        num_allowed = self._record.num_allowed
+        if not self._is_over:
+            promised = num_allowed - self._num_claimed
+            num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=promised)
+        num_filled = self._record.num_filled + num_rows
+        record = replace(self._record, num_filled=num_filled, num_taken=num_taken, num_allowed=num_allowed)
+        if is_stored:
+            record.save(self._stores.db)
+            self._table.abort(reservation)
+        else:
+            request, num_last = last
+            commit_rows(
+                self._stores,
+                self._answers,
+                self._entry,
+                reservation,
+                PLAIN_ARRIVAL,
+                client_id=self._record.client_id,
+                request=request,
+                num_last=num_last,
+                also=record.save,
+            )
+        self._pending.popleft()
+        self._traffic.received("shm", control_pb2.Content())  # as of a request that several extends share
+        self._record = record
+        self._file.take(num_taken, num_allowed)
+
+    def listen(self) -> None:
+        """Somebody waits for the table: the client tells of every record."""
+        self._ring_when_needed()
+        self.catch_up()
+
+    def _ring_when_needed(self) -> None:
+        self._is_listening = bool(self._entry.changed.num_waiting)
+        self._file.ring_at(0 if self._is_listening else self._num_claimed + self._window // 2)
+
+
+class Claiming:
+    """Lets local clients claim rows, and follows them to their end, over a restart too.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed.
+        traffic: Counts what is committed.
+    """
+
+    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._traffic = traffic
+        self._nums = count(1)
+
+    def offer(self, session: ClientSession, entry: Entry, asked: control_pb2.ExtendRequest) -> control_pb2.Claim | None:
+        """What a client that has just extended a table may claim; None where it goes on asking for rows."""
+        local, table = session.local, entry.replay_table()
+        if local is None or local.is_read_only or table.claims is not None or session.ended.is_set():
+            return None
+        if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
+            return None
+        num_allowed = table.num_claimable(asked.wished_claim)
+        if num_allowed < asked.num_rows:
+            return None
+        uid, lock_name = entry.record.uid, local.lock_name
+        record = ClaimRecord(uid, lock_name, session.client_id, next(self._nums), table.ring.cursor, num_allowed)
+        path = _path_of(entry, record)
+        try:
+            file = ClaimFile.create(path, num_allowed)
+        except TDServeError as error:  # such as a full disk: it is let extend all the same
+            _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
+            return None
+        record.save(self._stores.db)
+        local.claims[uid] = self._follow(
+            entry,
+            file,
+            record,
+            window=asked.wished_claim,
+            on_broken=session.ended.set,
+            on_end=partial(local.claims.pop, uid),
+        )
+        claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
+        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self._stores.root.path))
+        return claim
+
+    def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
+        """A client has filled rows, or will not."""
+        claims = None if session.local is None else session.local.claims.get(claimed.uid)
+        if claims is None or claims.num != claimed.num:
+            return
+        if claimed.abandons:
+            claims.abandon()
+        else:
+            claims.catch_up()
+
+    def catch_up(self) -> None:
+        """Commits all that was filled."""
+        for entry in self._stores.opened():
+            if entry.table is not None and entry.table.claims is not None:
+                entry.table.claims.catch_up()
+
+    def on_session_ended(self, session: ClientSession) -> None:
+        """Its claims are taken back: what it may still be filling waits for the proof that it is gone."""
+        if session.local is None:
+            return
+        for claims in list(session.local.claims.values()):
+            claims.take_back()
+            if not claims.is_settled:  # what it has filled by the time it is gone is committed, the rest is free
+                self._wait_for_end(session.local.lock_name, claims.abandon)
+
+    def restore(self) -> None:
+        """After a restart: commits what was filled, and waits for those who may still fill the others."""
+        for uid in ClaimRecord.uids(self._stores.db):
+            try:
+                entry = self._stores.find_uid(uid)
+            except TDServeError as error:
+                _log.error("rows that were claimed before the restart cannot be looked at: %s", error)
+                continue
+            if entry is not None:
+                for record, unfilled in entry.unfilled:
+                    self._restore(entry, record, unfilled)
+
+    def _restore(self, entry: Entry, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+        table = entry.replay_table()
+        try:
+            file = ClaimFile.open(_path_of(entry, record))
+        except TDServeError:  # what was filled, nobody knows
+            self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
+            return
+        for reservation in unfilled:
+            table.ring.resume(reservation)
+        claims = self._follow(
+            entry, file, record, window=0, on_broken=lambda: None, on_end=lambda: None, unfilled=unfilled
+        )
+        claims.take_back()
+        if not claims.is_settled:
+            self._wait_for_end(record.lock_name, claims.abandon)
+
+    def _follow(self, entry: Entry, file: ClaimFile, record: ClaimRecord, **options: Any) -> TableClaims:
+        return TableClaims(self._stores, self._answers, self._traffic, entry, file, record, **options)
+
+    def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
+        if self._stores.departures.is_gone(lock_name):
+            on_gone()
+        else:
+            self._stores.departures.watch(lock_name, on_gone)
+
+    def _free(self, entry: Entry, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+        for reservation in unfilled:
+            entry.replay_table().release(reservation)
+        self._stores.db.delete("pending", record.key)
+        entry.changed.wake()
+
+
+def _path_of(entry: Entry, record: ClaimRecord) -> Path:
+    return entry.folder / FOLDER / record.file_name

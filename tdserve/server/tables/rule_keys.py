@@ -1,0 +1,123 @@
+"""Leaves that a table's rules look at: their bytes are reported by the worker that received the rows."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.deadline import Deadline
+from tdserve.errors import KeyNotFoundError, NotSupportedError
+from tdserve.replay.table import Table
+from tdserve.row_numbers import encode_rows
+from tdserve.server.entry import Entry
+from tdserve.server.sessions.session import ClientSession
+from tdserve.spec.tree import Path
+from tdserve.v1 import worker_pb2
+from tdserve.value_columns import decode_block
+
+_ID_BYTES = 8
+
+CLAIMS_TIMEOUT_S = 30.0
+"""Rows that were claimed are filled within the time of a copy; of a writer that is stopped the session ends."""
+
+
+class RuleKeys:
+    """Learns by what rows are grouped when somebody first asks for groups, and keeps it up from then on."""
+
+    async def learn_group(self, entry: Entry, path: Path, session: ClientSession) -> str:
+        """The name of the column that groups rows by a leaf; filled for all rows that are there.
+
+        Raises:
+            KeyNotFoundError: Rows have no such leaf.
+            NotSupportedError: A row has several values there.
+        """
+        column = group_column(path)
+        if path in entry.known_groups:
+            return column
+        if path not in dict((*entry.spec.tensors, *entry.spec.values)):
+            raise KeyNotFoundError(store=entry.name, key=".".join(path))
+        async with entry.write_lock:  # one after the other, and no row is half written meanwhile
+            if path not in entry.known_groups:
+                await self._look_at_rows(entry, path, session)
+        return column
+
+    async def _look_at_rows(self, entry: Entry, path: Path, session: ClientSession) -> None:
+        table = await _without_claims(entry, session)
+        entry.group_keys.append(path)  # rows that are committed from here on bring it themselves
+        rows = table.ring.live_rows()  # also those that may come back because a sample fails
+        before = entry.generation_values()[rows]
+        try:
+            ids = await self.read_ids(entry, path, rows, session)
+        except BaseException:
+            entry.group_keys.remove(path)
+            raise
+        is_same = entry.generation_values()[rows] == before
+        table.columns.array(group_column(path), np.int64)[rows[is_same]] = ids[is_same]
+        entry.known_groups.add(path)
+
+    async def read_ids(
+        self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession
+    ) -> NDArray[np.int64]:
+        """What rows are grouped by: a number per row."""
+        content = await self.read(entry, path, rows, session)
+        return as_ids(content, len(rows)) if path in dict(entry.spec.tensors) else _ids_of_values(content, path, rows)
+
+    async def read(self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession) -> bytes:
+        """The bytes of a leaf of rows whose content is in its place."""
+        order = worker_pb2.Order()
+        order.read_columns.store.CopyFrom(entry.ref(session.worker.known_specs))
+        order.read_columns.rows = encode_rows(rows)
+        order.read_columns.keys.add(parts=path)
+        worked = await session.worker.order(order)
+        return worked.columns[0]
+
+
+async def _without_claims(entry: Entry, session: ClientSession) -> Table:
+    """The table, once nobody fills rows by himself: such rows would not bring what they are grouped by."""
+    deadline = Deadline.after(CLAIMS_TIMEOUT_S)
+    while (table := entry.replay_table()).claims is not None:
+        table.take_back_claims()
+        await session.wait(
+            entry.changed,
+            lambda: True if entry.replay_table().claims is None else None,
+            deadline,
+            lambda: f"a writer that is filling rows of {entry.name!r}",
+        )
+    return table
+
+
+def _ids_of_values(content: bytes, path: Path, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    ((per_row, values),) = decode_block(content)
+    digests = [_digest(value) for value in values]
+    if not per_row:
+        digests *= len(rows)
+    if len(digests) != len(rows):
+        raise NotSupportedError(feature=f"group_by={path!r}", reason="a row has several values there")
+    return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_ID_BYTES).digest()
+
+
+def group_column(path: Path) -> str:
+    """Name of the column that holds what rows are grouped by."""
+    return "group-" + _digest(repr(path).encode("utf-8", "surrogatepass")).hex()
+
+
+def as_bools(content: bytes, num_rows: int) -> NDArray[np.bool_]:
+    """Which rows have a byte that is not zero."""
+    return np.asarray(np.frombuffer(content, np.uint8).reshape(num_rows, -1).any(axis=1))
+
+
+def as_ids(content: bytes, num_rows: int) -> NDArray[np.int64]:
+    """A number per row: equal where the rows' bytes are equal, and hardly ever otherwise."""
+    table = np.frombuffer(content, np.uint8).reshape(num_rows, len(content) // max(num_rows, 1))
+    if table.shape[1] <= _ID_BYTES:
+        padded = np.zeros((num_rows, _ID_BYTES), np.uint8)
+        padded[:, : table.shape[1]] = table
+        return padded.view("<i8").reshape(num_rows)
+    digests = b"".join(_digest(row.tobytes()) for row in table)
+    return np.frombuffer(digests, "<i8").astype(np.int64)

@@ -1,0 +1,222 @@
+"""Sampling: rows drawn by a replay's table, sent by the session's worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+
+from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError, SpecMismatchError
+from tdserve.replay.plans import RowsPlan
+from tdserve.replay.views import PLAIN, ViewKey
+from tdserve.row_numbers import encode_rows, spread
+from tdserve.server.entry import Entry
+from tdserve.server.read_values import read_values
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.tables.policies import check_max_lag, follow, refresh
+from tdserve.server.tables.rule_keys import RuleKeys
+from tdserve.v1 import control_pb2, worker_pb2
+
+
+class Samples:
+    """What readers ask of replay stores.
+
+    Args:
+        stores: The book.
+        traffic: Sends and counts.
+        rule_keys: Learns what rows are grouped by.
+    """
+
+    def __init__(self, stores: Stores, *, traffic: Traffic, rule_keys: RuleKeys) -> None:
+        self._stores = stores
+        self._traffic = traffic
+        self._rule_keys = rule_keys
+        self._rng = np.random.default_rng()
+
+    async def sample(
+        self, session: ClientSession, request: int, asked: control_pb2.SampleRequest
+    ) -> control_pb2.Done | None:
+        """Draws rows and has them sent. None: Accepted was sent, the content follows over the channel.
+
+        Raises:
+            StoreNotFoundError: It was deleted: who samples has seen it.
+            KeyNotFoundError: A required key, or the one to group by, is none of the rows'.
+            DeadlineExceededError: Nothing was let through in time; the message says what it waits for.
+            EndOfStreamError: The queue was closed, and is drained.
+        """
+        deadline = Deadline.after(asked.timeout_s)
+        entry = self._stores.get(asked.store)
+        table = entry.replay_table()
+        if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
+            raise older_store(entry)
+        if asked.asks_newest:
+            staleness = follow(self._stores, entry)
+            return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
+        num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
+        if num_rows * num_batches > MAX_SAMPLE_ROWS:
+            reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        max_lag = check_max_lag(entry, asked)
+        key = await self._view(session, entry, asked)
+        if max_lag is not None and not table.settings.is_queue:  # from which goes what is too old
+            key = key._replace(max_lag=max_lag)
+        owner = session.number if asked.is_lease else None
+
+        def plan_some(num_batches: int) -> RowsPlan | None:
+            refresh(self._stores, entry, max_lag)
+            return table.plan_sample(num_rows, num_batches, rng=self._rng, key=key, owner=owner)
+
+        def plan() -> RowsPlan | None:
+            # Who waits gets one batch as soon as there is one: a limiter may never let through several.
+            return plan_some(num_batches) or (plan_some(1) if num_batches > 1 else None)
+
+        line = ("sample", num_rows, num_batches, key, max_lag, owner is not None)
+        if asked.message_nbytes:
+            # What waits in line goes first.
+            found = None if entry.changed.has_line(line) else plan_some(num_batches)
+            return await self._send_expected(session, request, entry, found, asked)
+        granted = await session.wait(
+            entry.changed,
+            plan,
+            deadline,
+            lambda: table.why_sample(num_rows, key),
+            line=line,
+            give_back=lambda granted: self._undo(entry, granted),
+        )
+        return await self._sending(
+            entry, granted, lambda: self.send(session, request, entry, granted, tells_spec=not asked.fingerprint)
+        )
+
+    def release(self, session: int) -> None:
+        """Gives back what a session that has ended held on lease."""
+        for entry in self._stores.opened():
+            if entry.table is not None and entry.table.views.release(session):
+                entry.changed.wake()
+
+    async def send(
+        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
+    ) -> control_pb2.Done | None:
+        """Sends rows, inline or behind an Accepted."""
+        row_spec = entry.spec_of_row()
+        if session.local is not None:
+            return await self._grant(session, request, entry, plan, tells_spec=tells_spec)
+        order = self._order(session, request, entry, plan)
+        order.is_accepted = not order.send_rows.inline and not entry.spec.values
+        accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
+        if tells_spec:
+            accepted.spec.CopyFrom(self._stores.message_of(row_spec))
+        return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+
+    async def _grant(
+        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
+    ) -> control_pb2.Done:
+        """Tells a local client which rows to copy."""
+        local = session.local_client()
+        accepted = control_pb2.Accepted(
+            num_rows=len(plan.rows),
+            fingerprint=entry.spec_of_row().fingerprint,
+            uid=entry.record.uid,
+            rows=encode_rows(plan.rows),
+            generations=plan.generations.tobytes(),
+        )
+        for name, column in plan.columns.items():
+            accepted.added.add(name=name, content=column.tobytes())
+        if tells_spec:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec_of_row()))
+        if local.lacks_values and entry.spec.values:
+            elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
+            paths = [path for path, _ in entry.spec.values]
+            accepted.values = await read_values(session.worker, entry, paths, elements)
+        self._traffic.sent(session.transport, 0)
+        if not len(plan.spent):
+            return control_pb2.Done(accepted=accepted)
+        accepted.wants_written = True  # rows that leave the table must not be given to a writer before
+        await local.written(request, accepted)
+        return control_pb2.Done()
+
+    async def _view(self, session: ClientSession, entry: Entry, asked: control_pb2.SampleRequest) -> ViewKey:
+        if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
+            return PLAIN
+        numbers: tuple[int, ...] | None = None
+        if asked.require or asked.accepts_partial:
+            numbers = tuple(sorted({number for key in asked.require for number in entry.numbers_of(tuple(key.parts))}))
+        if not asked.HasField("group_by"):
+            return ViewKey(numbers, asked.consumer)
+        if not 1 <= asked.group_size <= entry.record.capacity:
+            reason = f"{asked.group_size} is not from 1 to the capacity, {entry.record.capacity}"
+            raise InvalidRequestError(argument="group_size", reason=reason)
+        column = await self._rule_keys.learn_group(entry, tuple(asked.group_by.parts), session)
+        return ViewKey(numbers, asked.consumer, column, asked.group_size)
+
+    async def _send_expected(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        plan: RowsPlan | None,
+        asked: control_pb2.SampleRequest,
+    ) -> control_pb2.Done | None:
+        """Sends what the client already waits for; void, when there is nothing to grant now."""
+        if plan is None:
+            session.send_void(request, asked.message_nbytes)
+            return control_pb2.Done(must_wait=True)
+
+        async def send() -> None:
+            if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
+                raise older_store(entry)
+            order = self._order(session, request, entry, plan)
+            order.send_rows.inline = False
+            order.is_accepted = True
+            session.accepted_requests.add(request)
+            self._traffic.sent(session.transport, (await session.worker.order(order)).nbytes_moved)
+
+        await self._sending(entry, plan, send)
+        return None
+
+    async def _sending(
+        self, entry: Entry, plan: RowsPlan, send: Callable[[], Awaitable[control_pb2.Done | None]]
+    ) -> control_pb2.Done | None:
+        """Has a plan carried out; what it used up is there again when that fails."""
+        entry.changed.wake()  # it may be what a writer has waited for
+        try:
+            done = await send()
+        except BaseException:
+            self._undo(entry, plan)
+            raise
+        if entry.replay_table().finish(plan):
+            entry.changed.wake()
+        return done
+
+    def _undo(self, entry: Entry, plan: RowsPlan) -> None:
+        entry.replay_table().undo(plan)
+        entry.changed.wake()
+
+    def _order(self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan) -> worker_pb2.Order:
+        order = session.order(request)
+        body = order.send_rows
+        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.rows = encode_rows(plan.rows)
+        body.generations = plan.generations.tobytes()
+        for name, column in plan.columns.items():
+            body.columns.add(name=name, content=column.tobytes())
+        layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+        body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
+        body.sends_values = session.hello.takes_values
+        return order
+
+
+def older_store(entry: Entry) -> SpecMismatchError:
+    """For a client that means an earlier store of this name."""
+    expected, actual = "the structure of its rows", "that of an older store of this name"
+    return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
+
+
+def _is_expected(entry: Entry, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:
+    """Whether the client waits for just the messages that these rows make."""
+    layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+    return layout.message_nbytes == tuple(message_nbytes)

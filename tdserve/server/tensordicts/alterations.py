@@ -1,0 +1,344 @@
+"""Changes of which keys a tensordict store has. Seen whole or not at all, also after a crash.
+
+What comes is made and filled in a folder of its own, as a small store that nobody knows. Then, while nobody writes, one
+transaction makes the new structure the store's; files and values are renamed into their places behind it, and again
+after a crash. Readers see the number of the structure in the generation file change before any file does: what they
+have mapped stays theirs, and who is in the middle of a read reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
+
+import numpy as np
+
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    DeadlineExceededError,
+    NotSupportedError,
+    SpecMismatchError,
+    TDServeError,
+)
+from tdserve.ids import new_uid
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.restructured import Restructured
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.staging_names import values_path
+from tdserve.server.stores import Stores
+from tdserve.server.workers import DataWorker
+from tdserve.spec import codec
+from tdserve.spec.altering import Alteration, Altered, Renaming
+from tdserve.spec.tree import Path, Spec
+from tdserve.store import object_folders, restructuring
+from tdserve.store import rows as row_files
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import Generations
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+MOVING = -1
+"""Instead of the number of a structure: nobody can open the store's files now."""
+
+MAX_HOLD_S = 2.0
+"""So long new writes wait for an alteration that waits for older ones to end; then they go first."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A folder in which what comes is made and filled.
+
+    Attributes:
+        uid: By which workers and local clients know it.
+        added: Its structure; None where nothing comes.
+    """
+
+    uid: str
+    folder: FilePath
+    added: Spec | None
+
+    def ref(self, worker: DataWorker) -> worker_pb2.StoreRef:
+        """How orders name it."""
+        if self.added is None:
+            return worker_pb2.StoreRef()
+        fingerprint = self.added.fingerprint
+        ref = worker_pb2.StoreRef(uid=self.uid, folder=str(self.folder), fingerprint=fingerprint)
+        if fingerprint not in worker.known_specs:
+            worker.known_specs.add(fingerprint)
+            ref.spec.CopyFrom(codec.encode(self.added))
+        return ref
+
+
+class Alterations:
+    """What sessions ask of the structure of tensordict stores.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+        values_worker: Writes non-tensor values.
+        traffic: Counts what was received.
+    """
+
+    def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._worker = values_worker
+        self._traffic = traffic
+
+    async def alter(self, session: ClientSession, request: int, asked: control_pb2.AlterRequest) -> control_pb2.Done:
+        """Changes a store's structure, whole or not at all.
+
+        Raises:
+            TDServeError: Nothing was changed.
+        """
+        entry = self._stores.get(asked.store)
+        if entry.record.kind != "tensordict":
+            raise entry.wrong_kind("tensordict")
+        entry.check_writable()
+        wanted = _decoded(asked)
+        if entry.record.adopted and wanted.is_locked is None:
+            reason = f"its tensors lie in {entry.record.adopted}; change that folder, and adopt it again"
+            raise NotSupportedError(feature=f"another structure of adopted store {entry.name!r}", reason=reason)
+        wanted.apply(entry.spec, store=entry.name)  # refused before anything is made
+        _check_content(entry, wanted, asked)
+        deadline = Deadline.after(asked.timeout_s)
+        async with self._made(session, entry, wanted.added) as made:
+            if asked.HasField("content"):
+                await self._fill(session, request, entry, made, asked.content)
+                self._traffic.received(session.transport, asked.content)
+            async with self._alone(session, entry, deadline):
+                answered = self._answers.seen(session.client_id, request)
+                if answered is not None:  # this was tried before, over a session that has ended
+                    return control_pb2.Done.FromString(answered)
+                altered = wanted.apply(entry.spec, store=entry.name)
+                return await self._commit(session, request, entry, altered, made, asked)
+
+    async def repair(self) -> int:
+        """After a restart: finishes what a crash has cut short, and removes what never came; returns how many."""
+        found = Restructured.load(self._stores.db)
+        for restructured in found:
+            try:
+                entry = self._stores.find_uid(restructured.uid)
+                if entry is None:
+                    self._stores.db.delete("pending", restructured.key)
+                else:
+                    await self._finish(entry, restructured)
+            except TDServeError as error:
+                _log.error("a change of structure that a crash had cut short cannot be completed: %s", error)
+        waiting = {restructured.folder for restructured in Restructured.load(self._stores.db)}
+        for record in self._stores.catalog:
+            for folder in restructuring.leftovers(self._stores.root.store_folder(record.name)):
+                if folder.name not in waiting:
+                    entry = self._stores.find(record.name)
+                    if entry is not None:
+                        await self._forget_values(entry, folder.name)
+                    restructuring.remove(folder)
+        return len(found)
+
+    @asynccontextmanager
+    async def _made(self, session: ClientSession, entry: Entry, added: Spec | None) -> AsyncIterator[_Made]:
+        """A block in which there is a folder for what comes; nothing of it stays behind."""
+        uid = new_uid()
+        made = _Made(uid, entry.folder / f"{restructuring.PREFIX}{uid}", added)
+        try:
+            if added is not None:
+                await asyncio.to_thread(_make_files, made.folder, added, uid)
+            yield made
+        finally:
+            if added is not None:
+                drop = worker_pb2.Order()
+                drop.drop_store.uid = uid
+                session.worker.send(drop)
+            if made.folder.name not in {each.folder for each in Restructured.load(self._stores.db)}:
+                await asyncio.to_thread(_remove_files, made.folder, uid)
+
+    async def _fill(
+        self, session: ClientSession, request: int, entry: Entry, made: _Made, content: control_pb2.Content
+    ) -> None:
+        if session.local is not None:
+            session.local.check_writes(f"writing to {entry.name!r}")
+            path = str(made.folder.relative_to(self._stores.root.path))
+            await session.local.written(request, control_pb2.Accepted(uid=made.uid, path=path))
+            return
+        order = session.order(request, is_accepted=bool(content.message_nbytes))
+        body = order.receive_selection
+        body.store.CopyFrom(made.ref(session.worker))
+        body.content.CopyFrom(content)
+        body.content.ClearField("values")
+        body.spool = values_path(str(made.folder / "staged")) if content.values_nbytes else ""
+        await session.worker.order(order)
+
+    @asynccontextmanager
+    async def _alone(self, session: ClientSession, entry: Entry, deadline: Deadline) -> AsyncIterator[None]:
+        """A block in which nobody writes to the store."""
+        while True:
+            async with entry.write_lock:
+                entry.check_present()
+                remaining_s = deadline.remaining_s
+                hold_s = MAX_HOLD_S if remaining_s is None else min(MAX_HOLD_S, remaining_s)
+                with suppress(DeadlineExceededError):
+                    await session.wait(
+                        entry.changed,
+                        lambda: None if entry.writes else True,
+                        Deadline.after(hold_s),
+                        lambda: f"the end of writes to {entry.name!r}",
+                    )
+                entry.check_present()
+                if not entry.writes:
+                    yield
+                    return
+            if deadline.expired:
+                raise DeadlineExceededError(
+                    what=f"the end of other writes to {entry.name!r}", timeout_s=deadline.timeout_s
+                )
+            await asyncio.sleep(0)
+
+    async def _commit(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        altered: Altered,
+        made: _Made,
+        asked: control_pb2.AlterRequest,
+    ) -> control_pb2.Done:
+        new = altered.spec
+        done = control_pb2.Done(version=entry.content_version + 1)
+        restructured = Restructured.of(entry.record.uid, made.folder.name, entry.spec, new, altered.origins, made.added)
+        await asyncio.to_thread(restructuring.keep, entry.folder, made.folder, restructured.files)
+        try:
+            await self._keep_values(session, entry, made, restructured, asked.content)
+            entry.check_present()
+        except TDServeError:
+            await self._forget_values(entry, made.folder.name)
+            raise
+        record = replace(
+            entry.record,
+            fingerprint=new.fingerprint,
+            nbytes=new.nbytes,
+            extra=tuple(".".join(path) for path in row_files.extra_paths(new)),
+            structure=entry.record.structure + 1,
+            order=self._stores.learn_spec(new),
+        )
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            txn.put("stores", entry.name.encode(), record.to_bytes())
+            txn.put("pending", restructured.key, restructured.to_bytes())
+        entry.record, entry.spec = record, new
+        self._stores.catalog.replace(record)
+        await self._finish(entry, restructured)
+        return done
+
+    async def _keep_values(
+        self,
+        session: ClientSession,
+        entry: Entry,
+        made: _Made,
+        restructured: Restructured,
+        content: control_pb2.Content,
+    ) -> None:
+        """Puts non-tensor values where nobody looks for them, before anything changes."""
+        if made.added is not None and (content.values or content.values_nbytes or content.spool_nbytes):
+            order = worker_pb2.Order()
+            body = order.put_values
+            body.values = content.values
+            if content.values_nbytes:
+                body.spool, body.spool_nbytes = values_path(str(made.folder / "staged")), content.values_nbytes
+            elif session.local is not None:
+                session.local.spooled(content, body)
+            body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
+            body.spec.CopyFrom(codec.encode(made.added))
+            body.below, body.everything = made.folder.name, True
+            await self._worker.insist(entry, order)
+        if restructured.kept_values:
+            await self._worker.insist(entry, _moving(restructured.kept_values))
+
+    async def _forget_values(self, entry: Entry, waiting: str) -> None:
+        """Removes what was kept of an alteration that does not come."""
+        if object_folders.exist(entry.folder):
+            forgetting = worker_pb2.Order()
+            forgetting.move_values.cleared_below = waiting
+            with suppress(TDServeError):  # then they take room until the store is deleted
+                await self._worker.insist(entry, forgetting)
+
+    async def _finish(self, entry: Entry, restructured: Restructured) -> None:
+        """Gives the store the files and values of its structure; nobody reads meanwhile.
+
+        Raises:
+            TDServeError: Some could not be moved. The store cannot be read before a restart of the server.
+        """
+        generations, values = entry.generations, entry.generation_values()
+        if generations is None:
+            raise entry.wrong_kind("tensordict")
+        rows = np.arange(len(values) - 1)
+        values |= 1
+        entry.writes.append(rows)
+        generations.move_structure(MOVING)
+        folder = entry.folder / restructured.folder
+        await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files, entry.spec)
+        generations.move_structure(entry.record.structure)
+        if restructured.moved_values or restructured.cleared_values:
+            await self._worker.insist(entry, _moving(restructured.moved_values, restructured.cleared_values))
+        entry.writes[:] = [other for other in entry.writes if other is not rows]
+        values += 1
+        values[entry.lost.rows] |= 1
+        values[-1] |= bool(entry.lost)
+        self._stores.db.delete("pending", restructured.key)
+        entry.changed.wake()
+
+
+def _decoded(asked: control_pb2.AlterRequest) -> Alteration:
+    return Alteration(
+        removed=tuple(map(_path, asked.removed)),
+        renamed=tuple(Renaming(_path(each.old_key), _path(each.new_key), each.is_safe) for each in asked.renamed),
+        added=codec.decode(asked.added) if asked.HasField("added") else None,
+        replaces=frozenset(map(_path, asked.replaces)),
+        is_locked=asked.is_locked if asked.HasField("is_locked") else None,
+    )
+
+
+def _check_content(entry: Entry, wanted: Alteration, asked: control_pb2.AlterRequest) -> None:
+    """Raises unless content is that of what is added; and values, for which there is no zero, have come."""
+    added = wanted.added
+    if asked.HasField("content"):
+        if added is None or asked.content.fingerprint != added.fingerprint:
+            raise SpecMismatchError(
+                store=entry.name, key="", expected="content of what is added", actual="other content"
+            )
+    elif added is not None and any(math.prod(leaf.batch_size) for _, leaf in added.values):
+        path, _ = added.values[0]
+        raise SpecMismatchError(store=entry.name, key=".".join(path), expected="its values", actual="none")
+
+
+def _moving(moves: tuple[tuple[Path, Path], ...], cleared: tuple[Path, ...] = ()) -> worker_pb2.Order:
+    order = worker_pb2.Order()
+    order.move_values.sources.extend(content_pb2.Path(parts=source) for source, _ in moves)
+    order.move_values.targets.extend(content_pb2.Path(parts=target) for _, target in moves)
+    order.move_values.cleared.extend(content_pb2.Path(parts=path) for path in cleared)
+    return order
+
+
+def _make_files(folder: FilePath, added: Spec, uid: str) -> None:
+    row_files.create(folder, added)
+    Generations.create(folder / GENERATION_FILE, uid=uid, num_rows=1).close()
+
+
+def _remove_files(folder: FilePath, uid: str) -> None:
+    if not folder.exists():
+        return
+    if (folder / GENERATION_FILE).exists():
+        generations = Generations.open(folder / GENERATION_FILE, uid=uid, writable=True)
+        generations.mark_deleted()
+        generations.close()
+    restructuring.remove(folder)
+
+
+def _path(key: content_pb2.Path) -> Path:
+    return tuple(key.parts)

@@ -1,0 +1,98 @@
+"""Writes of local clients to rows that are there: copied by the client straight over the old content."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.deadline import Deadline
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.lost import Overwrite
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.tensordicts.held import Held
+from tdserve.v1 import control_pb2
+
+
+class InPlace:
+    """Lets local clients overwrite rows, and knows which are lost when one dies over it.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+    """
+
+    def __init__(self, stores: Stores, answers: Answers) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._unfinished = stores.unfinished
+
+    async def write(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        asked: control_pb2.WriteRequest,
+        rows: NDArray[np.int64],
+        store_values: Callable[[], Awaitable[None]],
+    ) -> control_pb2.Done:
+        """Replaces a selection. Several clients may write different rows at the same time.
+
+        Args:
+            rows: That it means, each once; nobody else writes them.
+            store_values: Stores the write's non-tensor values, whole or not at all.
+
+        Raises:
+            TDServeError: Nothing was written.
+            PeerLostError: The client went away in the middle: the rows are lost until they are written again.
+        """
+        local = session.local_client()
+        local.check_writes(f"writing to {entry.name!r}")
+        keys = tuple(tuple(key.parts) for key in asked.keys)
+        overwrite = Overwrite(entry.record.uid, local.lock_name, request, rows, keys)
+        overwrite.save(self._stores.db)
+        held = Held(entry, rows, keys)
+        has_values = False
+        try:
+            if asked.content.values or asked.content.spool_nbytes:
+                await store_values()
+                has_values = True
+            if not keys or entry.spec.select(keys).tensors:
+                await local.written(
+                    request, control_pb2.Accepted(uid=entry.record.uid, structure=entry.record.structure)
+                )
+        except BaseException:
+            if has_values or local.is_writing(request):
+                held.end()
+                self._unfinished.lose(entry, overwrite)
+            else:
+                held.let_go(is_written=False)
+                self._stores.db.delete("pending", overwrite.key)
+            entry.changed.wake()
+            raise
+        entry.lost.written(rows, keys, self._stores.db)
+        held.let_go(is_written=True)  # first: rows that are even are whole, whatever is on record of them
+        done = control_pb2.Done(version=entry.content_version)
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            txn.delete("pending", overwrite.key)
+        entry.changed.wake()
+        return done
+
+    async def wait_for_writers(
+        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
+    ) -> None:
+        """Waits until no process that lost these rows can still write into them.
+
+        Raises:
+            DeadlineExceededError: It is still there.
+        """
+        if entry.lost:
+            await session.wait(
+                entry.changed,
+                lambda: None if self._unfinished.may_be_written(entry, rows) else True,
+                deadline,
+                lambda: f"the end of the process that stopped while it overwrote rows of {entry.name!r}",
+            )

@@ -1,0 +1,394 @@
+"""Reads and writes of rows that are there. A write is whole or absent: staged, journalled, then applied.
+
+The content of a write first arrives in a staging file (or rides in the message). Then a journal entry says what will be
+applied where, the rows become odd, a worker copies, the rows become even, and the journal entry goes together with the
+answer's record. A crash anywhere behind the journal entry is repaired by applying it again; before it, nothing
+happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.content import selected_spec, write_layout, write_messages
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    PeerLostError,
+    RemoteProtocolError,
+    SpecMismatchError,
+    StoreExistsError,
+    StructureChangedError,
+    TDServeError,
+)
+from tdserve.row_numbers import encode_rows
+from tdserve.selection import from_message
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.read_values import read_values
+from tdserve.server.recovery.journal import JOURNAL, Journal
+from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.staging_names import StagingNames, values_path
+from tdserve.server.stores import Stores
+from tdserve.server.tables.changes import generations_of
+from tdserve.server.tensordicts.held import Held, is_free, wait_for_others
+from tdserve.server.tensordicts.in_place import InPlace
+from tdserve.server.workers import DataWorker
+from tdserve.store.spools import remove_spool
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+
+class TensorDicts:
+    """What sessions ask of tensordict stores.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+        values_worker: Writes non-tensor values, and applies staged content.
+    """
+
+    def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
+        self._in_place = InPlace(stores, answers)
+        self._stores = stores
+        self._answers = answers
+        self._worker = values_worker
+        self._traffic = traffic
+        self._staging = StagingNames()
+
+    async def read(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.ReadRequest, deadline: Deadline
+    ) -> control_pb2.Done | None:
+        """Sends a selection, as of one moment. None: the content follows over the channel."""
+        if asked.HasField("newer_than"):
+            if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
+                return control_pb2.Done(nothing_newer=True)
+            await session.wait(
+                entry.changed,
+                lambda: entry if entry.content_version > asked.newer_than else None,
+                deadline,
+                lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
+            )
+        if entry.writes or entry.lost:
+            rows = from_message(asked.selection).rows(entry.spec.batch_size)
+            # Local clients write by themselves, and may stand still: a worker would wait for them.
+            await wait_for_others(session, entry, rows, deadline)
+            await self._wait_for_retries(session, entry, rows, deadline)
+            entry.lost.check(rows, store=entry.name)
+        if session.local is not None:
+            return await self._let_read(session, session.local, entry, asked)
+        order = session.order(request)
+        order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
+        order.send_selection.selection.CopyFrom(asked.selection)
+        order.send_selection.keys.extend(asked.keys)
+        order.send_selection.inline_bytes = session.inline_limit(request)
+        order.send_selection.sends_values = session.hello.takes_values
+        fingerprint = entry.spec.fingerprint
+        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
+        if asked.fingerprint != fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+        return await self._traffic.read(session, request, order, accepted, announces=False)
+
+    async def _wait_for_retries(
+        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
+    ) -> None:
+        """Waits a moment for writers that a restart has cut short: they write again what they had not finished."""
+        grace_s = entry.lost.may_heal_until_s - time.monotonic()
+        if grace_s <= 0:
+            return
+        remaining_s = deadline.remaining_s
+        grace = Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s))
+        with suppress(DeadlineExceededError):
+            await session.wait(
+                entry.changed,
+                lambda: None if entry.lost.touching(rows) else True,
+                grace,
+                lambda: f"another write to rows of {entry.name!r}",
+            )
+
+    async def _let_read(
+        self,
+        session: ClientSession,
+        local: LocalClient,
+        entry: Entry,
+        asked: control_pb2.ReadRequest,
+    ) -> control_pb2.Done:
+        """Tells a local client which store to read."""
+        fingerprint, uid = entry.spec.fingerprint, entry.record.uid
+        accepted = control_pb2.Accepted(
+            fingerprint=fingerprint, version=entry.content_version, uid=uid, structure=entry.record.structure
+        )
+        if asked.fingerprint != fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+        if local.lacks_values and entry.spec.values:
+            keys = [tuple(key.parts) for key in asked.keys]
+            selection = from_message(asked.selection)
+            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
+            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+            paths = [path for path, _ in chosen.values]
+            accepted.values = await read_values(session.worker, entry, paths, elements)
+        self._traffic.sent(session.transport, 0)
+        return control_pb2.Done(accepted=accepted)
+
+    async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+        """Fills a store for the first time, in place since nobody sees it, and shows it."""
+        if asked.store in self._stores.catalog:
+            raise StoreExistsError(name=asked.store)
+        entry = self._stores.get_loading(asked.store, session.number)
+        _check_fingerprint(entry, asked.content)
+        is_needed = bool(asked.content.values_nbytes) and session.local is None
+        with self._staging.taken(entry, is_needed=is_needed) as staging:
+            await self._fill(session, request, entry, asked, spool=values_path(staging))
+        self._traffic.received(session.transport, asked.content)
+        entry.generation_values()[:] = 2
+        done = control_pb2.Done(version=entry.content_version)
+        entry.check_present()
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            self._stores.publish_loaded(entry, txn)
+        return done
+
+    async def _fill(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str
+    ) -> None:
+        if session.local is not None:
+            try:
+                await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
+            except PeerLostError:  # the store goes with the session
+                raise
+            except TDServeError:  # the client cannot read what it would write: the name is free again
+                await self._stores.delete(entry)
+                raise
+        else:
+            await session.worker.order(self._receiving(session, request, entry, asked, spool=spool))
+        if asked.content.values or spool or asked.content.spool_nbytes:
+            storing = self._storing(entry, asked, spool=spool)
+            if session.local is not None:
+                session.local.spooled(asked.content, storing.put_values)
+            storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+            try:
+                await self._worker.order(storing)
+            except CapacityError:
+                await self._stores.delete(entry)  # they will not fit later either: the name is free again
+                raise
+        if spool:  # no other request will use it soon, and it may be as large as the store
+            await asyncio.to_thread(remove_spool, spool)
+
+    async def write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+        """Replaces a selection, whole or not at all.
+
+        Raises:
+            ReadOnlyError, SpecMismatchError, SelectionError, CapacityError: Nothing was written.
+            NotSupportedError: It has non-tensor values, of an adopted store; nothing was written.
+            PeerLostError: The client or its worker went away before everything had arrived; nothing was written.
+        """
+        entry = self._stores.get(asked.store)
+        if entry.generations is None:
+            raise entry.wrong_kind("tensordict or replay")
+        entry.check_writable()
+        _check_fingerprint(entry, asked.content)
+        if entry.record.adopted:
+            entry.check_values_writable([tuple(key.parts) for key in asked.keys])
+        if entry.table is not None:
+            _check_rows(entry, asked)
+        if session.local is not None:
+            return await self._write_in_place(session, request, entry, asked)
+        _check_content(entry, asked)
+        with self._staging.taken(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
+            if staging:
+                receiving = self._receiving(session, request, entry, asked, staging=staging, spool=values_path(staging))
+                await session.worker.order(receiving)
+            self._traffic.received(session.transport, asked.content)
+            async with self._alone(session, entry, asked):
+                _check_fingerprint(entry, asked.content)  # its keys may have changed since the content began to come
+                done = control_pb2.Done(version=entry.content_version + 1)
+                if entry.table is not None:
+                    _check_rows(entry, asked)  # some may be gone since their content began to come
+                journal = Journal(session.client_id, request, done, asked, staging)
+                self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
+                await self._apply(entry, journal)
+        return done
+
+    async def _write_in_place(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
+        storing = self._storing(entry, asked)
+        session.local_client().spooled(asked.content, storing.put_values)
+
+        async def store_values() -> None:
+            await self._worker.insist(entry, storing)
+
+        rows = np.unique(from_message(asked.selection).rows(entry.spec.batch_size))
+        await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
+        _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
+        if entry.table is not None:
+            _check_rows(entry, asked)
+        self._traffic.received(session.transport, asked.content)
+        return await self._in_place.write(session, request, entry, asked, rows, store_values)
+
+    @asynccontextmanager
+    async def _alone(
+        self, session: ClientSession, entry: Entry, asked: control_pb2.WriteRequest
+    ) -> AsyncIterator[None]:
+        """A block in which nobody else writes these rows; others are not kept waiting while it waits for that."""
+        deadline = Deadline.after(asked.timeout_s)
+        while True:
+            async with entry.write_lock:
+                entry.check_present()
+                if not (entry.writes or entry.lost):
+                    yield
+                    return
+                rows = from_message(asked.selection).rows(entry.spec.batch_size)
+                if self._is_free(entry, rows):
+                    yield
+                    return
+            await self._wait_for_rows(session, entry, rows, deadline)
+
+    def _is_free(self, entry: Entry, rows: NDArray[np.int64]) -> bool:
+        return is_free(entry, rows) and not self._stores.unfinished.may_be_written(entry, rows)
+
+    async def _wait_for_rows(
+        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
+    ) -> None:
+        """Waits until nobody else writes these rows, nor can any more, and no journalled write is being applied."""
+        while True:
+            await wait_for_others(session, entry, rows, deadline)
+            await self._in_place.wait_for_writers(session, entry, rows, deadline)
+            if entry.write_lock.locked():
+                async with entry.write_lock:  # held for as long as a worker copies
+                    pass
+            elif self._is_free(entry, rows):  # else somebody who had waited too came first
+                break
+        entry.check_present()
+
+    async def repair(self) -> int:
+        """After a restart: applies what a crash has cut short; returns how many writes. A damaged store stays as it
+        is."""
+        num_applied = 0
+        for key, content in self._stores.db.scan("pending", JOURNAL):
+            try:
+                entry = self._stores.find_uid(key[len(JOURNAL) :].decode())
+                if entry is None:
+                    self._stores.db.delete("pending", key)
+                    continue
+                await self._apply(entry, Journal.from_bytes(content))
+                num_applied += 1
+            except TDServeError as error:
+                _log.error("a write that a crash had cut short cannot be completed: %s", error)
+        return num_applied
+
+    async def _apply(self, entry: Entry, journal: Journal) -> None:
+        keys = [tuple(key.parts) for key in journal.asked.keys]
+        rows = journal.rows(entry.spec)
+        held = Held(entry, rows, keys)
+        failure: TDServeError | None = None
+        try:
+            spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
+            if journal.asked.content.values or spool:
+                await self._worker.insist(entry, self._storing(entry, journal.asked, spool=spool))
+            applying = worker_pb2.Order()
+            body = applying.apply_staged
+            body.selection.CopyFrom(journal.asked.selection)
+            body.keys.extend(journal.asked.keys)
+            body.content.CopyFrom(journal.asked.content)
+            body.content.ClearField("values")
+            body.staging = journal.staging
+            await self._worker.insist(entry, applying)
+        except TDServeError as error:
+            failure = error  # such as no room for values: nothing of the tensors was touched
+        if failure is None and entry.lost:
+            entry.lost.written(rows, keys, self._stores.db)
+        held.let_go(is_written=failure is None)
+        key = JOURNAL + entry.record.uid.encode()
+        if failure is not None:
+            self._stores.db.delete("pending", key)
+            entry.changed.wake()
+            raise failure
+        answer = journal.done.SerializeToString()
+        with self._answers.transaction(journal.client_id, journal.request, answer) as txn:
+            txn.delete("pending", key)
+        entry.changed.wake()
+
+    def _receiving(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        asked: control_pb2.WriteRequest,
+        *,
+        staging: str = "",
+        spool: str = "",
+    ) -> worker_pb2.Order:
+        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+        body = order.receive_selection
+        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.selection.CopyFrom(asked.selection)
+        body.keys.extend(asked.keys)
+        body.content.CopyFrom(asked.content)
+        body.content.ClearField("values")
+        body.staging, body.spool = staging, spool
+        return order
+
+    def _storing(self, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
+        """An order for the values of a write. The store's ref is set when it is sent: a spec goes along only once."""
+        order = worker_pb2.Order()
+        body = order.put_values
+        body.values = asked.content.values
+        if spool:
+            body.spool, body.spool_nbytes = spool, asked.content.values_nbytes
+        keys = [tuple(key.parts) for key in asked.keys]
+        spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+        body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
+        selection = from_message(asked.selection)
+        batch_size = entry.spec.batch_size
+        body.everything = selection.is_everything
+        if not body.everything:
+            body.elements = encode_rows(selection.elements(batch_size))
+        return order
+
+
+def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
+    if content.fingerprint != entry.spec.fingerprint:
+        error = SpecMismatchError if entry.record.kind == "replay" else StructureChangedError
+        older = "that it had before" if entry.record.structure else "that of an older store of this name"
+        raise error(store=entry.name, key="", expected="the structure of this store", actual=older)
+
+
+def _check_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+    """Raises unless a write names live rows of a replay, and leaves that its rules do not look at."""
+    keys = [tuple(key.parts) for key in asked.keys] or [path for path, _ in entry.spec.tensors]
+    ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
+    if ruling:
+        reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
+        raise InvalidRequestError(argument="key", reason=reason)
+    rows = from_message(asked.selection).rows(entry.spec.batch_size)
+    generations = generations_of(asked.generations, len(rows))
+    table = entry.replay_table()
+    table.take_back_claims()  # before the write is on record: from here on these rows stay what they are
+    if generations is None:
+        table.check_live(rows)
+    else:
+        table.check_same(rows, generations)
+
+
+def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+    """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
+    keys = [tuple(key.parts) for key in asked.keys]
+    chosen = selected_spec(entry.spec, from_message(asked.selection), keys, store=entry.name)
+    layout, content = write_layout(chosen), asked.content
+    if not content.HasField("inline"):
+        write_messages(layout, content.values_nbytes, content.message_nbytes)
+    elif content.values_nbytes or len(content.inline) != sum(layout.message_nbytes):
+        expected = f"{sum(layout.message_nbytes)} bytes of content for {entry.name!r}"
+        raise RemoteProtocolError(expected=expected, received=f"{len(content.inline) + content.values_nbytes} bytes")

@@ -1,0 +1,296 @@
+"""Weights: a version is received into a file that nobody sees, then becomes visible whole, in one transaction."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path as FilePath
+
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError
+from tdserve.server import eager
+from tdserve.server.answers import Answers
+from tdserve.server.entry import Entry
+from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.tables.policies import wake_followers
+from tdserve.server.weights.checksums import MIN_NBYTES, Checksums
+from tdserve.server.weights.relays import Relays
+from tdserve.server.weights.unpublished import Unpublished
+from tdserve.server.workers import DataWorker
+from tdserve.spec import codec
+from tdserve.spec.dtypes import NAMES
+from tdserve.spec.sent import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
+from tdserve.spec.tree import Spec
+from tdserve.store.version_names import discard, retire
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.weights import Publishing as UnfinishedVersion
+from tdserve.weights import VersionRecord
+
+
+class Publishing:
+    """What sessions ask of weights stores.
+
+    Args:
+        stores: The book.
+        answers: Of requests that were committed, for their retries.
+    """
+
+    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
+        self._stores = stores
+        self._answers = answers
+        self._traffic = traffic
+        self._checksums = Checksums(stores)
+        self._unpublished = Unpublished(stores)
+        self.relays = Relays(traffic)
+
+    def restore(self) -> None:
+        """Removes, after a restart, what was to become the first version of some weights. To be called on the event
+        loop, before anybody may ask."""
+        self._unpublished.restore()
+
+    async def publish(
+        self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
+    ) -> control_pb2.Done:
+        """Stores the next version of some weights; the first makes their store, which is seen from then on.
+
+        Raises:
+            CapacityError: The disk is full. The version before stays the newest; without one there is no store.
+            PeerLostError: The publisher or its worker went away. The same.
+            StoreNotFoundError: The store was deleted meanwhile.
+        """
+        spec, order = self._spec(session, asked)
+        entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
+        versions = entry.weight_versions()
+        publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
+        try:
+            self._drop(entry, publishing.drops)
+            if session.local is not None:
+                await self._let_write(session.local, request, entry, publishing)
+            else:
+                await session.worker.order(self._receiving(session, request, entry, publishing, spec, asked))
+            entry.check_present()
+        except BaseException as error:
+            self._give_up(session, request, entry, publishing)
+            if isinstance(error, (CorruptDataError, ClosedError)):
+                entry.check_present()  # its files went with it
+            raise
+        self._traffic.received(session.transport, asked.content)
+        done = control_pb2.Done(version=publishing.version)
+        kept = {record.version for record in versions.kept}
+        dropped = versions.set_keep(asked.keep) if asked.keep else ()
+        versions.fanout = asked.fanout or versions.fanout
+        drops = dropped + versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
+        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            self._stores.save_state(entry, txn, versions.state())
+            self._unpublished.show(entry, txn)
+        for version in kept - {record.version for record in versions.kept}:
+            self._retire(entry, version)
+        self._drop(entry, drops)
+        if versions.newest is not None and versions.newest.version == publishing.version:
+            entry.spec = spec
+        entry.changed.wake()
+        self.relays.published(entry)
+        wake_followers(self._stores, entry.name)
+        self._make_checksums(entry, session.worker)
+        return done
+
+    async def latest(
+        self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
+    ) -> control_pb2.Done | None:
+        """Sends the newest version, waited for if need be, or a certain one. None: the content follows over the
+        channel.
+
+        Raises:
+            InvalidRequestError: The version that is wanted is not kept.
+        """
+        deadline = Deadline.after(asked.timeout_s)
+        if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
+            return control_pb2.Done(nothing_newer=True)
+        await eager.in_task()
+        with session.waiting():
+            entry = await self._stores.wait(asked.store, deadline)
+        versions = entry.weight_versions()
+        newer_than = asked.newer_than if asked.HasField("newer_than") else 0
+
+        def look() -> VersionRecord | None:
+            newest = versions.newest
+            return newest if newest is not None and newest.version > newer_than else None
+
+        if asked.HasField("version"):
+            version = versions.get(asked.version)
+        else:
+            found = await session.wait(
+                entry.changed, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
+            )
+            version = versions.newest or found  # it may have been retired before this task went on
+        if session.local is not None:
+            return self._let_read(session, entry, version, asked)
+        versions.acquire(version.version)
+        try:
+            return await self._send(session, request, entry, version, asked, deadline)
+        finally:
+            drops = versions.release(version.version)
+            if version not in versions.kept:
+                self._retire(entry, version.version)
+            self._drop(entry, drops)
+
+    async def _send(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        version: VersionRecord,
+        asked: control_pb2.LatestRequest,
+        deadline: Deadline,
+    ) -> control_pb2.Done | None:
+        """Has a version sent, or what of it the client wants or needs."""
+        spec = self._stores.spec_of(version.fingerprint, version.order)
+        accepted = self._accepted(entry, version, spec, asked)
+        sent = converted(spec, _dtype(asked))
+        numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
+        if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
+            unchanged = await self._checksums.unchanged(entry, asked.holds, version, spec, deadline)
+            if unchanged is not None:
+                accepted.unchanged, accepted.checksums = unchanged.numbers, unchanged.checksums
+                numbers = unchanged.rest
+        if numbers is not None:
+            sent = only_leaves(sent, numbers)
+        is_inline = sent.nbytes <= session.inline_limit(request)
+        placed = None
+        if numbers is None and not is_inline:
+            placed = await self.relays.place(session, entry, version, sent, asked, deadline)
+        if placed is not None:
+            accepted.link, accepted.is_relayed, accepted.keeps = placed.link, bool(placed.relay), placed.keeps
+        if accepted.is_relayed:
+            return control_pb2.Done(accepted=accepted)
+        order = session.order(request, is_accepted=not is_inline and not spec.values)
+        order.send_version.version.CopyFrom(self._ref(entry, version.version, spec, session.worker))
+        order.send_version.inline = is_inline
+        order.send_version.dtype = asked.dtype
+        if numbers is not None:
+            order.send_version.leaves = encode_numbers(numbers)
+        with self.relays.sending(entry, placed):
+            done = await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+        if spec.nbytes >= MIN_NBYTES:
+            entry.weight_versions().wants_checksums = True
+            self._make_checksums(entry, session.worker)
+        return done
+
+    def _make_checksums(self, entry: Entry, worker: DataWorker) -> None:
+        """Of the newest version, where readers come who could use them: those on this machine copy memory."""
+        versions = entry.weight_versions()
+        newest = versions.newest
+        if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
+            return
+        spec = self._stores.spec_of(newest.fingerprint)
+        self._checksums.make(entry, newest, lambda: self._ref(entry, newest.version, spec, worker), worker)
+
+    def _accepted(
+        self, entry: Entry, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest
+    ) -> control_pb2.Accepted:
+        accepted = control_pb2.Accepted(
+            fingerprint=version.fingerprint,
+            version=version.version,
+            metadata=version.metadata,
+            created_s=version.created_s,
+        )
+        if asked.fingerprint != version.fingerprint or entry.weight_versions().mixes_orders:
+            accepted.spec.CopyFrom(self._stores.message_of(spec))
+        return accepted
+
+    def _receiving(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        publishing: UnfinishedVersion,
+        spec: Spec,
+        asked: control_pb2.PublishRequest,
+    ) -> worker_pb2.Order:
+        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+        body = order.receive_version
+        body.version.CopyFrom(self._ref(entry, publishing.version, spec, session.worker))
+        if publishing.recycles is not None:
+            body.version.recycles = str(_path(entry, publishing.recycles))
+        body.content.CopyFrom(asked.content)
+        return order
+
+    async def _let_write(self, local: LocalClient, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
+        """Lets a local client make the version's file. One that is cut short is unlinked, whoever still fills it."""
+        local.check_writes(f"publishing {entry.name!r}")
+        with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
+            self._stores.save_state(entry, txn, entry.weight_versions().state())
+        accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
+        accepted.path = self._below_root(_path(entry, publishing.version))
+        if publishing.recycles is not None:
+            accepted.recycles = self._below_root(_path(entry, publishing.recycles))
+        await local.written(request, accepted)
+
+    def _let_read(
+        self, session: ClientSession, entry: Entry, version: VersionRecord, asked: control_pb2.LatestRequest
+    ) -> control_pb2.Done:
+        """Tells a local client which file to open; it asks again when that was retired before it has."""
+        spec = self._stores.spec_of(version.fingerprint, version.order)
+        accepted = self._accepted(entry, version, spec, asked)
+        accepted.uid = entry.record.uid
+        accepted.path = self._below_root(_path(entry, version.version))
+        self._traffic.sent(session.transport, 0)
+        return control_pb2.Done(accepted=accepted)
+
+    def _below_root(self, path: FilePath) -> str:
+        return str(path.relative_to(self._stores.root.path))
+
+    def _nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
+        entry = self._stores.find(asked.store)
+        newest = entry.weight_versions().newest if entry is not None else None
+        return newest is None or newest.version <= asked.newer_than
+
+    def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> tuple[Spec, str]:
+        """The structure that came along, or the last with this fingerprint that the session has sent; and what names
+        the order of its keys."""
+        if asked.HasField("spec"):
+            told = codec.decode(asked.spec)
+            session.told_orders[told.fingerprint] = self._stores.learn_spec(told)
+        fingerprint = asked.content.fingerprint
+        order = session.told_orders.get(fingerprint, "")
+        return self._stores.spec_of(fingerprint, order), order
+
+    def _give_up(self, session: ClientSession, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
+        """Nothing of a publish stays that has failed; of the first, not even the name."""
+        local = session.local
+        writer = local.lock_name if local is not None and local.may_still_write(request) else ""
+        drops = entry.weight_versions().abort(publishing)
+        try:
+            self._drop(entry, drops)
+        finally:
+            self._unpublished.give_up(entry, writer)
+
+    def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
+        ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)
+        if spec.fingerprint not in worker.known_specs:
+            worker.known_specs.add(spec.fingerprint)
+            ref.spec.CopyFrom(self._stores.message_of(spec))
+        return ref
+
+    def _retire(self, entry: Entry, version: int) -> None:
+        """Takes a version's file out of sight once nobody reads it: a reader may not have opened it yet."""
+        if not entry.weight_versions().num_readers(version):
+            retire(_path(entry, version))
+
+    def _drop(self, entry: Entry, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            discard(_path(entry, number))
+
+
+def _dtype(asked: control_pb2.LatestRequest) -> str:
+    """What leaves of floating-point numbers are converted to; "" leaves them. Raises InvalidRequestError."""
+    name = NAMES.get(asked.dtype, "")
+    if asked.dtype and name not in FLOATING:
+        raise InvalidRequestError(argument="dtype", reason=f"it is none of {', '.join(FLOATING)}")
+    return name
+
+
+def _path(entry: Entry, version: int) -> FilePath:
+    return entry.folder / "versions" / f"{version}.safetensors"

@@ -1,0 +1,300 @@
+"""Versions of weights that go from client to client: who takes one from whom, introductions, and a look at what came.
+
+The rule is ``tdserve.fanout``; here its decisions are told to the clients, and what they tell is told to it. What a
+client passes on is believed only when its checksums are those that the server knows of the version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from tdserve.deadline import Deadline
+from tdserve.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
+from tdserve.fanout import MAX_TRIES, SERVER, Fanout, Placement
+from tdserve.server import eager
+from tdserve.server.entry import Entry
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.waiting import Waiters
+from tdserve.server.weights.checksums import MIN_NBYTES
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2
+from tdserve.weights import VersionRecord
+
+MIN_RELAYED_BYTES = 256 * 1024
+"""Smaller versions are sent to a hundred pullers in the time in which a pair of two of them is formed."""
+
+MAX_LINE_S = 5.0
+"""A puller that waits so long for a relay to have room gets the version from the server, however busy that is."""
+
+MAX_OWN_S = 2.0
+"""For the server's own checksums, which are made behind everything else; then those of who got it from there count."""
+
+REST_S = 10.0
+"""Without a link under way: then nobody need keep the version any longer."""
+
+_LINE = "relays"
+
+
+@dataclass(eq=False)
+class _Store:
+    """One weights store.
+
+    Attributes:
+        has_room: Pullers that wait for a relay, or for the server.
+        num_waiting: How many.
+        nbytes: By content of a version.
+        checksums: By content: what clients say that got it from the server.
+        resting: Ends the trees when nothing moves any more.
+    """
+
+    entry: Entry
+    fanout: Fanout
+    has_room: Waiters = field(default_factory=Waiters)
+    num_waiting: int = 0
+    nbytes: dict[Hashable, int] = field(default_factory=dict)
+    checksums: dict[Hashable, bytes] = field(default_factory=dict)
+    resting: asyncio.TimerHandle | None = None
+
+
+class Relays:
+    """The trees of all weights stores.
+
+    Args:
+        traffic: Counts what went from client to client.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._stores: dict[str, _Store] = {}  # by uid
+        self._sessions: dict[int, ClientSession] = {}  # that have asked for a version
+        self._numbers = itertools.count(1)
+
+    async def place(
+        self,
+        session: ClientSession,
+        entry: Entry,
+        version: VersionRecord,
+        sent: Spec,
+        asked: control_pb2.LatestRequest,
+        deadline: Deadline,
+    ) -> Placement | None:
+        """Says where a puller gets a version; None: from the server, and that is all. Waits while all are busy.
+
+        Args:
+            sent: What travels of the version.
+
+        Returns:
+            With a relay, which knows of it now; or from the server, to be sent within ``sending``.
+        """
+        if not asked.relays or sent.values or sent.nbytes < MIN_RELAYED_BYTES:
+            return None
+        store = self._store(entry)
+        store.fanout.fanout = entry.weight_versions().fanout
+        for each in asked.failed:
+            store.fanout.failed(session.number, each.link, was_connected=each.was_connected)
+        if asked.failed:
+            self._moved(store)
+        self._sessions[session.number] = session
+        content = (version.version, asked.dtype)
+        store.nbytes[content] = sent.nbytes
+
+        def look() -> Placement | None:
+            waiting, failed = store.num_waiting, len(asked.failed)
+            return store.fanout.place(version.version, content, session.number, num_waiting=waiting, num_failed=failed)
+
+        placed = look()
+        if placed is None:
+            placed = await self._in_line(session, store, look, deadline)
+        if placed is None:
+            placed = store.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
+        if placed is None or not placed.link:
+            return None
+        if store.resting is not None:
+            store.resting.cancel()
+            store.resting = None
+        if placed.relay != SERVER:
+            order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=placed.link, kept=placed.kept))
+            self._tell(placed.relay, order)
+        return placed
+
+    @contextmanager
+    def sending(self, entry: Entry, placed: Placement | None) -> Iterator[None]:
+        """A block in which the server sends a version to a puller that was placed there."""
+        is_whole = False
+        try:
+            yield
+            is_whole = True
+        finally:
+            if placed is not None:
+                store = self._store(entry)
+                store.fanout.end(placed.link, is_whole=is_whole)
+                self._moved(store)
+
+    def published(self, entry: Entry) -> None:
+        """There is a newer version."""
+        store = self._stores.get(entry.record.uid)
+        if store is not None:
+            self._moved(store)
+
+    def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
+        """An entry of the rendezvous of a link goes to its other end, if this one is an end of it."""
+        store = self._store_of(entry.link)
+        if store is None:
+            return
+        ends = {store.fanout.puller_of(entry.link), store.fanout.source_of(entry.link)}
+        if session.number in ends:
+            for other in ends - {session.number, SERVER, None}:
+                if other in self._sessions:
+                    self._sessions[other].tell(control_pb2.ServerMessage(rendezvous=entry))
+
+    def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
+        """A client tells what it has, or that a link is over."""
+        kind = report.WhichOneof("report")
+        link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
+        store = self._store_of(link)
+        if store is None:
+            return
+        if kind == "holds":
+            store.fanout.holds(session.number, link)
+        elif kind == "ended" and store.fanout.source_of(link) == session.number:
+            store.fanout.passed(link)
+        elif kind == "ended" and store.fanout.puller_of(link) == session.number:
+            store.fanout.end(link, is_whole=False)
+        elif kind == "whole":
+            found = store.fanout.content_of(link)
+            if found is not None and store.fanout.came_from_server(link, session.number):
+                store.checksums.setdefault(found[1], report.whole.checksums)
+                store.entry.changed.wake()
+        self._moved(store)
+
+    async def taken(self, session: ClientSession, request: int, asked: control_pb2.TakenRequest) -> control_pb2.Done:
+        """A puller has a version whole, and shows its checksums.
+
+        Raises:
+            CorruptDataError: They are not those of the version: it asks for it again, and nobody that relay.
+            InvalidRequestError: This link is none of its links.
+            DeadlineExceededError: What they must be is not known in time.
+        """
+        store = self._store_of(asked.link)
+        found = store.fanout.content_of(asked.link) if store is not None else None
+        if store is None or found is None or store.fanout.puller_of(asked.link) != session.number:
+            raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
+        entry = store.entry
+        await eager.in_task()
+        expected = await self._checksums(session, store, *found, asked.timeout_s)
+        if expected != asked.checksums:
+            store.fanout.failed(session.number, asked.link, was_connected=True)
+            self._moved(store)
+            path = f"version {found[0]} of {entry.name!r}, passed on by another client"
+            raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])
+        store.fanout.end(asked.link, is_whole=True)
+        self._traffic.relayed(session.transport, store.nbytes[found[1]])
+        self._moved(store)
+        return control_pb2.Done()
+
+    def on_session_ended(self, number: int) -> None:
+        """A session is over: who takes a version from it is told at once."""
+        if self._sessions.pop(number, None) is None:
+            return
+        for store in self._stores.values():
+            for orphan in store.fanout.lose(number):
+                puller = store.fanout.puller_of(orphan.link)
+                if puller is not None:
+                    self._tell(puller, control_pb2.RelayOrder(lost=orphan.link))
+            self._moved(store)
+
+    async def _checksums(
+        self, session: ClientSession, store: _Store, version: int, content: Hashable, timeout_s: float
+    ) -> bytes:
+        """Those that a version must have: the server's own, where it makes them; else of who got it from there."""
+        entry = store.entry
+        if content == (version, 0):  # as published, and not as converted for some
+
+            def own() -> bytes | None:
+                known = entry.weight_versions().checksums(version)
+                if known is not None:
+                    return known.content
+                newest = entry.weight_versions().newest
+                is_made = newest is not None and newest.version == version and newest.nbytes >= MIN_NBYTES
+                return None if is_made else b""
+
+            with suppress(DeadlineExceededError):
+                within = Deadline.after(min(timeout_s, MAX_OWN_S))
+                checksums = await session.wait(entry.changed, own, within, lambda: "its own checksums")
+                if checksums:
+                    return checksums
+        return await session.wait(
+            entry.changed,
+            lambda: store.checksums.get(content),
+            Deadline.after(timeout_s),
+            lambda: f"the checksums of version {version} of {entry.name!r}",
+        )
+
+    async def _in_line(
+        self,
+        session: ClientSession,
+        store: _Store,
+        look: Callable[[], Placement | None],
+        deadline: Deadline,
+    ) -> Placement | None:
+        remaining_s = deadline.remaining_s if deadline.timeout_s else None  # 0: for the version nobody waits
+        wait_s = MAX_LINE_S if remaining_s is None else min(remaining_s, MAX_LINE_S)
+        store.num_waiting += 1
+        try:
+            return await session.wait(
+                store.has_room,
+                look,
+                Deadline.after(wait_s),
+                lambda: "a relay",
+                line=_LINE,
+                give_back=lambda placed: store.fanout.end(placed.link, is_whole=False),
+            )
+        except DeadlineExceededError:
+            return None
+        finally:
+            store.num_waiting -= 1
+
+    def _moved(self, store: _Store) -> None:
+        """Something is over: somebody may have room, and older versions nobody to go to."""
+        store.has_room.wake()
+        entry = store.entry
+        newest = entry.weight_versions().newest
+        self._release(store, store.fanout.forget(newest.version if newest is not None else 0))
+        if not store.fanout.num_links and store.resting is None:
+            store.resting = asyncio.get_running_loop().call_later(REST_S, self._rest, store)
+
+    def _rest(self, store: _Store) -> None:
+        store.resting = None
+        self._release(store, store.fanout.rest())
+        if not store.fanout.num_links:
+            store.nbytes.clear()
+            store.checksums.clear()
+            if store.entry.changed.is_deleted:
+                self._stores.pop(store.entry.record.uid, None)
+
+    def _release(self, store: _Store, released: list[Placement]) -> None:
+        for each in released:
+            self._tell(each.relay, control_pb2.RelayOrder(forget=each.link))
+        live = store.fanout.contents
+        store.nbytes = {content: nbytes for content, nbytes in store.nbytes.items() if content in live}
+        store.checksums = {content: said for content, said in store.checksums.items() if content in live}
+
+    def _tell(self, number: int, order: control_pb2.RelayOrder) -> None:
+        session = self._sessions.get(number)
+        if session is not None and not session.ended.is_set():
+            session.tell(control_pb2.ServerMessage(relay_order=order))
+
+    def _store(self, entry: Entry) -> _Store:
+        uid = entry.record.uid
+        store = self._stores.get(uid)
+        if store is None:
+            store = self._stores[uid] = _Store(entry, Fanout(numbers=self._numbers))
+        return store
+
+    def _store_of(self, link: int) -> _Store | None:
+        return next((store for store in self._stores.values() if store.fanout.content_of(link) is not None), None)

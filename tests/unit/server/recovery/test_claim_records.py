@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tdserve.catalog import StoreRecord
+from tdserve.ids import new_uid
+from tdserve.server.recovery.claim_records import ClaimRecord, unfilled_claims
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.claims import FOLDER, ClaimFile
+
+CAPACITY = 10
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[CatalogDB]:
+    found = CatalogDB(tmp_path / "catalog")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ClaimFile:
+    """Of a client that has claimed two, three and one rows from row 8 on, and filled the first five."""
+    made = ClaimFile.create(tmp_path / FOLDER / "lock.5", 8)
+    for request, num_rows in ((1, 2), (2, 3)):
+        made.claim(num_rows)
+        made.write(request, num_rows)
+    made.claim(1)
+    return made
+
+
+def record(**fields: int) -> ClaimRecord:
+    """Of eight rows from row 8 on."""
+    return ClaimRecord("u" * 32, "lock", bytes(range(16)), num=5, first_row=8, num_allowed=8, **fields)
+
+
+def unfilled(found: ClaimRecord, file: ClaimFile | None) -> list[list[int]]:
+    """Rows per claim."""
+    return [rows.tolist() for rows in found.unfilled(file, CAPACITY)]
+
+
+def test_load_when_saved_then_the_same_and_found_by_its_store(db: CatalogDB) -> None:
+    saved = record(num_filled=3, num_taken=2)
+    saved.save(db)
+    assert ClaimRecord.load(db, saved.uid) == [saved]
+    assert ClaimRecord.uids(db) == {saved.uid}
+    assert ClaimRecord.records_of(db, saved.uid) == [saved.key]
+    assert ClaimRecord.load(db, new_uid()) == []
+
+
+def test_unfilled_when_the_file_says_what_was_filled_then_a_part_for_each_claim(file: ClaimFile) -> None:
+    assert unfilled(record(), file) == [[8, 9], [0, 1, 2], [3]]
+    assert unfilled(record(num_filled=2, num_taken=1), file) == [[0, 1, 2], [3]]
+    assert unfilled(record(num_filled=5, num_taken=2), file) == [[3]]
+
+
+def test_unfilled_when_nothing_is_open_then_none(file: ClaimFile) -> None:
+    file.write(3, 1)
+    assert unfilled(record(num_filled=6, num_taken=3), file) == []
+
+
+def test_unfilled_when_the_file_is_gone_or_contradicts_itself_then_all_that_was_allowed(file: ClaimFile) -> None:
+    assert unfilled(record(), None) == [[8, 9, 0, 1, 2, 3, 4, 5]]
+    file.write(4, 100)
+    assert unfilled(record(num_filled=2, num_taken=1), file) == [[0, 1, 2, 3, 4, 5]]
+    file.write(5, -100)
+    assert unfilled(record(num_filled=2, num_taken=1), file) == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_unfilled_claims_when_read_after_a_restart_then_their_rows_are_odd_and_nothing_more_is_claimed(
+    tmp_path: Path, db: CatalogDB, file: ClaimFile
+) -> None:
+    record(num_filled=2, num_taken=1).save(db)
+    left = ClaimFile.create(tmp_path / FOLDER / "lock.4", 8)
+    generations = np.full(CAPACITY, 2, np.int64)
+    generations[0] = 3  # the client was quicker
+    store = StoreRecord("r", "replay", uid="u" * 32, capacity=CAPACITY)
+    ((found, several),) = unfilled_claims(db, tmp_path, store, generations)
+    assert [rows.tolist() for rows in several] == [[0, 1, 2], [3]]
+    assert (found.lock_name, found.file_name) == ("lock", "lock.5")
+    assert generations.tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 2, 2]
+    assert file.claim(1) is None
+    assert not left.path.exists(), "nobody's"

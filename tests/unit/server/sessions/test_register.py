@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tdserve.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.control.servicer import SessionLink
+from tdserve.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
+from tdserve.ids import new_client_id
+from tdserve.machine import boot_id
+from tdserve.server.sessions.register import Sessions
+from tdserve.server.workers import DataWorker
+from tdserve.store.root import Root
+from tdserve.v1 import control_pb2, worker_pb2
+from tests.unit.server.world import Loop, Outbox, outbox
+
+
+@pytest.fixture
+def workers() -> list[DataWorker]:
+    """Two that claim to be ready; no process belongs to them."""
+    made = [
+        DataWorker(number, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        for number in range(2)
+    ]
+    for worker in made:
+        worker.ready.set()
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Root]:
+    """Of the server."""
+    made = Root.acquire(tmp_path / "root")
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def sessions(workers: list[DataWorker], root: Root) -> Sessions:
+    """No session yet."""
+    return Sessions(ServerConfig(root=str(root.path), inline_bytes=123), workers, root)
+
+
+def hello(**fields: Any) -> control_pb2.Hello:
+    """A good one, unless told."""
+    good = {"protocol_version": PROTOCOL_VERSION, "client_id": new_client_id(), "transport": "gloo"}
+    return control_pb2.Hello(**{**good, **fields})
+
+
+def test_open_when_hello_is_good_then_welcome(sessions: Sessions, root: Root, run: Loop) -> None:
+    session = run(sessions.open(hello(), SessionLink(Outbox())))
+    (message,) = outbox(session).messages
+    welcome = message.welcome
+    assert (welcome.session, welcome.server_id, welcome.inline_bytes) == (session.number, root.server_id, 123)
+    assert not welcome.HasField("local")
+    assert session.number in sessions
+    assert list(sessions) == [session]
+    assert sessions.find(session.number) is session
+    assert session.inline_limit(1) == 123
+
+
+class WatchfulOutbox(Outbox):
+    """Begins a request of the session as soon as it is told of it."""
+
+    async def write(self, message: control_pb2.ServerMessage) -> None:
+        session = self.sessions.find(message.welcome.session)
+        assert session is not None
+        session.protocol.begin(1)
+
+    sessions: Sessions
+
+
+def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_taken(
+    sessions: Sessions, run: Loop
+) -> None:
+    box = WatchfulOutbox()
+    box.sessions = sessions
+    session = run(sessions.open(hello(), SessionLink(box)))
+    assert session.protocol.requests == {1}
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_open_when_the_client_is_on_this_machine_then_told_how_to_find_the_files(
+    sessions: Sessions, root: Root, run: Loop, transport: str
+) -> None:
+    session = run(sessions.open(hello(transport=transport, boot_id=boot_id()), SessionLink(Outbox())))
+    local = outbox(session).messages[0].welcome.local
+    nonce = root.nonce_path.stat()
+    assert (local.root, local.nonce) == (str(root.path), root.nonce_path.read_text())
+    assert (local.device, local.inode) == (nonce.st_dev, nonce.st_ino)
+    assert session.invitation is not None
+    assert (session.invitation.lock_name, session.invitation.key) == (local.lock_name, local.key)
+    assert len(local.key) >= 16
+    other = run(sessions.open(hello(transport=transport, boot_id=boot_id()), SessionLink(Outbox())))
+    assert other.invitation is not None
+    assert other.invitation.key != local.key
+    assert other.invitation.lock_name != local.lock_name
+
+
+@pytest.mark.parametrize("transport", ["auto", "nccl"])
+def test_open_when_both_ends_have_a_gpu_of_their_own_then_nccl(
+    sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
+) -> None:
+    workers[0].gpu, workers[1].gpu = "mine", "another"
+    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id="elsewhere"), SessionLink(Outbox())))
+    welcome = outbox(session).messages[0].welcome
+    assert (welcome.transport, welcome.gpu, welcome.why_not_nccl, welcome.worker) == ("nccl", "another", "", 1)
+    assert session.transport == "nccl"
+
+
+@pytest.mark.parametrize("transport", ["auto", "nccl"])
+def test_open_when_both_ends_share_a_gpu_then_another_transport_and_says_so(
+    sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
+) -> None:
+    workers[0].gpu = workers[1].gpu = "mine"
+    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id=boot_id()), SessionLink(Outbox())))
+    welcome = outbox(session).messages[0].welcome
+    assert (welcome.transport, welcome.gpu) == ("gloo", "")
+    assert "both ends use one GPU" in welcome.why_not_nccl
+    assert welcome.HasField("local") == (transport == "auto")
+
+
+def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
+    sessions: Sessions, workers: list[DataWorker], run: Loop
+) -> None:
+    workers[0].gpu = "another"
+    session = run(sessions.open(hello(transport="auto"), SessionLink(Outbox())))
+    welcome = outbox(session).messages[0].welcome
+    assert (welcome.transport, welcome.gpu, welcome.why_not_nccl) == ("gloo", "", "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"transport": "gloo", "boot_id": boot_id()}, {"transport": "shm", "boot_id": "another"}, {"transport": "shm"}],
+)
+def test_open_when_the_client_is_elsewhere_or_wants_none_then_no_key_for_the_files(
+    sessions: Sessions, run: Loop, fields: dict[str, Any]
+) -> None:
+    session = run(sessions.open(hello(**fields), SessionLink(Outbox())))
+    assert not outbox(session).messages[0].welcome.HasField("local")
+    assert session.invitation is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, ProtocolVersionError),
+        ({"transport": "grpc"}, NotSupportedError),
+        ({"client_id": b"short"}, InvalidRequestError),
+    ],
+)
+def test_open_when_hello_is_bad_then_typed_error_and_no_session(
+    sessions: Sessions, run: Loop, fields: dict[str, Any], error: type[TDServeError]
+) -> None:
+    with pytest.raises(error):
+        run(sessions.open(hello(**fields), SessionLink(Outbox())))
+    assert len(sessions) == 0
+
+
+def test_open_when_the_client_has_one_already_then_that_ends_first(sessions: Sessions, run: Loop) -> None:
+    client_id = new_client_id()
+    first = run(sessions.open(hello(client_id=client_id), SessionLink(Outbox())))
+    other = run(sessions.open(hello(), SessionLink(Outbox())))
+    run(sessions.open(hello(client_id=client_id), SessionLink(Outbox())))
+    assert first.ended.is_set()
+    assert not other.ended.is_set()
+
+
+def test_open_when_there_are_many_then_spread_over_the_workers(sessions: Sessions, run: Loop) -> None:
+    opened = [run(sessions.open(hello(), SessionLink(Outbox()))) for _ in range(4)]
+    assert sorted(session.worker.number for session in opened) == [0, 0, 1, 1]
+
+
+def test_close_when_done_then_forgotten_and_its_number_never_comes_again(sessions: Sessions, run: Loop) -> None:
+    first = run(sessions.open(hello(), SessionLink(Outbox())))
+    run(sessions.close(first))
+    assert first.ended.is_set()
+    assert first.number not in sessions
+    assert sessions.find(first.number) is None
+    assert run(sessions.open(hello(), SessionLink(Outbox()))).number > first.number
+
+
+def test_worker_lost_when_it_had_sessions_then_only_those_end(
+    sessions: Sessions, workers: list[DataWorker], run: Loop
+) -> None:
+    opened = [run(sessions.open(hello(), SessionLink(Outbox()))) for _ in range(2)]
+    sessions.on_worker_lost(workers[1])
+    assert [session.ended.is_set() for session in opened] == [session.worker is workers[1] for session in opened]
+
+
+def test_report_when_of_a_session_then_reaches_its_client(sessions: Sessions, run: Loop) -> None:
+    async def scenario() -> list[str]:
+        session = await sessions.open(hello(), SessionLink(Outbox()))
+        entry = control_pb2.Rendezvous(key="k", value=b"v")
+        sessions.on_report(worker_pb2.Report(session=session.number, rendezvous=entry))
+        sessions.on_report(worker_pb2.Report(session=session.number + 1, rendezvous=entry))
+        await session.finish(5.0)
+        lost = worker_pb2.Report(session=session.number, session_lost=worker_pb2.SessionLost(reason="gone"))
+        sessions.on_report(lost)
+        assert session.ended.is_set()
+        return [str(message.WhichOneof("body")) for message in outbox(session).messages]
+
+    assert run(scenario()) == ["welcome", "rendezvous"]

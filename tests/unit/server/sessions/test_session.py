@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
+from tdserve.deadline import Deadline
+from tdserve.errors import LocalProtocolError, PeerLostError, StoreNotFoundError
+from tdserve.server.sessions.session import ClientSession, as_error, local_address_towards
+from tdserve.server.waiting import Waiters
+from tdserve.session import tag_of
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
+
+
+def test_order_when_made_then_names_session_tag_and_who_cleans_up(world: World) -> None:
+    session = world.session(3)
+    order = session.order(2**31 + 4)
+    assert (order.session, order.tag, order.is_accepted) == (3, tag_of(5), False)
+    assert session.order(7, is_accepted=True).is_accepted
+    assert session.accepted_requests == {7}
+
+
+def test_order_when_the_session_has_ended_then_refused(world: World) -> None:
+    session = world.session(3)
+    session.ended.set()
+    with pytest.raises(PeerLostError, match="session 3"):
+        session.order(1)
+
+
+def test_answers_when_sent_then_carry_the_request(world: World, run: Loop) -> None:
+    session = world.session()
+    run(session.done(4, control_pb2.Done(version=2)))
+    run(session.accepted(5, control_pb2.Accepted(num_rows=3)))
+    run(session.fail(6, StoreNotFoundError(name="x")))
+    assert [message.request for message in outbox(session).messages] == [4, 5, 6]
+    assert [message.WhichOneof("body") for message in outbox(session).messages] == ["done", "accepted", "failure"]
+
+
+def test_answers_when_the_request_came_by_mail_then_go_the_same_way_but_failures(world: World, run: Loop) -> None:
+    session = world.session()
+    session.mailed_requests = {4, 5, 6}
+    run(session.done(4, control_pb2.Done(version=2)))
+    run(session.accepted(5, control_pb2.Accepted(num_rows=3)))
+    assert outbox(session).messages == []
+    run(session.fail(6, StoreNotFoundError(name="x")))
+    assert isinstance(outbox(session).error(), StoreNotFoundError)
+
+
+def test_answers_when_too_long_for_mail_then_over_the_stream(world: World, run: Loop) -> None:
+    session = world.session()
+    session.mailed_requests = {4}
+    overhead = control_pb2.ServerMessage(request=4, done=control_pb2.Done(indices=bytes(4000))).ByteSize() - 4000
+    fitting, longer = (control_pb2.Done(indices=bytes(MAIL_BYTES - overhead + extra)) for extra in (0, 1))
+    run(session.done(4, fitting))
+    assert outbox(session).messages == []
+    run(session.done(4, longer))
+    assert outbox(session).done() == longer
+
+
+def test_mail_when_the_session_has_ended_then_nothing_is_sent(world: World) -> None:
+    session = world.session()
+    session.mailed_requests = {4}
+    session.ended.set()  # its worker would begin it anew
+    assert session.mail(control_pb2.ServerMessage(request=4))
+    assert not session.mail(control_pb2.ServerMessage(request=5))
+
+
+def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(world: World) -> None:
+    session = world.session()
+    session.mailed_requests = {4}
+    assert (session.inline_limit(4), session.inline_limit(5)) == (MAIL_INLINE_BYTES, INLINE_BYTES)
+    small = ClientSession(2, session.hello, session.link, worker=world.worker, interface="127.0.0.1", inline_bytes=100)
+    small.mailed_requests = {4}
+    assert (small.inline_limit(4), small.inline_limit(5)) == (100, 100)
+
+
+@pytest.mark.parametrize("way", ["cancel", "finish"])
+def test_wait_when_cut_short_then_cancelled_but_what_moves_goes_on(world: World, run: Loop, way: str) -> None:
+    async def scenario() -> tuple[list[str], bool]:
+        session, ends = world.session(), list[str]()
+        moved = asyncio.Event()
+
+        async def wait() -> None:
+            try:
+                await session.wait(Waiters(), lambda: None, Deadline.never, lambda: "")
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                moved.set()
+
+        async def move() -> None:
+            await moved.wait()
+            ends.append("moved")
+
+        session.run(wait(), 1)
+        session.run(move(), 2)
+        await asyncio.sleep(0)
+        if way == "cancel":
+            session.cancel(2)
+            session.cancel(1)
+        return ends, await session.finish(20.0)
+
+    assert run(scenario()) == (["cancelled", "moved"], True)
+
+
+def test_run_at_once_when_nothing_is_waited_for_then_over_before_it_returns(world: World, run: Loop) -> None:
+    async def scenario() -> None:
+        session = world.session()
+        await outside(lambda: session.run_at_once(session.done(4, control_pb2.Done(version=2)), 4))
+        assert outbox(session).done().version == 2
+        assert await session.finish(0.0)
+
+    run(scenario())
+
+
+def test_run_at_once_when_it_waits_then_known_as_its_request(world: World, run: Loop) -> None:
+    async def scenario() -> None:
+        session, ends = world.session(), list[str]()
+
+        async def wait() -> None:
+            try:
+                await session.wait(Waiters(), lambda: None, Deadline.never, lambda: "")
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+
+        await outside(lambda: session.run_at_once(wait(), 1))
+        await asyncio.sleep(0)
+        session.cancel(2)
+        await asyncio.sleep(0)
+        assert ends == []
+        session.cancel(1)
+        assert await session.finish(20.0)
+        assert ends == ["cancelled"]
+
+    run(scenario())
+
+
+def test_wait_when_the_state_is_there_then_goes_on_at_once(world: World, run: Loop) -> None:
+    async def scenario() -> None:
+        session, found = world.session(), list[str]()
+
+        async def wait() -> None:
+            found.append(await session.wait(Waiters(), lambda: "there", Deadline.after(0), lambda: ""))
+
+        def begin() -> None:
+            session.run_at_once(wait(), 1)
+            assert found == ["there"]
+
+        await outside(begin)
+
+    run(scenario())
+
+
+def test_wait_when_the_store_is_deleted_then_error_whatever_the_state(world: World, run: Loop) -> None:
+    waiters = Waiters()
+    waiters.delete("x")
+    with pytest.raises(StoreNotFoundError):
+        run(world.session().wait(waiters, lambda: "there", Deadline.never, lambda: ""))
+
+
+def test_finish_when_something_does_not_end_then_says_so(world: World, run: Loop) -> None:
+    async def scenario() -> bool:
+        session = world.session()
+        hanging = asyncio.Event()
+
+        async def hang() -> None:
+            await hanging.wait()
+
+        session.run(hang(), 1)
+        is_finished = await session.finish(0.01)
+        hanging.set()
+        assert await session.finish(20.0)
+        return is_finished
+
+    assert not run(scenario())
+
+
+def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
+    ours = StoreNotFoundError(name="x")
+    assert as_error(ours) is ours
+    fault = as_error(ZeroDivisionError("by zero"))
+    assert isinstance(fault, LocalProtocolError)
+    assert fault.reason == "ZeroDivisionError: by zero"
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:1234", "127.0.0.1"),
+        ("ipv6:[::1]:1234", "::1"),
+        ("ipv6:%5B::1%5D:1234", "::1"),
+        ("ipv6:[::ffff:127.0.0.1]:1234", "127.0.0.1"),
+        ("unix:/tmp/socket", "127.0.0.1"),
+        ("ipv4:no address:1", "127.0.0.1"),
+    ],
+)
+def test_local_address_when_a_peer_is_named_then_of_the_interface_towards_it(peer: str, address: str) -> None:
+    assert local_address_towards(peer) == address
+
+
+def test_finish_when_something_begins_meanwhile_then_waits_for_that_too(world: World, run: Loop) -> None:
+    async def scenario() -> bool:
+        session, moved = world.session(), asyncio.Event()
+
+        async def tell() -> None:  # a rendezvous entry of the worker: session.run(session.link.send(message), 0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        async def move() -> None:
+            await moved.wait()
+            session.run(tell(), 0)
+
+        session.run(move(), 1)
+        finishing = asyncio.create_task(session.finish(20.0))
+        await asyncio.sleep(0)
+        moved.set()
+        return await finishing
+
+    assert run(scenario())

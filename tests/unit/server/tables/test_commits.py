@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.errors import StoreNotFoundError
+from tdserve.replay.order import Fifo
+from tdserve.replay.plans import PLAIN_ARRIVAL
+from tdserve.row_numbers import decode_rows
+from tdserve.server.tables.commits import commit_rows
+from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import create
+from tests.unit.server.world import Loop, World
+
+CLIENT = bytes(16)
+
+
+def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retry(world: World, run: Loop) -> None:
+    entry = create(world, run, sampler=Fifo())
+    table = entry.replay_table()
+    reservation = table.plan_extend(3)
+    assert reservation is not None
+
+    async def commit() -> control_pb2.Done:
+        return commit_rows(
+            world.stores,
+            world.answers,
+            entry,
+            reservation,
+            PLAIN_ARRIVAL,
+            client_id=CLIENT,
+            request=7,
+            num_last=1,
+            also=lambda txn: txn.put("pending", b"beside", b"it"),
+        )
+
+    done = run(commit())
+    assert decode_rows(done.indices).tolist() == [2], "of the last of several extends"
+    assert world.answers.seen(CLIENT, 7) == done.SerializeToString()
+    assert world.db.get("pending", b"beside") == b"it"
+    assert table.live_rows().tolist() == [0, 1, 2]
+    world.reopen()
+    assert world.stores.get("r").replay_table().info()["inserts"] == 3
+
+
+def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world: World, run: Loop) -> None:
+    entry = create(world, run)
+    reservation = entry.replay_table().plan_extend(1)
+    assert reservation is not None
+    run(world.stores.delete(entry))
+    with pytest.raises(StoreNotFoundError):
+        commit_rows(
+            world.stores,
+            world.answers,
+            entry,
+            reservation,
+            PLAIN_ARRIVAL,
+            client_id=CLIENT,
+            request=1,
+            also=lambda txn: None,
+        )
+    assert world.answers.seen(CLIENT, 1) is None

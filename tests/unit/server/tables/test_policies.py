@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.errors import InvalidRequestError, InvalidSpecError, WrongStateError
+from tdserve.replay.limiter import Queue
+from tdserve.replay.order import Fifo
+from tdserve.replay.plans import PLAIN_ARRIVAL
+from tdserve.replay.settings import Settings
+from tdserve.server import descriptions
+from tdserve.server.entry import Entry
+from tdserve.server.tables.policies import MadeBy, follow, wake_followers
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import create, extend, extending, in_line, rows, sample, sampling
+from tests.unit.server.world import Loop, World, content_of
+
+WEIGHTS = TensorDict({"w": torch.zeros(2)}, [])
+
+
+def publishing() -> control_pb2.PublishRequest:
+    """A version of ``p``."""
+    spec, content = codec.encode(capture(WEIGHTS).spec), content_of(WEIGHTS, is_packed=True)
+    return control_pb2.PublishRequest(store="p", spec=spec, content=content)
+
+
+def publish(world: World, run: Loop, num_versions: int = 1) -> None:
+    """Versions of ``p``."""
+    for _ in range(num_versions):
+        run(world.publishing.publish(world.session(), 1, publishing()))
+
+
+def versions(*numbers: int) -> bytes:
+    """As messages have them."""
+    return np.array(numbers, "<i8").tobytes()
+
+
+def described(world: World, entry: Entry) -> control_pb2.StoreDescription:
+    """What is said of a store."""
+    return descriptions.describe(world.stores, entry, with_spec=False)
+
+
+@pytest.fixture
+def made(world: World, run: Loop) -> Entry:
+    """A replay whose rows are made by ``p``."""
+    return create(world, run, policy="p")
+
+
+def test_follow_when_versions_come_and_the_store_goes_then_counts_from_what_there_is(
+    world: World, run: Loop, made: Entry
+) -> None:
+    staleness = follow(world.stores, made)
+    assert staleness is not None
+    assert (staleness.uid, staleness.newest) == ("", 0)
+    publish(world, run, 2)
+    assert staleness.newest == 0
+    follow(world.stores, made)
+    assert (staleness.uid, staleness.newest) == (world.stores.get("p").record.uid, 2)
+    run(world.creation.delete("p"))
+    follow(world.stores, made)
+    assert (staleness.uid, staleness.newest) == ("", 0)
+
+
+def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run: Loop, made: Entry) -> None:
+    publish(world, run, 2)
+    extend(world, run, made, rows(0), policy_versions=versions(2, 0, 1))
+    extend(world, run, made, rows(3), request=2, policy_versions=versions(1))
+    extend(world, run, made, rows(6, 1), request=3)
+    assert made.replay_table().columns.array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
+    for bad in (versions(3), versions(-1), versions(1, 1), b"\0\0"):
+        with pytest.raises(InvalidRequestError, match="policy_version"):
+            extend(world, run, made, rows(7, 1), request=4, policy_versions=bad)
+    assert len(made.replay_table()) == 7
+    assert made.replay_table().ring.num_reserved == 0
+
+
+def test_extend_when_the_table_has_no_policy_then_refused(world: World, run: Loop) -> None:
+    plain = create(world, run)
+    with pytest.raises(InvalidRequestError, match="without a policy"):
+        extend(world, run, plain, rows(0), policy_versions=versions(0))
+    with pytest.raises(InvalidRequestError, match="without a policy"):
+        sample(world, run, plain, 1, max_lag=0)
+    assert follow(world.stores, plain) is None
+
+
+def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unknown(
+    world: World, run: Loop, made: Entry
+) -> None:
+    publish(world, run, 2)
+    asked = extending(made, rows(0), policy_versions=versions(1))
+    before, unaware = MadeBy(world.stores, made, asked), MadeBy(world.stores, made, extending(made, rows(0)))
+    run(world.creation.delete("p"))
+    publish(world, run, 3)
+    settled = before.settle(PLAIN_ARRIVAL).policy_versions
+    assert settled is not None
+    assert settled.tolist() == [-1, -1, -1]
+    assert unaware.settle(PLAIN_ARRIVAL).policy_versions is None
+    assert MadeBy(world.stores, made, asked).settle(PLAIN_ARRIVAL).policy_versions.tolist() == [1, 1, 1]  # type: ignore[union-attr]
+
+
+def test_sample_when_a_lag_is_asked_for_then_rows_that_are_too_old_are_left_out(
+    world: World, run: Loop, made: Entry
+) -> None:
+    publish(world, run, 2)
+    extend(world, run, made, rows(0), policy_versions=versions(1))
+    extend(world, run, made, rows(3), request=2)
+    assert set(sample(world, run, made, 50, max_lag=0)["a"]) == {3, 4, 5}
+    assert set(sample(world, run, made, 50, max_lag=1)["a"]) == {0, 1, 2, 3, 4, 5}
+    publish(world, run)
+    found = sample(world, run, made, 50, max_lag=1)
+    assert (set(found["a"]), set(found["policy_version"])) == ({3, 4, 5}, {2})
+    lags = described(world, made).lags
+    assert (lags.min, lags.mean, lags.max) == (1, 1.5, 2)
+
+
+def test_sample_when_only_the_newest_version_is_wanted_then_told(world: World, run: Loop, made: Entry) -> None:
+    publish(world, run, 3)
+    done = run(world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store="r", asks_newest=True)))
+    assert done is not None
+    assert done.newest_policy_version == 3
+    plain = create_plain(world, run)
+    done = run(world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store=plain.name, asks_newest=True)))
+    assert done is not None
+    assert done.newest_policy_version == 0
+
+
+def create_plain(world: World, run: Loop) -> Entry:
+    """A replay without a policy."""
+    return run(world.create_replay("plain", rows(0)[0], 4))
+
+
+@pytest.mark.parametrize("event", ["publish", "delete"])
+def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_and_both_go_on(
+    world: World, run: Loop, event: str
+) -> None:
+    made = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), is_queue=True, policy="p")
+    publish(world, run)
+    extend(world, run, made, rows(0, 3))
+
+    async def exchange() -> tuple[Any, Any]:
+        writing = asyncio.create_task(
+            world.replays.extend(world.session(2), 1, extending(made, rows(3, 4), timeout_s=20.0))
+        )
+        await in_line(made)
+        asked = sampling(4, max_lag=0, is_lease=True, timeout_s=20.0)
+        taking = asyncio.create_task(world.samples.sample(world.session(), 1, asked))
+        await in_line(made, 2)
+        if event == "delete":
+            await world.creation.delete("p")
+        else:
+            await world.publishing.publish(world.session(3), 1, publishing())
+        return await asyncio.gather(taking, writing)
+
+    taken, _ = run(exchange())
+    assert taken.accepted.num_rows == 4
+    assert described(world, made).num_discarded == 3
+
+
+def test_wake_followers_when_a_table_is_gone_then_it_is_forgotten(world: World, run: Loop, made: Entry) -> None:
+    follow(world.stores, made)
+    assert world.stores.followers == {"p": {"r"}}
+    run(world.creation.delete("r"))
+    wake_followers(world.stores, "p")
+    wake_followers(world.stores, "nobody")
+    assert world.stores.followers == {"p": set()}
+
+
+def test_create_when_the_policy_is_no_weights_store_then_refused(world: World, run: Loop) -> None:
+    run(world.create_replay("other", rows(0)[0], 4))
+    with pytest.raises(WrongStateError, match="weights"):
+        create(world, run, policy="other")
+    with pytest.raises(InvalidRequestError, match="itself"):
+        create(world, run, policy="r")
+    keyed = rows(0)[0].set("policy_version", torch.tensor(1))
+    fields = {"kind": control_pb2.STORE_KIND_REPLAY, "capacity": 4}
+    with pytest.raises(InvalidSpecError, match="policy_version"):
+        run(world.create("r", keyed, settings=Settings(policy="p").to_json(), **fields))
+    assert world.stores.find("r") is None
+    assert run(world.create("r", keyed, **fields)).table is not None  # which has no such column
+
+
+def test_describe_when_the_policys_name_is_taken_by_another_store_then_still_described(
+    world: World, run: Loop, made: Entry
+) -> None:
+    publish(world, run, 2)
+    extend(world, run, made, rows(0))
+    run(world.creation.delete("p"))
+    run(world.create_replay("p", rows(0)[0], 4))
+    assert described(world, made).num_rows == 3
+    with pytest.raises(WrongStateError, match="weights"):
+        extend(world, run, made, rows(3), request=2)
+    with pytest.raises(WrongStateError, match="weights"):
+        sample(world, run, made, 1, max_lag=3)
+    assert len(sample(world, run, made, 1)["a"]) == 1

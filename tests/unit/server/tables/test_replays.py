@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    RemoteProtocolError,
+    SelectionError,
+    SpecMismatchError,
+)
+from tdserve.replay.views import PLAIN
+from tdserve.row_numbers import decode_rows
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.tables.replays import numbers_of
+from tdserve.v1 import control_pb2
+from tdserve.value_columns import decode_block
+from tests.unit.server.replaying import in_line, path
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+
+def rows(start: int, num_rows: int = 3) -> TensorDict:
+    """Rows whose content says which they are."""
+    return TensorDict({"a": torch.arange(start, start + num_rows), "b": {"c": torch.ones(num_rows, 2)}}, [num_rows])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A ring of seven rows; three must be there to sample."""
+    return run(world.create_replay("r", rows(0)[0], 7, min_size=3))
+
+
+def asked(entry: Entry, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
+    """A request to extend by these rows."""
+    assert entry.row_spec is not None
+    content = content_of(td, entry.row_spec.fingerprint)
+    return control_pb2.ExtendRequest(
+        **{"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05, **fields}
+    )
+
+
+def extend(world: World, run: Loop, entry: Entry, td: TensorDict, request: int) -> list[int]:
+    """Row numbers."""
+    done = run(world.replays.extend(world.session(), request, asked(entry, td)))
+    return [int(number) for number in decode_rows(done.indices)]
+
+
+def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.Done:
+    """The answer to a read of live rows."""
+    assert entry.row_spec is not None
+    fingerprint = entry.row_spec.fingerprint
+    asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), fingerprint=fingerprint)
+    done = run(world.replays.read(world.session(), 1, asked))
+    assert done is not None
+    return done
+
+
+def test_read_when_of_another_structure_then_refused(world: World, run: Loop, entry: Entry) -> None:
+    with pytest.raises(SpecMismatchError, match="'r'"):
+        run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="r", fingerprint=b"older")))
+
+
+def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, entry: Entry) -> None:
+    assert extend(world, run, entry, rows(10, 5), 1) == [0, 1, 2, 3, 4]
+    assert extend(world, run, entry, rows(20, 4), 2) == [5, 6, 0, 1]
+    done = read(world, run, entry)
+    columns = columns_of(rows_layout(entry.spec, 7), done.inline)
+    assert columns["a"].tolist() == [22, 23, 12, 13, 14, 20, 21]
+    assert columns["index"].tolist() == list(range(7))
+    assert columns["generation"].tolist() == [4, 4, 2, 2, 2, 2, 2]
+
+
+def test_extend_when_the_server_restarts_then_rows_and_counts_are_back(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 5), 1)
+    world.reopen()
+    table = world.stores.get("r").replay_table()
+    assert (len(table), table.ring.inserts) == (5, 5)
+    assert extend(world, run, world.stores.get("r"), rows(20, 3), 2) == [5, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"content": control_pb2.Content(fingerprint=b"other")}, SpecMismatchError),
+        ({"num_rows": 8}, CapacityError),
+        ({"num_rows": 0}, InvalidRequestError),
+        ({"num_rows": 2}, RemoteProtocolError),  # the content is that of three rows
+    ],
+)
+def test_extend_when_refused_then_no_row_is_live_or_kept(
+    world: World, run: Loop, entry: Entry, fields: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        run(world.replays.extend(world.session(), 1, asked(entry, rows(0), **fields)))
+    table = entry.replay_table()
+    assert (len(table), table.ring.num_reserved) == (0, 0)
+    assert extend(world, run, entry, rows(0, 7), 2)
+
+
+def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    reservation = entry.replay_table().plan_extend(7)
+    with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
+        run(world.replays.extend(world.session(), 1, asked(entry, rows(0))))
+    assert reservation is not None
+    entry.replay_table().abort(reservation)
+    assert extend(world, run, entry, rows(0), 2)
+
+
+def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 4), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=5, num_batches=4)
+    done = run(world.samples.sample(world.session(), 1, sample))
+    assert done is not None
+    assert done.accepted.num_rows == 20
+    columns = columns_of(rows_layout(entry.spec, 20), done.inline)
+    assert torch.equal(columns["a"], columns["index"] + 10)
+    assert set(columns["index"].tolist()) <= {0, 1, 2, 3}
+    assert entry.replay_table().counts.samples == 20
+
+
+def test_sample_when_there_are_too_few_rows_then_error_says_how_many(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 2), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=5, timeout_s=0.01)
+    with pytest.raises(DeadlineExceededError, match=r"(?s)2.*3"):
+        run(world.samples.sample(world.session(), 1, sample))
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 2]])
+def test_sample_when_other_content_is_waited_for_then_refused_and_not_counted(
+    world: World, run: Loop, entry: Entry, sizes: list[int]
+) -> None:
+    extend(world, run, entry, rows(10, 4), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=5, message_nbytes=sizes)
+    with pytest.raises(SpecMismatchError, match="'r'"):
+        run(world.samples.sample(world.session(), 1, sample))
+
+
+def test_sample_when_of_absurdly_many_rows_then_refused(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 4), 1)
+    sample = control_pb2.SampleRequest(store="r", num_rows=MAX_SAMPLE_ROWS // 2 + 1, num_batches=2)
+    with pytest.raises(InvalidRequestError):
+        run(world.samples.sample(world.session(), 1, sample))
+
+
+def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, run: Loop) -> None:
+    def row(number: int) -> TensorDict:
+        return TensorDict({"a": torch.tensor(number), "v": NonTensorData(f"value {number}")}, [])
+
+    entry = run(world.create_replay("v", row(0), 7))
+    batch: Any = torch.stack([row(1), row(2), row(3)])
+    extend(world, run, entry, batch, 1)
+    done = read(world, run, entry, [2, 0])
+    (column,) = decode_block(done.accepted.values)
+    assert [b"value 3" in column.values[0], b"value 1" in column.values[1]] == [True, True]
+
+
+def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_older_rows_had_some(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    extend(world, run, entry, rows(10, 7), 1)
+    done = run(world.replays.extend(world.session(), 2, asked(entry, rows(20, 2).select("a"), keys=[path("a")])))
+    assert decode_rows(done.indices).tolist() == [0, 1]
+    columns = columns_of(rows_layout(entry.spec, 7), read(world, run, entry).inline)
+    assert columns["a"].tolist() == [20, 21, 12, 13, 14, 15, 16]
+    assert columns["c"].sum(dim=1).tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    world.reopen()
+    again = world.stores.get("r")
+    assert again.replay_table().views.has_partial_rows
+    assert len(again.replay_table().views.get(PLAIN)) == 5
+    extend(world, run, again, rows(30, 7), 3)
+    assert len(again.replay_table().views.get(PLAIN)) == 7
+
+
+def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free(
+    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend(world, run, entry, rows(10, 2), 1)
+
+    def full(*arguments: Any) -> None:
+        raise CapacityError(what="the catalog", asked=1, free=0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.stores, "save_state", full)
+        with pytest.raises(CapacityError):
+            extend(world, run, entry, rows(20), 2)
+    table = entry.replay_table()
+    assert (table.live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
+    assert extend(world, run, entry, rows(30), 3) == [2, 3, 4]
+    assert read(world, run, entry, [2]).inline
+
+
+def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_goes_on(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+    held = table.plan_extend(7)
+    assert held is not None
+
+    async def scenario() -> control_pb2.Done:
+        first, second = (
+            asyncio.create_task(world.replays.extend(world.session(n), 1, asked(entry, rows(10, 4), timeout_s=20.0)))
+            for n in (1, 2)
+        )
+        await in_line(entry, 2)
+        table.abort(held)
+        entry.changed._look()  # granted, and not gone on yet
+        first.cancel()
+        return await asyncio.wait_for(second, 5.0)
+
+    assert len(decode_rows(run(scenario()).indices)) == 4
+    assert (len(table), table.ring.num_reserved) == (4, 0)
+
+
+LIVE = np.array([1, 2, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("index", "numbers"),
+    [
+        ((), [1, 2, 4, 5]),
+        (slice(None), [1, 2, 4, 5]),
+        (slice(2, None), [2, 4, 5]),
+        (slice(None, None, 2), [2, 4]),
+        (4, [4]),
+        (-1, [5]),
+        ([5, 1, 1], [5, 1, 1]),
+        (np.array([False, True, False, True, True, False]), [1, 4]),
+    ],
+)
+def test_numbers_when_an_index_is_given_then_of_live_rows(index: Any, numbers: list[int]) -> None:
+    assert numbers_of(parse(index), LIVE, "r").tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("index", "numbers"),
+    [
+        (slice(None), [2, 4]),
+        (slice(3, None), [4]),
+        (np.array([False, True, False, False, False, True]), []),
+        (5, [5]),
+        (-1, [5]),
+        ([5, 1, 2], [5, 1, 2]),
+    ],
+)
+def test_numbers_when_rows_are_lost_then_only_who_names_them_gets_them(index: Any, numbers: list[int]) -> None:
+    assert numbers_of(parse(index), LIVE, "r", lost=np.array([1, 5])).tolist() == numbers
+
+
+@pytest.mark.parametrize("index", [6, (0, 1), None, np.ones(5, dtype=bool), [0, 6]])
+def test_numbers_when_the_index_does_not_fit_then_error(index: Any) -> None:
+    with pytest.raises(SelectionError):
+        numbers_of(parse(index), LIVE, "r")

@@ -1,0 +1,375 @@
+"""Extends and samples of local clients: rows on record before they are filled, held back until a writer is proved
+gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.client.local.writes import put_rows
+from tdserve.control.status import encode_failure
+from tdserve.errors import (
+    CapacityError,
+    CorruptDataError,
+    DeadlineExceededError,
+    NotSupportedError,
+    PeerLostError,
+)
+from tdserve.replay.limiter import Queue
+from tdserve.replay.order import Fifo
+from tdserve.replay.slices import Slices
+from tdserve.row_numbers import decode_rows
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+from tdserve.value_columns import decode_block
+from tests.unit.server.local_peer import LocalPeer, mapped
+from tests.unit.server.replaying import create, extend, extending, rows, sample, sampling
+from tests.unit.server.world import Loop, World, content_of
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """An empty ring of eight rows, sampled oldest first."""
+    return create(world, run, sampler=Fifo())
+
+
+def here(entry: Entry, num_rows: int = 3, *, values: bytes = b"", timeout_s: float = 20.0) -> control_pb2.ExtendRequest:
+    """A request of a local client: its tensors come another way."""
+    assert entry.row_spec is not None
+    found = control_pb2.Content(fingerprint=entry.row_spec.fingerprint, values=values)
+    return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=timeout_s)
+
+
+def begin(
+    world: World, peer: LocalPeer, asked: control_pb2.ExtendRequest, request: int = 1
+) -> asyncio.Task[control_pb2.Done]:
+    """The extend, under way."""
+    return asyncio.create_task(world.replays.extend(peer.session, request, asked))
+
+
+def reserved(world: World, entry: Entry) -> list[list[int]]:
+    """Rows that are on record as being filled."""
+    return [each.rows.tolist() for each in ReservedRows.load(world.db, entry.record.uid)]
+
+
+def test_extend_when_the_client_has_written_then_live_and_on_record_until_then(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, here(entry))
+            accepted = await peer.accepted()
+            assert accepted.uid == entry.record.uid
+            assert decode_rows(accepted.rows).tolist() == [0, 1, 2]
+            assert reserved(world, entry) == [[0, 1, 2]]
+            assert len(entry.replay_table()) == 0
+            peer.done(columns=put_rows(mapped(entry), accepted, [capture(rows(10))]).columns)
+            assert decode_rows((await write).indices).tolist() == [0, 1, 2]
+
+    run(scenario())
+    assert reserved(world, entry) == []
+    assert sample(world, run, entry, 3)["a"] == [10, 11, 12]
+
+
+def test_extend_when_the_rules_look_at_leaves_then_the_client_tells_what_they_hold(world: World, run: Loop) -> None:
+    entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, here(entry, 4))
+            accepted = await peer.accepted()
+            assert [tuple(path.parts) for path in accepted.columns] == [("g",)]
+            written = put_rows(mapped(entry), accepted, [capture(rows(10, 4))])
+            assert [np.frombuffer(each, np.int32).tolist() for each in written.columns] == [[5, 5, 6, 6]]
+            peer.done(columns=written.columns)
+            await write
+
+    run(scenario())
+    assert sorted(set(sample(world, run, entry, 4)["g"])) in ([5], [6], [5, 6])
+
+
+@pytest.mark.parametrize("way", ["refuse", "die"])
+def test_extend_when_the_client_writes_no_more_then_its_rows_are_free_at_once(
+    world: World, run: Loop, entry: Entry, way: str
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, here(entry, 8))
+            await peer.accepted()
+            if way == "refuse":
+                peer.done(failure=encode_failure(CapacityError(what="a disk", asked=2, free=1)))
+            else:
+                peer.let_go()
+                await peer.leave()
+            with pytest.raises(CapacityError if way == "refuse" else PeerLostError):
+                await write
+
+    run(scenario())
+    assert reserved(world, entry) == []
+    assert sorted(extend(world, run, entry, rows(20, 8), request=2)) == list(range(8))
+
+
+def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_rows_until_it_is_gone(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as stopped:
+            write = begin(world, stopped, here(entry, 3))
+            await stopped.accepted()
+            await stopped.leave()
+            with pytest.raises(PeerLostError):
+                await write
+            assert reserved(world, entry) == [[0, 1, 2]]
+            others = await world.replays.extend(world.session(2), 1, extending(entry, rows(20, 5)))
+            assert decode_rows(others.indices).tolist() == [3, 4, 5, 6, 7]
+            assert not set(sampled_rows(entry)) & {0, 1, 2}
+            whole = asyncio.create_task(
+                world.replays.extend(world.session(3), 1, extending(entry, rows(30, 8), timeout_s=20.0))
+            )
+            await asyncio.sleep(0)
+            assert not whole.done()
+            stopped.let_go()
+            assert len(decode_rows((await whole).indices)) == 8
+            assert reserved(world, entry) == []
+
+    run(scenario())
+    assert sorted(sample(world, run, entry, 8)["a"]) == list(range(30, 38))
+
+
+def sampled_rows(entry: Entry) -> list[int]:
+    """Rows that are live."""
+    found: list[int] = entry.replay_table().live_rows().tolist()
+    return found
+
+
+def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_held_back_all_the_same(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def stop() -> LocalPeer:
+        peer = LocalPeer(world)
+        await peer.__aenter__()
+        write = begin(world, peer, here(entry, 3))
+        await peer.accepted()
+        await peer.leave()
+        with pytest.raises(PeerLostError):
+            await write
+        return peer
+
+    stopped = run(stop())
+    world.departures.close()
+    world.reopen()
+
+    async def scenario() -> None:
+        again = world.stores.get("r")
+        assert again.replay_table().info()["num_reserved"] == 3
+        with pytest.raises(DeadlineExceededError):
+            await world.replays.extend(world.session(2), 1, extending(again, rows(20, 8)))
+        whole = asyncio.create_task(
+            world.replays.extend(world.session(3), 1, extending(again, rows(30, 8), timeout_s=20.0))
+        )
+        stopped.let_go()
+        assert len(decode_rows((await whole).indices)) == 8
+        assert reserved(world, again) == []
+        await stopped.__aexit__(None, None, None)
+
+    run(scenario())
+
+
+def test_extend_when_the_client_was_killed_before_a_restart_then_nothing_is_held_back(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, here(entry, 3))
+            await peer.accepted()
+            await peer.leave()
+            with pytest.raises(PeerLostError):
+                await write
+
+    run(scenario())
+    world.departures.close()
+    world.reopen()
+
+    async def find() -> Entry:
+        return world.stores.get("r")
+
+    again = run(find())
+    assert again.replay_table().info()["num_reserved"] == 0
+    assert reserved(world, again) == []
+
+
+def with_value(number: int, value: Any) -> TensorDict:
+    """A row."""
+    return TensorDict({"a": torch.tensor(number), "v": NonTensorData(value)}, [])
+
+
+def crowded(world: World, run: Loop) -> tuple[Entry, bytes]:
+    """A table with room for 1 MiB of values, and those of three rows that are more."""
+    like = with_value(0, "x")
+    entry = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
+    huge: Any = torch.stack([with_value(number, "y" * (1 << 20)) for number in range(3)])
+    return entry, content_of(huge).values
+
+
+def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_rows_are_held_back_all_the_same(
+    world: World, run: Loop
+) -> None:
+    entry, huge = crowded(world, run)
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as stopped:
+            write = begin(world, stopped, here(entry, 3, values=huge))
+            await stopped.accepted()
+            await stopped.leave()
+            with pytest.raises((CapacityError, PeerLostError)):
+                await write
+            assert reserved(world, entry) == [[0, 1, 2]]
+            assert entry.replay_table().info()["num_reserved"] == 3
+
+    run(scenario())
+
+
+def test_extend_when_its_values_are_refused_and_its_client_has_written_then_its_rows_are_free(
+    world: World, run: Loop
+) -> None:
+    entry, huge = crowded(world, run)
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, here(entry, 3, values=huge))
+            await peer.accepted()
+            peer.done()
+            with pytest.raises(CapacityError):
+                await write
+            assert reserved(world, entry) == []
+            assert entry.replay_table().info()["num_reserved"] == 0
+
+    run(scenario())
+
+
+def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world, is_read_only=True) as peer:
+            with pytest.raises(NotSupportedError, match="only reads"):
+                await begin(world, peer, here(entry))
+
+    run(scenario())
+    assert reserved(world, entry) == []
+    assert entry.replay_table().info()["num_reserved"] == 0
+
+
+def test_sample_when_the_client_is_local_then_it_is_told_which_rows_and_copies_them(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    extend(world, run, entry, rows(10, 6))
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            done = await world.samples.sample(peer.session, 1, sampling(4))
+            assert done is not None
+            accepted = done.accepted
+            assert (accepted.num_rows, accepted.uid, accepted.wants_written) == (4, entry.record.uid, False)
+            assert decode_rows(accepted.rows).tolist() == [0, 1, 2, 3]
+            assert np.frombuffer(accepted.generations, np.int64).tolist() == [2] * 4
+            assert not done.HasField("inline")
+
+    run(scenario())
+    assert entry.replay_table().counts.samples == 4
+
+
+def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: World, run: Loop) -> None:
+    entry = run(world.create_replay("v", with_value(0, "x"), 4))
+    batch: Any = torch.stack([with_value(number, f"value {number}") for number in range(2)])
+    run(world.replays.extend(world.session(), 1, extending(entry, batch)))
+
+    async def scenario(*, lacks_values: bool) -> control_pb2.Accepted:
+        async with LocalPeer(world, lacks_values=lacks_values) as peer:
+            asked = control_pb2.ReadRequest(store="v", fingerprint=entry.spec_of_row().fingerprint)
+            done = await world.replays.read(peer.session, 1, asked)
+            assert done is not None
+            return done.accepted
+
+    assert not run(scenario(lacks_values=False)).values
+    (column,) = decode_block(run(scenario(lacks_values=True)).values)
+    assert [b"value 0" in column.values[0], b"value 1" in column.values[1]] == [True, True]
+
+
+@pytest.fixture
+def queue(world: World, run: Loop) -> Entry:
+    """A queue of four rows, full."""
+    made = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), max_times_sampled=1)
+    extend(world, run, made, rows(10, 4))
+    return made
+
+
+def test_sample_when_its_rows_leave_the_table_then_no_writer_gets_them_before_they_were_copied(
+    world: World, run: Loop, queue: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            taking = asyncio.create_task(world.samples.sample(peer.session, 1, sampling(3)))
+            accepted = await peer.accepted()
+            assert accepted.wants_written
+            assert decode_rows(accepted.rows).tolist() == [0, 1, 2]
+            with pytest.raises(DeadlineExceededError):
+                await world.replays.extend(world.session(2), 1, extending(queue, rows(20, 2)))
+            peer.done()
+            await taking
+            await world.replays.extend(world.session(2), 2, extending(queue, rows(20, 3)))
+
+    run(scenario())
+    assert sample(world, run, queue, 4)["a"] == [13, 20, 21, 22]
+
+
+@pytest.mark.parametrize("way", ["refuse", "leave"])
+def test_sample_when_its_rows_could_not_be_copied_then_they_are_there_again(
+    world: World, run: Loop, queue: Entry, way: str
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            taking = asyncio.create_task(world.samples.sample(peer.session, 1, sampling(3)))
+            await peer.accepted()
+            if way == "refuse":
+                peer.done(failure=encode_failure(CorruptDataError(path="x", expected="a", actual="b")))
+            else:
+                await peer.leave()
+            with pytest.raises(CorruptDataError if way == "refuse" else PeerLostError):
+                await taking
+
+    run(scenario())
+    assert sample(world, run, queue, 4)["a"] == [10, 11, 12, 13]
+
+
+def test_read_when_rows_were_lost_then_error_also_for_a_local_client(world: World, run: Loop, entry: Entry) -> None:
+    extend(world, run, entry, rows(10, 6))
+    asked = control_pb2.WriteRequest(
+        store="r",
+        selection=parse(1).to_message(),
+        content=control_pb2.Content(fingerprint=entry.spec.fingerprint),
+        timeout_s=20.0,
+    )
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as stopped, LocalPeer(world, 2) as reader:
+            write = asyncio.create_task(world.tensordicts.write(stopped.session, 1, asked))
+            await stopped.accepted()
+            await stopped.leave()
+            with pytest.raises(PeerLostError):
+                await write
+            reading = control_pb2.ReadRequest(
+                store="r", fingerprint=entry.spec_of_row().fingerprint, selection=parse([1, 2]).to_message()
+            )
+            with pytest.raises(CorruptDataError, match="rows 1: "):
+                await world.replays.read(reader.session, 1, reading)
+
+    run(scenario())

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.content import read_layout, selected_spec
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    KeyNotFoundError,
+    LockedError,
+    SpecMismatchError,
+    StructureChangedError,
+    WrongStateError,
+)
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.restructured import Restructured
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.store import restructuring
+from tdserve.store.objects import Objects
+from tdserve.v1 import content_pb2, control_pb2
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(4, 2)}}, [4])
+NEW = TensorDict({"z": torch.arange(4), "b": {"d": torch.ones(4)}}, [4])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A store of four rows of zeros."""
+    return run(world.create("x", TD))
+
+
+def adding(td: TensorDict = NEW, **fields: Any) -> control_pb2.AlterRequest:
+    """Asks for new keys with content."""
+    added = codec.encode(capture(td).spec)
+    return control_pb2.AlterRequest(store="x", added=added, content=content_of(td), timeout_s=5.0, **fields)
+
+
+def key(*parts: str) -> content_pb2.Path:
+    return content_pb2.Path(parts=parts)
+
+
+def alter(world: World, run: Loop, asked: control_pb2.AlterRequest, request: int = 1) -> control_pb2.Done:
+    return run(world.alterations.alter(world.session(), request, asked))
+
+
+def column(world: World, run: Loop, entry: Entry, name: str) -> list[Any]:
+    """What a read of everything brings."""
+    asked = control_pb2.ReadRequest(store=entry.name, timeout_s=5.0)
+    done = run(world.tensordicts.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+    assert done is not None
+    layout = read_layout(selected_spec(entry.spec, parse(()), ()))
+    found: list[Any] = columns_of(layout, done.inline)[name].tolist()
+    return found
+
+
+def test_alter_when_keys_come_then_they_are_read_and_survive_a_restart(world: World, run: Loop, entry: Entry) -> None:
+    assert alter(world, run, adding()).version == 1
+    for _ in range(2):
+        assert column(world, run, entry, "z") == [0, 1, 2, 3]
+        assert column(world, run, entry, "d") == [1.0] * 4
+        assert entry.record.structure == 1
+        assert entry.generations is not None
+        assert entry.generations.structure == 1
+        assert not (entry.generations.values & 1).any()
+        assert restructuring.leftovers(entry.folder) == []
+        assert world.db.scan("pending") == []
+        world.reopen()
+        entry = world.stores.get("x")
+
+
+def test_alter_when_only_zeros_come_then_no_content_is_needed(world: World, run: Loop, entry: Entry) -> None:
+    asked = adding()
+    asked.ClearField("content")
+    alter(world, run, asked)
+    assert column(world, run, entry, "z") == [0] * 4
+
+
+def test_alter_when_values_come_without_content_then_refused(world: World, run: Loop, entry: Entry) -> None:
+    asked = adding(TensorDict({"s": "text"}, [4]))
+    asked.ClearField("content")
+    with pytest.raises(SpecMismatchError, match="'s'"):
+        alter(world, run, asked)
+
+
+def test_alter_when_keys_go_and_are_renamed_then_read_under_the_new_names(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    alter(world, run, adding())
+    renamed = [control_pb2.Renamed(old_key=key("z"), new_key=key("b", "z"))]
+    asked = control_pb2.AlterRequest(store="x", removed=[key("a")], renamed=renamed, timeout_s=5.0)
+    alter(world, run, asked, 2)
+    assert entry.spec.keys(True, True) == [("b", "c"), ("b", "d"), ("b", "z")]
+    assert column(world, run, entry, "z") == [0, 1, 2, 3]
+    assert sorted(path.name for path in (entry.folder / "rows").iterdir()) == ["b", "meta.json"]
+
+
+def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: Entry) -> None:
+    session, asked = world.session(), adding()
+    first = run(world.alterations.alter(session, 7, asked))
+    seen = world.answers.seen(session.client_id, 7)
+    assert seen is not None
+    assert control_pb2.Done.FromString(seen) == first
+    removing = control_pb2.AlterRequest(store="x", removed=[key("a")], timeout_s=5.0)
+    done = run(world.alterations.alter(session, 7, removing))  # the first try had ended while this one was on its way
+    assert done == first
+    assert entry.spec.keys()[0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (control_pb2.AlterRequest(store="x", removed=[key("q")]), KeyNotFoundError),
+        (adding(TensorDict({"a": torch.zeros(4)}, [4])), StructureChangedError),
+        (adding(TensorDict({"z": torch.zeros(5)}, [5])), SpecMismatchError),
+        (control_pb2.AlterRequest(store="x", is_locked=True, removed=[key("a")]), InvalidRequestError),
+    ],
+)
+def test_alter_when_it_does_not_fit_then_refused_and_nothing_changed(
+    world: World, run: Loop, entry: Entry, asked: control_pb2.AlterRequest, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        alter(world, run, asked)
+    assert (entry.content_version, entry.record.structure) == (0, 0)
+    assert restructuring.leftovers(entry.folder) == []
+
+
+def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Loop) -> None:
+    run(world.create_replay("x", TD[0], 4))
+    with pytest.raises(WrongStateError, match="replay"):
+        alter(world, run, adding())
+
+
+def test_write_when_of_the_structure_before_then_told_so(world: World, run: Loop, entry: Entry) -> None:
+    before = entry.spec.fingerprint
+    alter(world, run, adding())
+    asked = control_pb2.WriteRequest(store="x", content=content_of(TD, before), timeout_s=5.0)
+    with pytest.raises(StructureChangedError):
+        run(world.tensordicts.write(world.session(), 2, asked))
+
+
+def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    alter(world, run, control_pb2.AlterRequest(store="x", is_locked=True, timeout_s=5.0))
+    assert entry.spec.root.is_locked
+    for asked in (adding(), control_pb2.AlterRequest(store="x", removed=[key("a")], timeout_s=5.0)):
+        with pytest.raises(LockedError, match="unlock_"):
+            alter(world, run, asked, 2)
+    alter(world, run, control_pb2.AlterRequest(store="x", is_locked=False, timeout_s=5.0), 3)
+    alter(world, run, adding(), 4)
+    assert column(world, run, entry, "z") == [0, 1, 2, 3]
+
+
+def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    rows = np.arange(2)
+
+    async def writing() -> None:
+        entry.writes.append(rows)
+        altering = asyncio.create_task(world.alterations.alter(world.session(), 1, adding()))
+        while not entry.write_lock.locked():  # noqa: ASYNC110 (a lock tells nobody that it was taken)
+            await asyncio.sleep(0)
+        assert not altering.done()
+        entry.writes.clear()
+        entry.changed.wake()
+        await altering
+
+    run(writing())
+    assert entry.record.structure == 1
+    entry.writes.append(rows)
+    asked = control_pb2.AlterRequest(store="x", removed=[key("z")], timeout_s=0.05)
+    with pytest.raises(DeadlineExceededError, match="other writes"):
+        alter(world, run, asked, 2)
+    assert entry.record.structure == 1
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_repair_when_a_crash_came_behind_the_record_then_finished(
+    world: World, run: Loop, entry: Entry, is_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out = restructuring.carry_out
+
+    def crashing(*arguments: Any) -> None:
+        if is_moved:
+            carry_out(*arguments)
+        raise DeadlineExceededError(what="kill -9")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tdserve.server.tensordicts.alterations.restructuring.carry_out", crashing)
+        with pytest.raises(DeadlineExceededError):
+            alter(world, run, adding(TensorDict({"z": torch.arange(4), "s": "text"}, [4])))
+    assert len(Restructured.load(world.db)) == 1
+    world.reopen()
+    assert run(world.alterations.repair()) == 1
+    entry = world.stores.get("x")
+    assert column(world, run, entry, "z") == [0, 1, 2, 3]
+    assert not (entry.generation_values() & 1).any()
+    assert restructuring.leftovers(entry.folder) == []
+    assert world.db.scan("pending") == []
+
+
+def test_repair_when_something_was_made_that_never_came_then_removed(world: World, run: Loop, entry: Entry) -> None:
+    (entry.folder / f"{restructuring.PREFIX}x" / "rows").mkdir(parents=True)
+    assert run(world.alterations.repair()) == 0
+    assert restructuring.leftovers(entry.folder) == []
+
+
+def test_repair_when_values_wait_for_what_never_came_then_they_go(
+    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crashing(*arguments: Any, **named: Any) -> None:
+        del arguments, named
+        raise RuntimeError("kill -9")
+
+    made: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(world.stores, "learn_spec", crashing)
+        patch.setattr(
+            "tdserve.server.tensordicts.alterations._remove_files", lambda folder, uid: made.append(folder.name)
+        )
+        with pytest.raises(RuntimeError, match="kill"):
+            alter(world, run, adding(TensorDict({"s": "text"}, [4])))
+    assert waiting(entry, made[0])
+    world.reopen()
+    run(world.alterations.repair())
+    entry = world.stores.get("x")
+    assert not waiting(entry, made[0])
+    assert restructuring.leftovers(entry.folder) == []
+
+
+def waiting(entry: Entry, folder: str) -> bool:
+    """Whether a value waits for its key."""
+    with Objects(entry.folder / "objects") as objects:
+        ((_, values),) = objects.get_many([((folder, "s"), [0])])
+    return list(values) != [None]

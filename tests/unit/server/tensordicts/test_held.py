@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, SelectionError, StoreNotFoundError
+from tdserve.replay.order import Fifo
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.journal import Journal
+from tdserve.server.recovery.lost import Overwrite
+from tdserve.server.tensordicts.held import Held, is_free, wait_for_others
+from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import create, extend, path, rows, sample, writing
+from tests.unit.server.world import Loop, World
+
+PARTIAL = 2 + (1 << 44)
+"""Generation of a row that was written once, and then once in part."""
+
+
+@pytest.fixture
+def replay(world: World, run: Loop) -> Entry:
+    """Four whole rows and two that have ``a`` alone, oldest first."""
+    made = create(world, run, sampler=Fifo())
+    extend(world, run, made, rows(10, 4))
+    extend(world, run, made, rows(20, 2).select("a"), request=2, keys=[path("a")])
+    return made
+
+
+def journal(entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> Journal:
+    """Of a write that is on record."""
+    return Journal(bytes(16), 7, control_pb2.Done(version=1), writing(entry, td, index, *keys), "")
+
+
+def held_of(entry: Entry, journal: Journal) -> Held:
+    """The rows that it writes, held."""
+    return Held(entry, journal.rows(entry.spec), [tuple(key.parts) for key in journal.asked.keys])
+
+
+def test_held_when_rows_of_a_replay_then_nobody_gets_them_until_let_go(world: World, run: Loop, replay: Entry) -> None:
+    held = held_of(replay, journal(replay, rows(0, 2), [1, 2]))
+    assert replay.generation_values().tolist() == [2, 3, 3, 2, 2, 2, 0, 0, 0]
+    assert sample(world, run, replay, 2)["a"] == [10, 13]
+    held.let_go(is_written=True)
+    assert replay.generation_values().tolist() == [2, PARTIAL, PARTIAL, 2, 2, 2, 0, 0, 0]
+    assert sample(world, run, replay, 4)["a"] == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_written", "num_whole"),
+    [
+        ([("g",)], True, 4),
+        ([("n",)], True, 4),
+        ([("g",), ("n", "w")], True, 6),
+        ([("g",), ("n", "w")], False, 4),
+        ([], True, 6),
+    ],
+)
+def test_let_go_when_leaves_were_written_then_the_rows_have_them(
+    replay: Entry, keys: list[tuple[str, ...]], is_written: bool, num_whole: int
+) -> None:
+    held = held_of(replay, journal(replay, rows(0, 2), [4, 5], *keys))
+    held.let_go(is_written=is_written)
+    plain = replay.replay_table().plan_sample(num_whole, rng=None)  # type: ignore[arg-type] # Fifo needs none
+    assert plain is not None
+    assert replay.replay_table().plan_sample(num_whole + 1, rng=None) is None  # type: ignore[arg-type]
+
+
+def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(
+    world: World, run: Loop, replay: Entry
+) -> None:
+    written = journal(replay, rows(0, 2), [1, 2])
+    world.db.put("pending", b"apply:" + replay.record.uid.encode(), written.to_bytes())
+    replay.generation_values()[1] |= 1  # killed after the first
+    world.reopen()
+    again = world.stores.get("r")
+    assert again.replay_table().info()["num_reserved"] == 1
+    held = held_of(again, written)
+    assert again.generation_values()[:4].tolist() == [2, 3, 3, 2]
+    held.let_go(is_written=True)
+    assert again.generation_values()[:4].tolist() == [2, PARTIAL, PARTIAL, 2]
+    assert sample(world, run, again, 4)["a"] == [10, 11, 12, 13]
+
+
+def test_held_when_a_row_is_gone_then_refused_and_nothing_changes(replay: Entry) -> None:
+    with pytest.raises(SelectionError):
+        held_of(replay, journal(replay, rows(0, 2), [1, 6]))
+    assert replay.generation_values().tolist() == [2, 2, 2, 2, 2, 2, 0, 0, 0]
+
+
+def test_held_when_rows_of_a_tensordict_then_they_and_the_stores_own_number(world: World, run: Loop) -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    entry = run(world.create("x", td))
+    held = held_of(entry, journal(entry, td[:1], [1]))
+    assert entry.generation_values().tolist() == [0, 1, 0, 1]
+    held.end()  # nobody writes them any more, and they stay as they are
+    again = held_of(entry, journal(entry, td[:1], [1]))
+    assert entry.generation_values().tolist() == [0, 1, 0, 1]
+    again.let_go(is_written=True)
+    assert entry.generation_values().tolist() == [0, 2, 0, 2]
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A tensordict store of three rows."""
+    return run(world.create("x", TensorDict({"a": torch.zeros(3)}, [3])))
+
+
+def row(*numbers: int) -> Any:
+    """Row numbers."""
+    return np.array(numbers, np.int64)
+
+
+def test_let_go_when_another_write_goes_on_then_the_store_as_a_whole_is_not_readable_yet(entry: Entry) -> None:
+    first, second = Held(entry, row(0), []), Held(entry, row(2), [])
+    assert entry.generation_values().tolist() == [1, 0, 1, 1]
+    first.let_go(is_written=True)
+    assert entry.generation_values().tolist() == [2, 0, 1, 3]
+    assert entry.content_version == 1
+    second.let_go(is_written=True)
+    assert entry.generation_values().tolist() == [2, 0, 2, 4]
+    assert entry.content_version == 2
+
+
+def test_let_go_when_some_rows_are_lost_then_they_and_the_store_stay_odd(entry: Entry) -> None:
+    Held(entry, row(1), []).end()
+    entry.lost.overwrites.append(Overwrite("u", "lock", 1, row(1), ()))
+    Held(entry, row(0, 1), [("a",)]).let_go(is_written=True)
+    assert [number % 2 for number in entry.generation_values().tolist()] == [0, 1, 0, 1]
+
+
+def test_is_free_when_asked_then_by_rows(entry: Entry) -> None:
+    held = Held(entry, row(1, 2), [])
+    assert is_free(entry, row(0))
+    assert not is_free(entry, row(0, 2))
+    held.end()
+    assert is_free(entry, row(2))
+
+
+def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(world: World, run: Loop, entry: Entry) -> None:
+    async def scenario() -> None:
+        session = world.session()
+        held = Held(entry, row(1), [])
+        await wait_for_others(session, entry, row(0, 2), Deadline.after(0))
+        with pytest.raises(DeadlineExceededError, match="another write to rows of 'x'"):
+            await wait_for_others(session, entry, row(1), Deadline.after(0.01))
+        waiting = asyncio.create_task(wait_for_others(session, entry, row(1), Deadline.after(20.0)))
+        await asyncio.sleep(0)
+        held.let_go(is_written=True)
+        entry.changed.wake()
+        await waiting
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("way", ["delete", "end"])
+def test_wait_for_others_when_the_store_or_the_session_ends_then_no_more(
+    world: World, run: Loop, entry: Entry, way: str
+) -> None:
+    async def scenario() -> BaseException | None:
+        session = world.session()
+        Held(entry, row(1), [])
+        waiting = asyncio.create_task(wait_for_others(session, entry, row(1), Deadline.after(20.0)))
+        await asyncio.sleep(0)
+        if way == "delete":
+            await world.stores.delete(entry)
+        else:
+            await session.finish(20.0)
+        await asyncio.wait({waiting})
+        return None if waiting.cancelled() else waiting.exception()
+
+    error = run(scenario())
+    assert isinstance(error, StoreNotFoundError) if way == "delete" else error is None

@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.client.local.writes import put_selection
+from tdserve.control.status import encode_failure
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    CapacityError,
+    CorruptDataError,
+    DeadlineExceededError,
+    NotSupportedError,
+    PeerLostError,
+)
+from tdserve.replay.order import Fifo
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.lost import Overwrite
+from tdserve.spec.capture import capture
+from tdserve.v1 import content_pb2, control_pb2
+from tests.unit.server.local_peer import LocalPeer, mapped
+from tests.unit.server.replaying import create, extend, rows, sample
+from tests.unit.server.world import Loop, World, content_of
+
+TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2)}, [4])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A store of four rows of zeros."""
+    return run(world.create("x", TD))
+
+
+def writing(
+    entry: Entry, index: Any, *keys: tuple[str, ...], values: bytes = b"", timeout_s: float = 20.0
+) -> control_pb2.WriteRequest:
+    """A write of a local client: its tensors come another way."""
+    return control_pb2.WriteRequest(
+        store=entry.name,
+        selection=parse(index).to_message(),
+        keys=[content_pb2.Path(parts=key) for key in keys],
+        content=control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values),
+        timeout_s=timeout_s,
+    )
+
+
+def begin(
+    world: World, peer: LocalPeer, asked: control_pb2.WriteRequest, request: int = 1
+) -> asyncio.Task[control_pb2.Done]:
+    """The write, under way."""
+    return asyncio.create_task(world.tensordicts.write(peer.session, request, asked))
+
+
+def put(entry: Entry, index: Any, number: int) -> None:
+    """What the client does when it is let."""
+    store = mapped(entry)
+    shape = store.leaves["a",][index].shape
+    td = TensorDict({"a": torch.full(shape, number), "b": torch.full((*shape, 2), float(number))}, shape)
+    put_selection(store, parse(index), capture(td))
+
+
+def numbers(entry: Entry) -> list[int]:
+    """Generations."""
+    found: list[int] = entry.generation_values().tolist()
+    return found
+
+
+def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.Done:
+    """As any client asks for it."""
+    asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=0.05)
+    done = run(world.tensordicts.read(world.session(9), 1, entry, asked, Deadline.after(0.05)))
+    assert done is not None
+    return done
+
+
+def content(entry: Entry) -> list[int]:
+    """The leaf ``a`` as it lies there."""
+    found: list[int] = mapped(entry).leaves["a",].tolist()
+    return found
+
+
+def test_write_when_the_client_has_written_then_committed_and_until_then_unreadable(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> control_pb2.Done:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, writing(entry, slice(1, 3)))
+            assert (await peer.accepted()).uid == entry.record.uid
+            assert numbers(entry) == [0, 1, 1, 0, 1]
+            (record,) = Overwrite.load(world.db, entry.record.uid)
+            assert (record.lock_name, record.rows.tolist()) == (peer.lock_name, [1, 2])
+            put(entry, slice(1, 3), 7)
+            peer.done()
+            done = await write
+            assert world.answers.seen(peer.session.client_id, 1) == done.SerializeToString()
+            return done
+
+    done = run(scenario())
+    assert (numbers(entry), done.version) == ([0, 2, 2, 0, 2], 1)
+    assert content(entry) == [0, 7, 7, 0]
+    assert world.db.scan("pending") == []
+    assert entry.writes == []
+
+
+def test_write_when_the_client_will_not_then_its_reason_and_the_rows_are_readable_again(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, writing(entry, 1))
+            await peer.accepted()
+            peer.done(failure=encode_failure(CapacityError(what="a disk", asked=2, free=1)))
+            with pytest.raises(CapacityError):
+                await write
+
+    run(scenario())
+    assert all(number % 2 == 0 for number in numbers(entry))
+    assert not entry.lost
+    assert world.db.scan("pending") == []
+    assert read(world, run, entry).inline
+
+
+async def lose(world: World, entry: Entry) -> None:
+    """A client goes while it writes rows 1 and 2."""
+    async with LocalPeer(world) as peer:
+        write = begin(world, peer, writing(entry, [1, 2]))
+        await peer.accepted()
+        await peer.leave()
+        with pytest.raises(PeerLostError):
+            await write
+
+
+def test_write_when_the_session_ends_in_the_middle_then_rows_are_lost_also_after_a_restart(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def find() -> Entry:
+        return world.stores.get("x")
+
+    run(lose(world, entry))
+    for _ in range(2):
+        found = run(find())
+        assert numbers(found)[:4] == [0, 1, 1, 0]
+        for index in (1, slice(None, 2), ()):
+            with pytest.raises(CorruptDataError, match=r"rows .*write them again"):
+                read(world, run, found, index)
+        assert read(world, run, found, [0, 3]).inline
+        world.departures.close()
+        world.reopen()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_write_when_rows_were_lost_and_are_written_again_then_whole(
+    world: World, run: Loop, entry: Entry, is_local: bool
+) -> None:
+    async def scenario() -> None:
+        await lose(world, entry)
+        if is_local:
+            async with LocalPeer(world, 2) as other:
+                again = begin(world, other, writing(entry, [1, 2]))
+                await other.accepted()
+                put(entry, [1, 2], 5)
+                other.done()
+                await again
+        else:
+            asked = writing(entry, [1, 2])
+            two = TensorDict({"a": torch.full((2,), 5), "b": torch.full((2, 2), 5.0)}, [2])
+            asked.content.CopyFrom(content_of(two, entry.spec.fingerprint))
+            await world.tensordicts.write(world.session(2), 1, asked)
+
+    run(scenario())
+    assert all(number % 2 == 0 for number in numbers(entry))
+    assert content(entry) == [0, 5, 5, 0]
+    assert not entry.lost
+    assert world.db.scan("pending") == []
+    assert read(world, run, entry).inline
+
+
+def test_write_when_a_part_of_lost_rows_is_written_then_the_others_stay_lost(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        await lose(world, entry)
+        async with LocalPeer(world, 2) as other:
+            for request, asked in ((1, writing(entry, 1)), (2, writing(entry, 2, ("a",)))):
+                again = begin(world, other, asked, request)
+                await other.accepted()
+                other.done(request)
+                await again
+
+    run(scenario())
+    assert [number % 2 for number in numbers(entry)] == [0, 0, 1, 0, 1]
+    assert read(world, run, entry, 1).inline
+    with pytest.raises(CorruptDataError, match="rows 2"):
+        read(world, run, entry, 2)
+
+
+def test_write_when_the_process_that_lost_the_rows_is_still_there_then_waits_for_its_end(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        stopped = LocalPeer(world)
+        async with stopped:
+            write = begin(world, stopped, writing(entry, [1, 2]))
+            await stopped.accepted()
+            await stopped.leave()
+            with pytest.raises(PeerLostError):
+                await write
+            async with LocalPeer(world, 2) as other:
+                with pytest.raises(DeadlineExceededError, match="the process that stopped"):
+                    await begin(world, other, writing(entry, 2, timeout_s=0.02))
+                elsewhere = begin(world, other, writing(entry, 3), 2)
+                await other.accepted()
+                other.done(2)
+                await elsewhere
+                again = begin(world, other, writing(entry, 2), 3)
+                stopped.let_go()
+                await other.accepted()
+                other.done(3)
+                await again
+
+    run(scenario())
+    assert [number % 2 for number in numbers(entry)[:4]] == [0, 1, 0, 0]
+
+
+def test_write_when_others_write_the_same_rows_then_one_after_the_other_and_other_rows_at_once(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as first, LocalPeer(world, 2) as second, LocalPeer(world, 3) as third:
+            writes = [begin(world, first, writing(entry, [0, 1]))]
+            await first.accepted()
+            writes += [begin(world, second, writing(entry, [1, 2])), begin(world, third, writing(entry, [1]))]
+            elsewhere = begin(world, first, writing(entry, 3), 2)
+            await first.accepted()
+            first.done(2)
+            await elsewhere
+            assert len(entry.writes) == 1
+            first.done()
+            await writes[0]
+            # Both were woken by that. Whoever comes first has row 1 for itself.
+            await second.accepted()
+            assert len(entry.writes) == 1
+            second.done()
+            await writes[1]
+            await third.accepted()
+            assert len(entry.writes) == 1
+            third.done()
+            await writes[2]
+
+    run(scenario())
+    assert numbers(entry) == [2, 6, 2, 2, 8]
+
+
+def test_write_when_a_journalled_one_and_a_local_one_meet_then_one_after_the_other(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            local = begin(world, peer, writing(entry, [0, 1]))
+            await peer.accepted()
+            asked = writing(entry, [1, 2])
+            two = TensorDict({"a": torch.full((2,), 5), "b": torch.full((2, 2), 5.0)}, [2])
+            asked.content.CopyFrom(content_of(two, entry.spec.fingerprint))
+            journalled = asyncio.create_task(world.tensordicts.write(world.session(2), 1, asked))
+            again = begin(world, peer, writing(entry, 1), 2)
+            put(entry, [0, 1], 7)
+            peer.done()
+            await local
+            (message,) = [await peer.told()]
+            assert message.request == 2
+            assert len(entry.writes) == 1
+            peer.done(2)
+            await asyncio.gather(journalled, again)
+
+    run(scenario())
+    assert all(number % 2 == 0 for number in numbers(entry))
+    assert content(entry)[2] == 5
+
+
+def test_write_when_several_are_under_way_then_each_says_which_version_has_it(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> list[int]:
+        async with LocalPeer(world) as peer:
+            writes = [begin(world, peer, writing(entry, row), row + 1) for row in range(3)]
+            for _ in writes:
+                await peer.accepted()
+            versions = []
+            for row in (2, 0, 1):
+                peer.done(row + 1)
+                versions.append((await writes[row]).version)
+                assert entry.content_version == versions[-1]
+            return versions
+
+    assert run(scenario()) == [1, 2, 3]
+
+
+def test_write_when_the_client_only_reads_then_refused_and_nothing_is_touched(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> None:
+        async with LocalPeer(world, is_read_only=True) as peer:
+            with pytest.raises(NotSupportedError, match="only reads"):
+                await begin(world, peer, writing(entry, 1))
+
+    run(scenario())
+    assert numbers(entry) == [0] * 5
+    assert world.db.scan("pending") == []
+
+
+def test_write_when_it_has_values_alone_then_the_client_has_nothing_to_do(world: World, run: Loop) -> None:
+    entry = run(world.create("v", TensorDict({"a": torch.zeros(2), "t": NonTensorData("old")}, [2])))
+    new = content_of(TensorDict({"t": NonTensorData("new")}, [2])).values
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            await begin(world, peer, writing(entry, (), ("t",), values=new))
+
+    run(scenario())
+    assert b"new" in read(world, run, entry).accepted.values
+    assert numbers(entry) == [2, 2, 2]
+
+
+def test_write_when_its_values_do_not_fit_then_refused_and_the_rows_are_readable(world: World, run: Loop) -> None:
+    td = TensorDict({"a": torch.zeros(2), "t": NonTensorData("old")}, [2])
+    entry = run(world.create("v", td, max_object_bytes=1 << 20))
+    huge = content_of(TensorDict({"t": NonTensorData("x" * (2 << 20))}, [2])).values
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            with pytest.raises(CapacityError):
+                await begin(world, peer, writing(entry, (), values=huge))
+
+    run(scenario())
+    assert all(number % 2 == 0 for number in numbers(entry))
+    assert not entry.lost
+    assert world.db.scan("pending") == []
+
+
+def test_write_when_rows_of_a_table_are_lost_then_nobody_draws_them_and_the_next_writer_gets_them_after_the_proof(
+    world: World, run: Loop
+) -> None:
+    table = create(world, run, capacity=4, sampler=Fifo())
+    extend(world, run, table, rows(10, 4))
+
+    async def lose(stopped: LocalPeer) -> None:
+        write = begin(world, stopped, writing(table, [1, 2]))
+        await stopped.accepted()
+        await stopped.leave()
+        with pytest.raises(PeerLostError):
+            await write
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as stopped:
+            await lose(stopped)
+            plan = table.replay_table().plan_sample(2, rng=np.random.default_rng())
+            assert plan is not None
+            assert plan.rows.tolist() == [0, 3]
+            assert len(table.replay_table()) == 2
+        gone = asyncio.Event()
+        world.departures.watch(stopped.lock_name, gone.set)
+        await gone.wait()
+
+    run(scenario())
+    assert sorted(extend(world, run, table, rows(20, 4), request=2)) == [0, 1, 2, 3]
+    assert sample(world, run, table, 4)["a"] == [20, 21, 22, 23]
+    assert not table.lost
+    assert world.db.scan("pending", b"overwrites:") == []

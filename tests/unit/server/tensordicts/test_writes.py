@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.content import read_layout, selected_spec
+from tdserve.deadline import Deadline
+from tdserve.errors import (
+    RemoteProtocolError,
+    SelectionError,
+    SpecMismatchError,
+    StoreExistsError,
+    StoreNotFoundError,
+    WrongStateError,
+)
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.recovery.journal import Journal
+from tdserve.store.spools import SpoolWriter
+from tdserve.v1 import content_pb2, control_pb2
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(4, 2)}}, [4])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A store of four rows of zeros."""
+    return run(world.create("x", TD))
+
+
+def writing(entry: Entry, td: TensorDict, index: Any = (), *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
+    """A write of a selection."""
+    return control_pb2.WriteRequest(
+        store=entry.name,
+        selection=parse(index).to_message(),
+        keys=[content_pb2.Path(parts=key) for key in keys],
+        content=content_of(td, entry.spec.fingerprint),
+        timeout_s=5.0,
+    )
+
+
+def column(world: World, run: Loop, entry: Entry, key: str, index: Any = ()) -> list[Any]:
+    """What a read of a selection brings."""
+    asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=5.0)
+    done = run(world.tensordicts.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+    assert done is not None
+    layout = read_layout(selected_spec(entry.spec, parse(index), ()))
+    found: list[Any] = columns_of(layout, done.inline)[key].tolist()
+    return found
+
+
+def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loop, entry: Entry) -> None:
+    whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
+    assert run(world.tensordicts.write(world.session(), 1, writing(entry, whole))).version == 1
+    row = TensorDict({"a": torch.tensor(9)}, [])
+    assert run(world.tensordicts.write(world.session(), 2, writing(entry, row, -1, ("a",)))).version == 2
+    assert column(world, run, entry, "a") == [0, 1, 2, 9]
+    assert column(world, run, entry, "a", slice(None, None, 2)) == [0, 2]
+    assert column(world, run, entry, "c", [3]) == [[1.0, 1.0]]
+    assert entry.generations is not None
+    assert entry.generations.values.tolist() == [2, 2, 2, 4, 4]
+
+
+def test_write_when_of_another_structure_then_refused_and_nothing_changed(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    asked = control_pb2.WriteRequest(store="x", content=content_of(TD[:2]))
+    with pytest.raises(SpecMismatchError, match="'x'"):
+        run(world.tensordicts.write(world.session(), 1, asked))
+    assert entry.content_version == 0
+    assert world.db.scan("pending") == []
+
+
+@pytest.mark.parametrize("index", [9, 4, [0, 4], (0, 0)])
+def test_write_when_the_index_does_not_fit_then_refused_and_nothing_is_left_to_repair(
+    world: World, run: Loop, entry: Entry, index: Any
+) -> None:
+    # A client checks too; but what is left in the journal would be applied by the next server.
+    with pytest.raises(SelectionError):
+        run(world.tensordicts.write(world.session(), 1, writing(entry, TD, index)))
+    assert world.db.scan("pending") == []
+    assert entry.generations is not None
+    assert not entry.generations.values.any()
+
+
+def test_write_when_the_content_is_too_short_then_error_and_the_store_goes_on(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    with pytest.raises(RemoteProtocolError):
+        run(world.tensordicts.write(world.session(), 1, writing(entry, TD[:2])))
+    assert column(world, run, entry, "a") == [0] * 4
+    assert world.db.scan("pending") == []
+    run(world.tensordicts.write(world.session(), 2, writing(entry, TD)))
+
+
+def test_write_when_of_another_kind_of_store_then_error(world: World, run: Loop) -> None:
+    weights = run(world.create("w", TD, kind=control_pb2.STORE_KIND_WEIGHTS))
+    with pytest.raises(WrongStateError, match="weights store"):
+        run(world.tensordicts.write(world.session(), 1, writing(weights, TD)))
+
+
+def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: Entry) -> None:
+    asked = control_pb2.ReadRequest(store="x", newer_than=0)
+    done = run(world.tensordicts.read(world.session(), 1, entry, asked, Deadline.after(0)))
+    assert done is not None
+    assert done.nothing_newer
+
+
+def test_create_when_filled_then_visible_with_its_content(world: World, run: Loop) -> None:
+    loading = run(world.create("y", TD, loading=True, session=1))
+    whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
+    asked = writing(loading, whole)
+    with pytest.raises(StoreNotFoundError):
+        run(world.tensordicts.create(world.session(2), 1, asked))  # it belongs to session 1
+    assert run(world.tensordicts.create(world.session(1), 1, asked)).version == 1
+    assert column(world, run, world.stores.get("y"), "a") == [0, 1, 2, 3]
+    with pytest.raises(StoreExistsError):
+        run(world.tensordicts.create(world.session(1), 2, asked))
+
+
+def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry_answered(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    client_id = bytes(16)
+    asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), slice(1, 3), ("a",))
+    journal = Journal(client_id, 5, control_pb2.Done(version=1), asked, "")
+    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
+    assert entry.generations is not None
+    entry.generations.values[[1, 2, 4]] |= 1  # as the apply leaves them when it is cut short
+    world.reopen()
+    assert run(world.tensordicts.repair()) == 1
+    again = world.stores.get("x")
+    assert column(world, run, again, "a") == [0, 7, 8, 0]
+    assert again.content_version == 1
+    assert world.answers.seen(client_id, 5) == control_pb2.Done(version=1).SerializeToString()
+    assert world.db.scan("pending", b"apply:") == []
+
+
+def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: Entry) -> None:
+    journal = Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
+    world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
+    assert run(world.tensordicts.repair()) == 0
+    assert world.db.scan("pending") == []
+
+
+def test_repair_when_values_had_come_over_the_channel_then_they_are_applied_from_their_file(
+    world: World, run: Loop
+) -> None:
+    td = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "v": NonTensorData("old", batch_size=[4])}, [4])
+    entry = run(world.create("y", td))
+    asked = writing(entry, TensorDict({"v": NonTensorData("new", batch_size=[4])}, [4]), (), ("v",))
+    content, asked.content.values = asked.content.values, b""
+    asked.content.ClearField("inline")
+    asked.content.values_nbytes = len(content)
+    asked.content.message_nbytes.append(len(content))
+    staging = str(entry.folder / "staging" / "0")
+    with SpoolWriter(f"{staging}.values") as writer:
+        writer.write(0, memoryview(content))
+    journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, staging)
+    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
+    world.reopen()
+    assert run(world.tensordicts.repair()) == 1
+    again = world.stores.get("y")
+    reading = control_pb2.ReadRequest(store="y", keys=[content_pb2.Path(parts=["v"])])
+    done = run(world.tensordicts.read(world.session(), 1, again, reading, Deadline.after(0)))
+    assert done is not None
+    assert b"new" in done.accepted.values
+
+
+@pytest.mark.parametrize("values_nbytes", [1, 1 << 62])
+def test_write_when_values_are_announced_that_do_not_follow_then_refused_and_nothing_is_left_to_repair(
+    world: World, run: Loop, entry: Entry, values_nbytes: int
+) -> None:
+    asked = writing(entry, TD)
+    asked.content.values_nbytes = values_nbytes
+    with pytest.raises(RemoteProtocolError, match="content for 'x'"):
+        run(world.tensordicts.write(world.session(), 1, asked))
+    asked.content.ClearField("inline")
+    asked.content.message_nbytes.append(values_nbytes)
+    with pytest.raises(RemoteProtocolError):
+        run(world.tensordicts.write(world.session(), 1, asked))
+    assert world.db.scan("pending") == []

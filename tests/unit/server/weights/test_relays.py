@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.catalog import StoreRecord
+from tdserve.deadline import Deadline
+from tdserve.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError, PeerLostError
+from tdserve.fanout import SERVER, Placement
+from tdserve.server.entry import Entry
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.weights import relays as relays_module
+from tdserve.server.weights.checksums import MIN_NBYTES
+from tdserve.server.weights.relays import MAX_LINE_S, MIN_RELAYED_BYTES, Relays
+from tdserve.spec.capture import capture
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2
+from tdserve.weights import VersionRecord, Versions
+from tests.unit.server.world import Loop, World, outbox
+
+SPEC = capture(TensorDict({"w": torch.zeros(MIN_RELAYED_BYTES // 4)}, [])).spec
+SMALL = capture(TensorDict({"w": torch.zeros(4)}, [])).spec
+WITH_VALUES = capture(TensorDict({"w": torch.zeros(MIN_RELAYED_BYTES // 4), "v": "text"}, [])).spec
+
+RIGHT, WRONG = b"12345678", b"87654321"
+
+
+class Trees:
+    """One weights store, whose server sends a version to one puller at a time."""
+
+    def __init__(self, world: World) -> None:
+        self.traffic = Traffic()
+        self.relays = Relays(self.traffic)
+        record = StoreRecord(name="w", kind="weights", uid="u", fingerprint=SPEC.fingerprint)
+        self.entry = Entry(record, SPEC, Path("nowhere"), versions=Versions())
+        self.entry.weight_versions().fanout = 1
+        self.sessions = [world.session(number) for number in range(6)]
+
+    def publish(self, *, nbytes: int = SPEC.nbytes) -> VersionRecord:
+        """The next version."""
+        versions = self.entry.weight_versions()
+        versions.commit(versions.begin(fingerprint=SPEC.fingerprint), 0.0, nbytes=nbytes)
+        self.relays.published(self.entry)
+        assert versions.newest is not None
+        return versions.newest
+
+    async def place(
+        self, number: int, *failed: int, timeout_s: float = 20.0, was_connected: bool = True, dtype: int = 0
+    ) -> Placement:
+        """Where a session gets the newest version."""
+        version = self.entry.weight_versions().newest
+        assert version is not None
+        links = [control_pb2.FailedLink(link=link, was_connected=was_connected) for link in failed]
+        asked = control_pb2.LatestRequest(relays=True, failed=links, dtype=dtype)  # type: ignore[arg-type]
+        session = self.sessions[number]
+        placed = await self.relays.place(session, self.entry, version, SPEC, asked, Deadline.after(timeout_s))
+        assert placed is not None
+        return placed
+
+    def report(self, number: int, **said: int) -> None:
+        """What a session's client tells."""
+        self.relays.on_report(self.sessions[number], control_pb2.RelayReport(**said))  # type: ignore[arg-type]
+
+    async def root(self) -> Placement:
+        """The first session has a version whole, from the server, and keeps it."""
+        placed = await self.place(1)
+        assert (placed.relay, placed.keeps) == (SERVER, True)
+        with self.relays.sending(self.entry, placed):
+            self.report(1, holds=placed.link)
+        whole = control_pb2.TakenRequest(link=placed.link, checksums=RIGHT)
+        self.relays.on_report(self.sessions[1], control_pb2.RelayReport(whole=whole))
+        return placed
+
+    async def taken(self, number: int, link: int, checksums: bytes = RIGHT, *, timeout_s: float = 20.0) -> None:
+        """A session shows what came."""
+        asked = control_pb2.TakenRequest(link=link, checksums=checksums, timeout_s=timeout_s)
+        await self.relays.taken(self.sessions[number], 9, asked)
+
+
+async def told(session: ClientSession) -> control_pb2.ServerMessage:
+    """The next message of a session."""
+    box = outbox(session)
+    await asyncio.wait_for(box.next(), 20.0)
+    return box.messages.pop(0)
+
+
+@pytest.fixture
+def trees(world: World) -> Trees:
+    """A store with version 1."""
+    return Trees(world)
+
+
+@pytest.mark.parametrize(("spec", "relays"), [(SMALL, True), (WITH_VALUES, True), (SPEC, False)])
+def test_place_when_it_cannot_be_passed_on_then_from_the_server_and_no_more(
+    trees: Trees, run: Loop, spec: Spec, relays: bool
+) -> None:
+    async def scenario() -> None:
+        asked = control_pb2.LatestRequest(relays=relays)
+        version = trees.publish()
+        found = await trees.relays.place(
+            trees.sessions[1],
+            trees.entry,
+            version,
+            spec,
+            asked,
+            Deadline.after(0),
+        )
+        assert found is None
+
+    run(scenario())
+
+
+def test_place_when_somebody_keeps_it_then_both_are_introduced_and_their_entries_handed_on(
+    trees: Trees, run: Loop
+) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        root = await trees.root()
+        placed = await trees.place(2)
+        assert (placed.relay, placed.kept) == (1, root.link)
+        order = (await told(trees.sessions[1])).relay_order.pass_on
+        assert (order.link, order.kept) == (placed.link, root.link)
+        entry = control_pb2.Rendezvous(link=placed.link, key="0", value=b"address")
+        for sender, receiver in ((1, 2), (2, 1)):
+            trees.relays.hand_on(trees.sessions[sender], entry)
+            assert (await told(trees.sessions[receiver])).rendezvous == entry
+        trees.relays.hand_on(trees.sessions[3], entry)  # who is no end of it says nothing
+        trees.relays.hand_on(trees.sessions[1], control_pb2.Rendezvous(link=77))
+        await asyncio.sleep(0)
+        assert [outbox(session).messages for session in trees.sessions] == [[]] * 6
+
+    run(scenario())
+
+
+def test_place_when_all_are_busy_then_waits_until_one_has_room(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        first = await trees.place(2)
+        waiting = asyncio.create_task(trees.place(3))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        trees.report(1, ended=first.link)
+        assert (await asyncio.wait_for(waiting, MAX_LINE_S / 2)).relay == 1
+
+    run(scenario())
+
+
+def test_place_when_it_waits_too_long_then_from_the_server_all_the_same(
+    trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "MAX_LINE_S", 0.02)
+
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        await trees.place(2)
+        for timeout_s in (0.0, 20.0):
+            placed = await trees.place(3, timeout_s=timeout_s)
+            assert (placed.relay, placed.keeps) == (SERVER, False)
+
+    run(scenario())
+
+
+def test_place_when_it_is_cancelled_in_line_then_its_place_goes_to_the_next(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        first = await trees.place(2)
+        waiting = [asyncio.create_task(trees.place(number)) for number in (3, 4)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        trees.report(1, ended=first.link)
+        await asyncio.sleep(0)
+        waiting[0].cancel()  # in the moment in which it got it
+        assert (await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)).relay == 1
+
+    run(scenario())
+
+
+def test_taken_when_the_checksums_are_right_then_counted_and_the_puller_has_it(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        placed = await trees.place(2)
+        await trees.taken(2, placed.link)
+        (gloo,) = trees.traffic.stats()
+        assert (gloo.bytes_relayed, gloo.transfers_relayed, gloo.bytes_out) == (SPEC.nbytes, 1, 0)
+        with pytest.raises(InvalidRequestError, match="not under way"):
+            await trees.taken(2, placed.link)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("link", [0, 1, 2])
+def test_taken_when_it_is_no_link_of_this_client_then_refused(trees: Trees, run: Loop, link: int) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        await trees.place(2)
+        with pytest.raises(InvalidRequestError):
+            await trees.taken(3, link)
+
+    run(scenario())
+
+
+def test_taken_when_the_checksums_are_wrong_then_error_and_nobody_gets_it_from_there(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        placed = await trees.place(2)
+        with pytest.raises(CorruptDataError, match="passed on by another client"):
+            await trees.taken(2, placed.link, WRONG)
+        assert trees.traffic.stats() == []
+        assert (await trees.place(2, placed.link)).relay == SERVER
+
+    run(scenario())
+
+
+def test_taken_when_the_server_knows_the_checksums_then_those_count(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        version = trees.publish()
+        await trees.root()
+        trees.entry.weight_versions().set_checksums(version.version, WRONG)
+        placed = await trees.place(2)
+        await trees.taken(2, placed.link, WRONG)
+        other = await trees.place(3, dtype=5)  # other bytes, of which it knows none
+        assert other.relay == SERVER
+
+    run(scenario())
+
+
+def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_takes_long(
+    trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        version = trees.publish(nbytes=MIN_NBYTES)
+        root = await trees.root()
+        links = [(await trees.place(2)).link]
+        waiting = asyncio.create_task(trees.taken(2, links[0], WRONG))
+        await asyncio.sleep(0)
+        trees.entry.weight_versions().set_checksums(version.version, WRONG)
+        trees.entry.changed.wake()
+        await waiting
+        version = trees.publish(nbytes=MIN_NBYTES)
+        assert (await trees.root()).link > root.link
+        monkeypatch.setattr(relays_module, "MAX_OWN_S", 0.01)
+        await trees.taken(2, (await trees.place(2)).link, RIGHT)
+
+    run(scenario())
+
+
+def test_taken_when_the_checksums_are_not_known_yet_then_waits_for_them(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        root = await trees.place(1)
+        trees.report(1, holds=root.link)
+        placed = await trees.place(2)
+        with pytest.raises(DeadlineExceededError, match="checksums"):
+            await trees.taken(2, placed.link, timeout_s=0.01)
+        waiting = asyncio.create_task(trees.taken(2, placed.link))
+        await asyncio.sleep(0)
+        for session, checksums in ((2, WRONG), (1, RIGHT)):  # of who did not get it from the server nothing is believed
+            whole = control_pb2.TakenRequest(link=root.link, checksums=checksums)
+            trees.relays.on_report(trees.sessions[session], control_pb2.RelayReport(whole=whole))
+        await waiting
+
+    run(scenario())
+
+
+def test_end_when_a_relay_goes_then_its_puller_is_told_at_once(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        await trees.root()
+        placed = await trees.place(2)
+        trees.relays.on_session_ended(1)
+        assert (await told(trees.sessions[2])).relay_order.lost == placed.link
+        assert (await trees.place(2, placed.link)).relay == SERVER
+        trees.relays.on_session_ended(1)  # known no longer
+
+    run(scenario())
+
+
+def test_sending_when_it_fails_then_the_puller_has_nothing_to_pass_on(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        placed = await trees.place(1)
+        with pytest.raises(PeerLostError), trees.relays.sending(trees.entry, placed):
+            raise PeerLostError(peer="it", reason="gone")
+        with trees.relays.sending(trees.entry, None):
+            pass
+        assert (await trees.place(2)).relay == SERVER
+
+    run(scenario())
+
+
+def test_published_when_a_version_is_old_then_relays_need_not_keep_it(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        root = await trees.root()
+        placed = await trees.place(2)
+        assert (await told(trees.sessions[1])).relay_order.HasField("pass_on")
+        trees.publish()
+        await trees.taken(2, placed.link)
+        assert (await told(trees.sessions[1])).relay_order.forget == root.link
+        assert (await trees.place(3)).relay == SERVER
+
+    run(scenario())
+
+
+def test_rest_when_nothing_moves_for_a_while_then_nobody_keeps_anything(
+    trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "REST_S", 0.01)
+
+    async def scenario() -> None:
+        trees.publish()
+        root = await trees.root()
+        assert (await told(trees.sessions[1])).relay_order.forget == root.link
+
+    run(scenario())
+
+
+def test_report_when_it_is_of_no_link_then_nothing_happens(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        trees.report(1, holds=77)
+        trees.relays.on_report(trees.sessions[1], control_pb2.RelayReport())
+        placed = await trees.place(1)
+        trees.report(2, ended=placed.link)
+        trees.report(2, holds=placed.link)
+        trees.report(1, ended=placed.link)
+        assert (await trees.place(2)).relay == SERVER
+
+    run(scenario())
