@@ -170,11 +170,16 @@ def private_name_faults(modules: Sequence[Module]) -> list[str]:
     return sorted(set(faults))
 
 
-def circles(modules: Sequence[Module]) -> list[str]:
-    """Import circles among modules, each once, as "a -> b -> a"."""
-    graph: dict[str, set[str]] = {module.name: set() for module in modules}
+def circles(modules: Sequence[Module], *, rooms_of: str = "") -> list[str]:
+    """Import circles among modules, each once, as "a -> b -> a"; or among the rooms of a folder, whose own modules may
+    import them, and they these."""
+    rooms = [m.name for m in modules if m.is_package and m.name.startswith(f"{rooms_of}.")]
+    place = {m.name: room for room in rooms for m in modules if f"{m.name}.".startswith(f"{room}.")}
+    place = place if rooms_of else {m.name: m.name for m in modules}
+    graph: dict[str, set[str]] = {name: set() for name in place.values()}
     for module, target, _ in edges(modules):
-        graph[module.name].add(target)
+        if module.name in place and place.get(target, place[module.name]) != place[module.name]:
+            graph[place[module.name]].add(place[target])
     found: set[str] = set()
     done: set[str] = set()
 

@@ -49,6 +49,7 @@ def test_imports_when_scanned_then_go_down_or_stay_in_the_room(package: list[hou
 
 def test_imports_when_scanned_then_make_no_circle(package: list[house.Module]) -> None:
     assert house.circles(package) == []
+    assert house.circles(package, rooms_of="tdserve.server") == []
 
 
 def test_imports_when_scanned_then_none_of_ours_hides_in_a_function(own: list[house.Module]) -> None:
@@ -244,6 +245,13 @@ GOOD = {
 @pytest.mark.parametrize("scanner", [house.floor_faults, house.circles, house.owner_faults, house.private_name_faults])
 def test_scanner_when_shown_a_good_example_then_is_silent(scanner: house.Scanner) -> None:
     assert scanner([house.parse(name, text) for name, text in GOOD.items()]) == []
+
+
+def test_circles_when_two_rooms_import_each_other_then_shows_them() -> None:
+    texts = {"t.a": "", "t.a.x": "import t.b.y, t.c", "t.b": "", "t.b.y": "", "t.b.z": "from t.a import x", "t.c": ""}
+    modules = [house.parse(name, text, is_package=name in ("t.a", "t.b")) for name, text in texts.items()]
+    assert house.circles(modules) == []
+    assert house.circles(modules, rooms_of="t") == ["t.a -> t.b -> t.a"]
 
 
 def test_reachable_when_torch_hides_behind_a_package_then_shows_the_path() -> None:
