@@ -38,7 +38,8 @@ from tdserve.server.tables.replays import Replays
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
-from tdserve.server.tensordicts.writes import TensorDicts
+from tdserve.server.tensordicts.reads import Reads
+from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
 from tdserve.server.workers import VALUES_WORKER, DataWorker
 from tdserve.store.catalog_db import CatalogDB
@@ -83,7 +84,7 @@ class ControlProcess:
         answers = Answers(self._db)
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._workers, self._sessions)
-        self._tensordicts = TensorDicts(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
+        self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         rule_keys = RuleKeys()
         self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
@@ -108,7 +109,8 @@ class ControlProcess:
             replays=replays,
             samples=self._samples,
             changes=Changes(self._stores, answers),
-            tensordicts=self._tensordicts,
+            reads=Reads(self._stores, traffic=self._traffic),
+            writes=self._writes,
             alterations=self._alterations,
             publishing=publishing,
             groups=self._groups,
@@ -155,7 +157,7 @@ class ControlProcess:
         for worker in self._workers:
             worker.start()
         await self._alterations.repair()  # first: writes on record are of the newest structure
-        repaired = await self._tensordicts.repair()
+        repaired = await self._writes.repair()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
         for path, name, read_only in map(split_adoption, self._config.adopt):

@@ -27,7 +27,8 @@ from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.replays import Replays
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
-from tdserve.server.tensordicts.writes import TensorDicts
+from tdserve.server.tensordicts.reads import Reads
+from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
 from tdserve.v1 import control_pb2
 
@@ -46,7 +47,7 @@ class Requests:
     Args:
         stores: The book.
         answers: Of committed requests.
-        replays, samples, changes, tensordicts, alterations, publishing, groups, adoption: What answers.
+        replays, samples, changes, reads, writes, alterations, publishing, groups, adoption: What answers.
         held: Counts what requests hold.
     """
 
@@ -58,7 +59,8 @@ class Requests:
         replays: Replays,
         samples: Samples,
         changes: Changes,
-        tensordicts: TensorDicts,
+        reads: Reads,
+        writes: Writes,
         alterations: Alterations,
         publishing: Publishing,
         groups: Groups,
@@ -69,7 +71,8 @@ class Requests:
         self._stores = stores
         self._answers = answers
         self._replays = replays
-        self._tensordicts = tensordicts
+        self._reads = reads
+        self._writes = writes
         self._handlers: dict[str, _Handler] = {
             "extend": replays.extend,
             "sample": samples.sample,
@@ -162,12 +165,12 @@ class Requests:
             return await self._replays.read(session, request, asked)
         if entry.record.kind == "weights":
             raise entry.wrong_kind("tensordict or replay")
-        return await self._tensordicts.read(session, request, entry, asked, deadline)
+        return await self._reads.read(session, request, entry, asked, deadline)
 
     async def _write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         if asked.creates:
-            return await self._tensordicts.create(session, request, asked)
-        return await self._tensordicts.write(session, request, asked)
+            return await self._writes.create(session, request, asked)
+        return await self._writes.write(session, request, asked)
 
 
 def _end(session: ClientSession, request: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads and writes of rows that are there. A write is whole or absent: staged, journalled, then applied.
+"""Writes of rows that are there. A write is whole or absent: staged, journalled, then applied.
 
 The content of a write first arrives in a staging file (or rides in the message). Then a journal entry says what will be
 applied where, the rows become odd, a worker copies, the rows become even, and the journal entry goes together with the
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from tdserve.content import selected_spec, write_layout, write_messages
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     CapacityError,
-    DeadlineExceededError,
     InvalidRequestError,
     PeerLostError,
     RemoteProtocolError,
@@ -34,9 +32,7 @@ from tdserve.row_numbers import encode_rows
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
-from tdserve.server.read_values import read_values
 from tdserve.server.recovery.journal import JOURNAL, Journal
-from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, values_path
@@ -51,8 +47,8 @@ from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 _log = logging.getLogger("tdserve.server")
 
 
-class TensorDicts:
-    """What sessions ask of tensordict stores.
+class Writes:
+    """What sessions write into tensordict stores, and over rows of replays.
 
     Args:
         stores: The book.
@@ -67,80 +63,6 @@ class TensorDicts:
         self._worker = values_worker
         self._traffic = traffic
         self._staging = StagingNames()
-
-    async def read(
-        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.ReadRequest, deadline: Deadline
-    ) -> control_pb2.Done | None:
-        """Sends a selection, as of one moment. None: the content follows over the channel."""
-        if asked.HasField("newer_than"):
-            if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
-                return control_pb2.Done(nothing_newer=True)
-            await session.wait(
-                entry.changed,
-                lambda: entry if entry.content_version > asked.newer_than else None,
-                deadline,
-                lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
-            )
-        if entry.writes or entry.lost:
-            rows = from_message(asked.selection).rows(entry.spec.batch_size)
-            # Local clients write by themselves, and may stand still: a worker would wait for them.
-            await wait_for_others(session, entry, rows, deadline)
-            await self._wait_for_retries(session, entry, rows, deadline)
-            entry.lost.check(rows, store=entry.name)
-        if session.local is not None:
-            return await self._let_read(session, session.local, entry, asked)
-        order = session.order(request)
-        order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
-        order.send_selection.selection.CopyFrom(asked.selection)
-        order.send_selection.keys.extend(asked.keys)
-        order.send_selection.inline_bytes = session.inline_limit(request)
-        order.send_selection.sends_values = session.hello.takes_values
-        fingerprint = entry.spec.fingerprint
-        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
-        if asked.fingerprint != fingerprint:
-            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
-        return await self._traffic.read(session, request, order, accepted, announces=False)
-
-    async def _wait_for_retries(
-        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
-    ) -> None:
-        """Waits a moment for writers that a restart has cut short: they write again what they had not finished."""
-        grace_s = entry.lost.may_heal_until_s - time.monotonic()
-        if grace_s <= 0:
-            return
-        remaining_s = deadline.remaining_s
-        grace = Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s))
-        with suppress(DeadlineExceededError):
-            await session.wait(
-                entry.changed,
-                lambda: None if entry.lost.touching(rows) else True,
-                grace,
-                lambda: f"another write to rows of {entry.name!r}",
-            )
-
-    async def _let_read(
-        self,
-        session: ClientSession,
-        local: LocalClient,
-        entry: Entry,
-        asked: control_pb2.ReadRequest,
-    ) -> control_pb2.Done:
-        """Tells a local client which store to read."""
-        fingerprint, uid = entry.spec.fingerprint, entry.record.uid
-        accepted = control_pb2.Accepted(
-            fingerprint=fingerprint, version=entry.content_version, uid=uid, structure=entry.record.structure
-        )
-        if asked.fingerprint != fingerprint:
-            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
-        if local.lacks_values and entry.spec.values:
-            keys = [tuple(key.parts) for key in asked.keys]
-            selection = from_message(asked.selection)
-            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
-            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
-            paths = [path for path, _ in chosen.values]
-            accepted.values = await read_values(session.worker, entry, paths, elements)
-        self._traffic.sent(session.transport, 0)
-        return control_pb2.Done(accepted=accepted)
 
     async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Fills a store for the first time, in place since nobody sees it, and shows it."""

@@ -80,7 +80,7 @@ def sample(
 
 def write(world: World, run: Loop, entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
     """As ``set_at_`` does."""
-    run(world.tensordicts.write(world.session(), 1, writing(entry, td, index, *keys)))
+    run(world.writes.write(world.session(), 1, writing(entry, td, index, *keys)))
 
 
 def writing(entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:

@@ -96,7 +96,7 @@ def test_write_when_read_only_then_refused_before_anything(world: World, run: Lo
     content = content_of(TD, entry.spec.fingerprint)
     write = control_pb2.WriteRequest(store="x", content=content, selection=parse(...).to_message())
     with pytest.raises(ReadOnlyError, match=str(folder)):
-        run(world.tensordicts.write(world.session(), 1, write))
+        run(world.writes.write(world.session(), 1, write))
     assert entry.content_version == 1
 
 

@@ -34,7 +34,8 @@ from tdserve.server.tables.replays import Replays
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
-from tdserve.server.tensordicts.writes import TensorDicts
+from tdserve.server.tensordicts.reads import Reads
+from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
 from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
@@ -117,7 +118,8 @@ class World:
         self.answers = Answers(self.db)
         self.traffic = Traffic()
         self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
-        self.tensordicts = TensorDicts(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        self.reads = Reads(self.stores, traffic=self.traffic)
+        self.writes = Writes(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
         self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         rule_keys = RuleKeys()

@@ -361,7 +361,7 @@ def test_read_when_rows_were_lost_then_error_also_for_a_local_client(world: Worl
 
     async def scenario() -> None:
         async with LocalPeer(world) as stopped, LocalPeer(world, 2) as reader:
-            write = asyncio.create_task(world.tensordicts.write(stopped.session, 1, asked))
+            write = asyncio.create_task(world.writes.write(stopped.session, 1, asked))
             await stopped.accepted()
             await stopped.leave()
             with pytest.raises(PeerLostError):

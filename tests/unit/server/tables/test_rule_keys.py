@@ -139,7 +139,7 @@ def test_learn_when_other_leaves_are_written_meanwhile_then_those_rows_are_group
 
     async def write() -> None:
         asked = writing(entry, rows(0, 2).select("a"), [0, 3], ("a",))
-        tasks.append(asyncio.create_task(world.tensordicts.write(world.session(2), 1, asked)))
+        tasks.append(asyncio.create_task(world.writes.write(world.session(2), 1, asked)))
         if not entry.write_lock.locked():  # nothing keeps it from being done meanwhile
             await tasks[0]
 

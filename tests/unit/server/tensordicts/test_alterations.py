@@ -56,7 +56,7 @@ def alter(world: World, run: Loop, asked: control_pb2.AlterRequest, request: int
 def column(world: World, run: Loop, entry: Entry, name: str) -> list[Any]:
     """What a read of everything brings."""
     asked = control_pb2.ReadRequest(store=entry.name, timeout_s=5.0)
-    done = run(world.tensordicts.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+    done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
     assert done is not None
     layout = read_layout(selected_spec(entry.spec, parse(()), ()))
     found: list[Any] = columns_of(layout, done.inline)[name].tolist()
@@ -145,7 +145,7 @@ def test_write_when_of_the_structure_before_then_told_so(world: World, run: Loop
     alter(world, run, adding())
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD, before), timeout_s=5.0)
     with pytest.raises(StructureChangedError):
-        run(world.tensordicts.write(world.session(), 2, asked))
+        run(world.writes.write(world.session(), 2, asked))
 
 
 def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(

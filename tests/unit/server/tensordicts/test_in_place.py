@@ -54,7 +54,7 @@ def begin(
     world: World, peer: LocalPeer, asked: control_pb2.WriteRequest, request: int = 1
 ) -> asyncio.Task[control_pb2.Done]:
     """The write, under way."""
-    return asyncio.create_task(world.tensordicts.write(peer.session, request, asked))
+    return asyncio.create_task(world.writes.write(peer.session, request, asked))
 
 
 def put(entry: Entry, index: Any, number: int) -> None:
@@ -74,7 +74,7 @@ def numbers(entry: Entry) -> list[int]:
 def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.Done:
     """As any client asks for it."""
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=0.05)
-    done = run(world.tensordicts.read(world.session(9), 1, entry, asked, Deadline.after(0.05)))
+    done = run(world.reads.read(world.session(9), 1, entry, asked, Deadline.after(0.05)))
     assert done is not None
     return done
 
@@ -171,7 +171,7 @@ def test_write_when_rows_were_lost_and_are_written_again_then_whole(
             asked = writing(entry, [1, 2])
             two = TensorDict({"a": torch.full((2,), 5), "b": torch.full((2, 2), 5.0)}, [2])
             asked.content.CopyFrom(content_of(two, entry.spec.fingerprint))
-            await world.tensordicts.write(world.session(2), 1, asked)
+            await world.writes.write(world.session(2), 1, asked)
 
     run(scenario())
     assert all(number % 2 == 0 for number in numbers(entry))
@@ -267,7 +267,7 @@ def test_write_when_a_journalled_one_and_a_local_one_meet_then_one_after_the_oth
             asked = writing(entry, [1, 2])
             two = TensorDict({"a": torch.full((2,), 5), "b": torch.full((2, 2), 5.0)}, [2])
             asked.content.CopyFrom(content_of(two, entry.spec.fingerprint))
-            journalled = asyncio.create_task(world.tensordicts.write(world.session(2), 1, asked))
+            journalled = asyncio.create_task(world.writes.write(world.session(2), 1, asked))
             again = begin(world, peer, writing(entry, 1), 2)
             put(entry, [0, 1], 7)
             peer.done()

@@ -46,7 +46,7 @@ def writing(entry: Entry, td: TensorDict, index: Any = (), *keys: tuple[str, ...
 def column(world: World, run: Loop, entry: Entry, key: str, index: Any = ()) -> list[Any]:
     """What a read of a selection brings."""
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=5.0)
-    done = run(world.tensordicts.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+    done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
     assert done is not None
     layout = read_layout(selected_spec(entry.spec, parse(index), ()))
     found: list[Any] = columns_of(layout, done.inline)[key].tolist()
@@ -55,9 +55,9 @@ def column(world: World, run: Loop, entry: Entry, key: str, index: Any = ()) -> 
 
 def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loop, entry: Entry) -> None:
     whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
-    assert run(world.tensordicts.write(world.session(), 1, writing(entry, whole))).version == 1
+    assert run(world.writes.write(world.session(), 1, writing(entry, whole))).version == 1
     row = TensorDict({"a": torch.tensor(9)}, [])
-    assert run(world.tensordicts.write(world.session(), 2, writing(entry, row, -1, ("a",)))).version == 2
+    assert run(world.writes.write(world.session(), 2, writing(entry, row, -1, ("a",)))).version == 2
     assert column(world, run, entry, "a") == [0, 1, 2, 9]
     assert column(world, run, entry, "a", slice(None, None, 2)) == [0, 2]
     assert column(world, run, entry, "c", [3]) == [[1.0, 1.0]]
@@ -70,7 +70,7 @@ def test_write_when_of_another_structure_then_refused_and_nothing_changed(
 ) -> None:
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD[:2]))
     with pytest.raises(SpecMismatchError, match="'x'"):
-        run(world.tensordicts.write(world.session(), 1, asked))
+        run(world.writes.write(world.session(), 1, asked))
     assert entry.content_version == 0
     assert world.db.scan("pending") == []
 
@@ -81,7 +81,7 @@ def test_write_when_the_index_does_not_fit_then_refused_and_nothing_is_left_to_r
 ) -> None:
     # A client checks too; but what is left in the journal would be applied by the next server.
     with pytest.raises(SelectionError):
-        run(world.tensordicts.write(world.session(), 1, writing(entry, TD, index)))
+        run(world.writes.write(world.session(), 1, writing(entry, TD, index)))
     assert world.db.scan("pending") == []
     assert entry.generations is not None
     assert not entry.generations.values.any()
@@ -91,23 +91,16 @@ def test_write_when_the_content_is_too_short_then_error_and_the_store_goes_on(
     world: World, run: Loop, entry: Entry
 ) -> None:
     with pytest.raises(RemoteProtocolError):
-        run(world.tensordicts.write(world.session(), 1, writing(entry, TD[:2])))
+        run(world.writes.write(world.session(), 1, writing(entry, TD[:2])))
     assert column(world, run, entry, "a") == [0] * 4
     assert world.db.scan("pending") == []
-    run(world.tensordicts.write(world.session(), 2, writing(entry, TD)))
+    run(world.writes.write(world.session(), 2, writing(entry, TD)))
 
 
 def test_write_when_of_another_kind_of_store_then_error(world: World, run: Loop) -> None:
     weights = run(world.create("w", TD, kind=control_pb2.STORE_KIND_WEIGHTS))
     with pytest.raises(WrongStateError, match="weights store"):
-        run(world.tensordicts.write(world.session(), 1, writing(weights, TD)))
-
-
-def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: Entry) -> None:
-    asked = control_pb2.ReadRequest(store="x", newer_than=0)
-    done = run(world.tensordicts.read(world.session(), 1, entry, asked, Deadline.after(0)))
-    assert done is not None
-    assert done.nothing_newer
+        run(world.writes.write(world.session(), 1, writing(weights, TD)))
 
 
 def test_create_when_filled_then_visible_with_its_content(world: World, run: Loop) -> None:
@@ -115,11 +108,11 @@ def test_create_when_filled_then_visible_with_its_content(world: World, run: Loo
     whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
     asked = writing(loading, whole)
     with pytest.raises(StoreNotFoundError):
-        run(world.tensordicts.create(world.session(2), 1, asked))  # it belongs to session 1
-    assert run(world.tensordicts.create(world.session(1), 1, asked)).version == 1
+        run(world.writes.create(world.session(2), 1, asked))  # it belongs to session 1
+    assert run(world.writes.create(world.session(1), 1, asked)).version == 1
     assert column(world, run, world.stores.get("y"), "a") == [0, 1, 2, 3]
     with pytest.raises(StoreExistsError):
-        run(world.tensordicts.create(world.session(1), 2, asked))
+        run(world.writes.create(world.session(1), 2, asked))
 
 
 def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry_answered(
@@ -132,7 +125,7 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
     assert entry.generations is not None
     entry.generations.values[[1, 2, 4]] |= 1  # as the apply leaves them when it is cut short
     world.reopen()
-    assert run(world.tensordicts.repair()) == 1
+    assert run(world.writes.repair()) == 1
     again = world.stores.get("x")
     assert column(world, run, again, "a") == [0, 7, 8, 0]
     assert again.content_version == 1
@@ -143,7 +136,7 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
 def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: Entry) -> None:
     journal = Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
     world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
-    assert run(world.tensordicts.repair()) == 0
+    assert run(world.writes.repair()) == 0
     assert world.db.scan("pending") == []
 
 
@@ -163,10 +156,10 @@ def test_repair_when_values_had_come_over_the_channel_then_they_are_applied_from
     journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, staging)
     world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
     world.reopen()
-    assert run(world.tensordicts.repair()) == 1
+    assert run(world.writes.repair()) == 1
     again = world.stores.get("y")
     reading = control_pb2.ReadRequest(store="y", keys=[content_pb2.Path(parts=["v"])])
-    done = run(world.tensordicts.read(world.session(), 1, again, reading, Deadline.after(0)))
+    done = run(world.reads.read(world.session(), 1, again, reading, Deadline.after(0)))
     assert done is not None
     assert b"new" in done.accepted.values
 
@@ -178,9 +171,9 @@ def test_write_when_values_are_announced_that_do_not_follow_then_refused_and_not
     asked = writing(entry, TD)
     asked.content.values_nbytes = values_nbytes
     with pytest.raises(RemoteProtocolError, match="content for 'x'"):
-        run(world.tensordicts.write(world.session(), 1, asked))
+        run(world.writes.write(world.session(), 1, asked))
     asked.content.ClearField("inline")
     asked.content.message_nbytes.append(values_nbytes)
     with pytest.raises(RemoteProtocolError):
-        run(world.tensordicts.write(world.session(), 1, asked))
+        run(world.writes.write(world.session(), 1, asked))
     assert world.db.scan("pending") == []

@@ -1,0 +1,107 @@
+"""Reads of rows that are there: sent by the session's worker, or read by a client on this machine itself."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError
+from tdserve.selection import from_message
+from tdserve.server.entry import Entry
+from tdserve.server.read_values import read_values
+from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.tensordicts.held import wait_for_others
+from tdserve.v1 import control_pb2
+
+
+class Reads:
+    """What sessions read of tensordict stores.
+
+    Args:
+        stores: The book.
+    """
+
+    def __init__(self, stores: Stores, *, traffic: Traffic) -> None:
+        self._stores = stores
+        self._traffic = traffic
+
+    async def read(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.ReadRequest, deadline: Deadline
+    ) -> control_pb2.Done | None:
+        """Sends a selection, as of one moment. None: the content follows over the channel."""
+        if asked.HasField("newer_than"):
+            if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
+                return control_pb2.Done(nothing_newer=True)
+            await session.wait(
+                entry.changed,
+                lambda: entry if entry.content_version > asked.newer_than else None,
+                deadline,
+                lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
+            )
+        if entry.writes or entry.lost:
+            rows = from_message(asked.selection).rows(entry.spec.batch_size)
+            # Local clients write by themselves, and may stand still: a worker would wait for them.
+            await wait_for_others(session, entry, rows, deadline)
+            await self._wait_for_retries(session, entry, rows, deadline)
+            entry.lost.check(rows, store=entry.name)
+        if session.local is not None:
+            return await self._let_read(session, session.local, entry, asked)
+        order = session.order(request)
+        order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
+        order.send_selection.selection.CopyFrom(asked.selection)
+        order.send_selection.keys.extend(asked.keys)
+        order.send_selection.inline_bytes = session.inline_limit(request)
+        order.send_selection.sends_values = session.hello.takes_values
+        fingerprint = entry.spec.fingerprint
+        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
+        if asked.fingerprint != fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+        return await self._traffic.read(session, request, order, accepted, announces=False)
+
+    async def _wait_for_retries(
+        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
+    ) -> None:
+        """Waits a moment for writers that a restart has cut short: they write again what they had not finished."""
+        grace_s = entry.lost.may_heal_until_s - time.monotonic()
+        if grace_s <= 0:
+            return
+        remaining_s = deadline.remaining_s
+        grace = Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s))
+        with suppress(DeadlineExceededError):
+            await session.wait(
+                entry.changed,
+                lambda: None if entry.lost.touching(rows) else True,
+                grace,
+                lambda: f"another write to rows of {entry.name!r}",
+            )
+
+    async def _let_read(
+        self,
+        session: ClientSession,
+        local: LocalClient,
+        entry: Entry,
+        asked: control_pb2.ReadRequest,
+    ) -> control_pb2.Done:
+        """Tells a local client which store to read."""
+        fingerprint, uid = entry.spec.fingerprint, entry.record.uid
+        accepted = control_pb2.Accepted(
+            fingerprint=fingerprint, version=entry.content_version, uid=uid, structure=entry.record.structure
+        )
+        if asked.fingerprint != fingerprint:
+            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+        if local.lacks_values and entry.spec.values:
+            keys = [tuple(key.parts) for key in asked.keys]
+            selection = from_message(asked.selection)
+            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
+            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+            paths = [path for path, _ in chosen.values]
+            accepted.values = await read_values(session.worker, entry, paths, elements)
+        self._traffic.sent(session.transport, 0)
+        return control_pb2.Done(accepted=accepted)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from tdserve.content import read_layout, selected_spec
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, KeyNotFoundError
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.spec import codec
+from tdserve.v1 import content_pb2, control_pb2
+from tests.unit.server.local_peer import LocalPeer
+from tests.unit.server.world import Loop, World, columns_of, content_of
+
+TD = TensorDict({"a": torch.arange(4), "v": NonTensorData("text", batch_size=[4])}, [4])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A store of four rows, written once."""
+    made = run(world.create("x", TD))
+    asked = control_pb2.WriteRequest(store="x", content=content_of(TD, made.spec.fingerprint), timeout_s=5.0)
+    run(world.writes.write(world.session(), 1, asked))
+    return made
+
+
+def reading(index: Any = (), *keys: str, timeout_s: float = 5.0, **fields: Any) -> control_pb2.ReadRequest:
+    """A read of a selection."""
+    asked = control_pb2.ReadRequest(store="x", selection=parse(index).to_message(), timeout_s=timeout_s, **fields)
+    asked.keys.extend(content_pb2.Path(parts=[key]) for key in keys)
+    return asked
+
+
+def read(world: World, run: Loop, entry: Entry, asked: control_pb2.ReadRequest) -> control_pb2.Done:
+    """The answer to a remote client."""
+    done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(asked.timeout_s)))
+    assert done is not None
+    return done
+
+
+def test_read_when_a_selection_is_asked_for_then_its_content_comes_and_the_spec_once(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    done = read(world, run, entry, reading(slice(1, 3), "a"))
+    layout = read_layout(selected_spec(entry.spec, parse(slice(1, 3)), [("a",)]))
+    assert columns_of(layout, done.inline)["a"].tolist() == [1, 2]
+    assert codec.decode(done.accepted.spec) == entry.spec
+    again = read(world, run, entry, reading(slice(1, 3), "a", fingerprint=entry.spec.fingerprint))
+    assert again.inline == done.inline
+    assert not again.accepted.HasField("spec")
+
+
+def test_read_when_the_key_is_unknown_then_refused(world: World, run: Loop, entry: Entry) -> None:
+    with pytest.raises(KeyNotFoundError, match="'q'"):
+        read(world, run, entry, reading((), "q"))
+
+
+def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: Entry) -> None:
+    assert read(world, run, entry, reading(newer_than=1, timeout_s=0.0)).nothing_newer
+
+
+def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop, entry: Entry) -> None:
+    async def waiting() -> control_pb2.Done | None:
+        asked = reading((), "a", newer_than=1)
+        task = asyncio.create_task(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+        await asyncio.sleep(0)
+        assert not task.done()
+        entry.generation_values()[:] += 2
+        entry.changed.wake()
+        return await task
+
+    done = run(waiting())
+    assert done is not None
+    assert done.accepted.version == 2
+
+
+def test_read_when_rows_are_being_written_then_waits_for_them_and_for_no_others(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    entry.writes.append(np.array([2]))
+    assert read(world, run, entry, reading([0, 1], "a")).inline
+    with pytest.raises(DeadlineExceededError, match="another write to rows of 'x'"):
+        read(world, run, entry, reading([1, 2], "a", timeout_s=0.05))
+
+
+@pytest.mark.parametrize("lacks_values", [False, True])
+def test_read_when_the_client_is_local_then_told_which_store_and_what_it_lacks(
+    world: World, run: Loop, entry: Entry, lacks_values: bool
+) -> None:
+    async def local_read() -> control_pb2.Done | None:
+        async with LocalPeer(world, lacks_values=lacks_values) as peer:
+            return await world.reads.read(peer.session, 1, entry, reading(), Deadline.after(5.0))
+
+    done = run(local_read())
+    assert done is not None
+    assert (done.accepted.uid, done.inline) == (entry.record.uid, b"")
+    assert (b"text" in done.accepted.values) == lacks_values
