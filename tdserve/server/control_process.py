@@ -109,7 +109,7 @@ class ControlProcess:
             replays=replays,
             samples=self._samples,
             changes=Changes(self._stores, answers),
-            reads=Reads(self._stores, traffic=self._traffic),
+            reads=Reads(self._traffic),
             writes=self._writes,
             alterations=self._alterations,
             publishing=publishing,

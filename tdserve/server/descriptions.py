@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.server.entry import Entry
+from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import describe_policy
 from tdserve.v1 import content_pb2, control_pb2
@@ -38,7 +39,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         num_waiting=entry.changed.num_waiting,
     )
     if with_spec:
-        description.spec.CopyFrom(stores.message_of(spec))
+        description.spec.CopyFrom(message_of(spec))
     if entry.table is not None:
         describe_policy(stores, entry, description)
         table = entry.replay_table()

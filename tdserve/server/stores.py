@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import shutil
@@ -27,8 +26,8 @@ from tdserve.server.recovery.claim_records import unfilled_claims
 from tdserve.server.recovery.departures import Departures
 from tdserve.server.recovery.redo import Redo
 from tdserve.server.recovery.unfinished import Unfinished
+from tdserve.server.specs import Specs
 from tdserve.server.waiting import Waiters
-from tdserve.spec import codec
 from tdserve.spec.tree import Node, Spec
 from tdserve.store import rows as row_files
 from tdserve.store.adopted import Adopted, check_adopted
@@ -38,7 +37,6 @@ from tdserve.store.generations import Generations
 from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.version_names import tidy
-from tdserve.v1 import spec_pb2
 from tdserve.weights import Versions
 
 _log = logging.getLogger("tdserve.server")
@@ -62,10 +60,10 @@ class Stores:
         self.root = root
         self.db = db
         self.catalog = Catalog()
+        self.specs = Specs(db)
         self.changed = Waiters()
         self.followers: dict[str, set[str]] = {}
         self._entries: dict[str, Entry] = {}
-        self._specs: dict[bytes, Spec] = {}
 
     def restore(self) -> None:
         """Reads the catalog; files are opened when a store is first used. Stores that never became visible are
@@ -196,7 +194,7 @@ class Stores:
                 extra: list[str] = []
             else:
                 extra = await asyncio.to_thread(_make_files, folder, stored, hidden, adopted)
-            order = self.learn_spec(spec)
+            order = self.specs.learn(spec)
             final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
             self.db.put("stores", name.encode(), final.to_bytes())
             entry = self._entries[name] = self._open(final)
@@ -261,46 +259,6 @@ class Stores:
         """Writes what a store's rules need after a restart: counters and cursor, or versions."""
         txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
 
-    def message_of(self, spec: Spec) -> spec_pb2.Spec:
-        """The message of a structure, kept with it."""
-        message: spec_pb2.Spec | None = spec.memo.get("message")
-        if message is None:
-            message = spec.memo["message"] = codec.encode(spec)
-        return message
-
-    def spec_of(self, fingerprint: bytes, order: str = "") -> Spec:
-        """A structure that some store or version has, in that order of keys which ``learn_spec`` has named so.
-
-        Raises:
-            InvalidSpecError: None has it.
-        """
-        spec = self._find_spec(fingerprint + bytes.fromhex(order)) if fingerprint else None
-        if spec is None:
-            raise InvalidSpecError(reason=f"no store has a structure {fingerprint.hex()[:16]}; send it along")
-        return spec
-
-    def learn_spec(self, spec: Spec) -> str:
-        """Remembers a structure, also on disk; returns what names its order of keys among those with its fingerprint:
-        "" for the first of them, else the digest of its message."""
-        first = self._find_spec(spec.fingerprint)
-        if first == spec:
-            return ""
-        content = codec.encode(spec).SerializeToString(deterministic=True)
-        order = b"" if first is None else hashlib.sha256(content).digest()
-        key = spec.fingerprint + order
-        if self._find_spec(key) is None:
-            self.db.put("specs", key, content)
-            self._specs[key] = spec
-        return order.hex()
-
-    def _find_spec(self, key: bytes) -> Spec | None:
-        spec = self._specs.get(key)
-        if spec is None:
-            content = self.db.get("specs", key)
-            if content is not None:
-                spec = self._specs[key] = codec.decode(spec_pb2.Spec.FromString(content))
-        return spec
-
     def _show(self, entry: Entry) -> None:
         self.catalog.replace(entry.record)
         self.changed.wake()
@@ -329,9 +287,9 @@ class Stores:
             tidy(folder / "versions", kept=kept, free=set(versions.files) - kept)
             newest = versions.newest
             named = record if newest is None else newest
-            spec = self.spec_of(named.fingerprint, named.order)
+            spec = self.specs.get(named.fingerprint, named.order)
             return Entry(record, spec, folder, versions=versions)
-        spec = self.spec_of(record.fingerprint, record.order)
+        spec = self.specs.get(record.fingerprint, record.order)
         if record.adopted and checks:
             check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)

@@ -17,6 +17,7 @@ from tdserve.server.entry import Entry
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_max_lag, follow, refresh
 from tdserve.server.tables.rule_keys import RuleKeys
@@ -109,7 +110,7 @@ class Samples:
         order.is_accepted = not order.send_rows.inline and not entry.spec.values
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if tells_spec:
-            accepted.spec.CopyFrom(self._stores.message_of(row_spec))
+            accepted.spec.CopyFrom(message_of(row_spec))
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
 
     async def _grant(
@@ -127,7 +128,7 @@ class Samples:
         for name, column in plan.columns.items():
             accepted.added.add(name=name, content=column.tobytes())
         if tells_spec:
-            accepted.spec.CopyFrom(self._stores.message_of(entry.spec_of_row()))
+            accepted.spec.CopyFrom(message_of(entry.spec_of_row()))
         if local.lacks_values and entry.spec.values:
             elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
             paths = [path for path, _ in entry.spec.values]

@@ -226,7 +226,7 @@ class Alterations:
             nbytes=new.nbytes,
             extra=tuple(".".join(path) for path in row_files.extra_paths(new)),
             structure=entry.record.structure + 1,
-            order=self._stores.learn_spec(new),
+            order=self._stores.specs.learn(new),
         )
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             txn.put("stores", entry.name.encode(), record.to_bytes())

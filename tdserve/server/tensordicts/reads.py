@@ -16,20 +16,15 @@ from tdserve.server.read_values import read_values
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.stores import Stores
+from tdserve.server.specs import message_of
 from tdserve.server.tensordicts.held import wait_for_others
 from tdserve.v1 import control_pb2
 
 
 class Reads:
-    """What sessions read of tensordict stores.
+    """What sessions read of tensordict stores."""
 
-    Args:
-        stores: The book.
-    """
-
-    def __init__(self, stores: Stores, *, traffic: Traffic) -> None:
-        self._stores = stores
+    def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
 
     async def read(
@@ -62,7 +57,7 @@ class Reads:
         fingerprint = entry.spec.fingerprint
         accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
         if asked.fingerprint != fingerprint:
-            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+            accepted.spec.CopyFrom(message_of(entry.spec))
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
     async def _wait_for_retries(
@@ -95,7 +90,7 @@ class Reads:
             fingerprint=fingerprint, version=entry.content_version, uid=uid, structure=entry.record.structure
         )
         if asked.fingerprint != fingerprint:
-            accepted.spec.CopyFrom(self._stores.message_of(entry.spec))
+            accepted.spec.CopyFrom(message_of(entry.spec))
         if local.lacks_values and entry.spec.values:
             keys = [tuple(key.parts) for key in asked.keys]
             selection = from_message(asked.selection)

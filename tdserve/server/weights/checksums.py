@@ -130,7 +130,7 @@ class Checksums:
             return  # whoever asks for the version gets it whole
         content = done.result().checksums
         versions = entry.weight_versions()
-        spec = self._stores.spec_of(version.fingerprint)
+        spec = self._stores.specs.get(version.fingerprint)
         before = versions.checksums_before(version.version)
         if len(content) == CHECKSUM_NBYTES * len(spec.tensors) and versions.set_checksums(version.version, content):
             if before is not None and before[1].fingerprint == version.fingerprint:

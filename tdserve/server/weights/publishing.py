@@ -13,6 +13,7 @@ from tdserve.server.entry import Entry
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import wake_followers
 from tdserve.server.weights.checksums import MIN_NBYTES, Checksums
@@ -146,7 +147,7 @@ class Publishing:
         deadline: Deadline,
     ) -> control_pb2.Done | None:
         """Has a version sent, or what of it the client wants or needs."""
-        spec = self._stores.spec_of(version.fingerprint, version.order)
+        spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = self._accepted(entry, version, spec, asked)
         sent = converted(spec, _dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
@@ -184,7 +185,7 @@ class Publishing:
         newest = versions.newest
         if newest is None or not versions.wants_checksums or newest.nbytes < MIN_NBYTES:
             return
-        spec = self._stores.spec_of(newest.fingerprint)
+        spec = self._stores.specs.get(newest.fingerprint)
         self._checksums.make(entry, newest, lambda: self._ref(entry, newest.version, spec, worker), worker)
 
     def _accepted(
@@ -197,7 +198,7 @@ class Publishing:
             created_s=version.created_s,
         )
         if asked.fingerprint != version.fingerprint or entry.weight_versions().mixes_orders:
-            accepted.spec.CopyFrom(self._stores.message_of(spec))
+            accepted.spec.CopyFrom(message_of(spec))
         return accepted
 
     def _receiving(
@@ -232,7 +233,7 @@ class Publishing:
         self, session: ClientSession, entry: Entry, version: VersionRecord, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done:
         """Tells a local client which file to open; it asks again when that was retired before it has."""
-        spec = self._stores.spec_of(version.fingerprint, version.order)
+        spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = self._accepted(entry, version, spec, asked)
         accepted.uid = entry.record.uid
         accepted.path = self._below_root(_path(entry, version.version))
@@ -252,10 +253,10 @@ class Publishing:
         the order of its keys."""
         if asked.HasField("spec"):
             told = codec.decode(asked.spec)
-            session.told_orders[told.fingerprint] = self._stores.learn_spec(told)
+            session.told_orders[told.fingerprint] = self._stores.specs.learn(told)
         fingerprint = asked.content.fingerprint
         order = session.told_orders.get(fingerprint, "")
-        return self._stores.spec_of(fingerprint, order), order
+        return self._stores.specs.get(fingerprint, order), order
 
     def _give_up(self, session: ClientSession, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
         """Nothing of a publish stays that has failed; of the first, not even the name."""
@@ -271,7 +272,7 @@ class Publishing:
         ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)
         if spec.fingerprint not in worker.known_specs:
             worker.known_specs.add(spec.fingerprint)
-            ref.spec.CopyFrom(self._stores.message_of(spec))
+            ref.spec.CopyFrom(message_of(spec))
         return ref
 
     def _retire(self, entry: Entry, version: int) -> None:

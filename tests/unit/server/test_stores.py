@@ -127,14 +127,6 @@ def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -
         world.stores.existing_or_refuse("x", replace(RECORD, fingerprint=b"other"), exists_ok=True)
 
 
-def test_spec_of_when_learnt_then_known_also_after_a_restart(world: World) -> None:
-    with pytest.raises(InvalidSpecError):
-        world.stores.spec_of(SPEC.fingerprint)
-    world.stores.learn_spec(SPEC)
-    world.reopen()
-    assert world.stores.spec_of(SPEC.fingerprint) == SPEC
-
-
 def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(
     world: World, run: Loop
 ) -> None:

@@ -118,7 +118,7 @@ class World:
         self.answers = Answers(self.db)
         self.traffic = Traffic()
         self.creation = Creation(self.stores, [self.worker], sessions=OPEN_SESSIONS)
-        self.reads = Reads(self.stores, traffic=self.traffic)
+        self.reads = Reads(self.traffic)
         self.writes = Writes(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
         self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)

@@ -225,7 +225,7 @@ def test_repair_when_values_wait_for_what_never_came_then_they_go(
 
     made: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(world.stores, "learn_spec", crashing)
+        patch.setattr(world.stores.specs, "learn", crashing)
         patch.setattr(
             "tdserve.server.tensordicts.alterations._remove_files", lambda folder, uid: made.append(folder.name)
         )
