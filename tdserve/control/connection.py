@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.status import from_rpc_error
-from tdserve.errors import ConnectError, DeadlineExceededError, TDServeError
+from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -126,12 +126,16 @@ class ControlConnection:
         self.address = address
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = Lock()
+        self._is_closed = False
         self._resolved: list[str] = []
         self._open_channel()
 
     def _open_channel(self) -> None:
         self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self._stub: Any = ControlServiceStub(self._channel)
+        # Once, not for each check: grpc dies of a segmentation fault when a stub is made for a channel that another
+        # thread has closed (measured, 1.85); to call one is a ValueError then.
+        self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def _resolve(self, timeout_s: float) -> None:
         """Waits until the server's name is known; a channel towards other addresses than it has now is replaced.
@@ -143,7 +147,7 @@ class ControlConnection:
         """
         found = resolve(self.address, timeout_s=timeout_s)
         with self._lock:
-            if self._resolved and self._resolved != found:
+            if self._resolved and self._resolved != found and not self._is_closed:
                 self._open_channel()  # the old one ends with the last call that uses it
             self._resolved = found
 
@@ -167,6 +171,9 @@ class ControlConnection:
                 )
             except grpc.RpcError as error:
                 ours = from_rpc_error(error, address=self.address, what=method, timeout_s=timeout_s)
+            except ValueError as error:
+                self._raise_if_closed(error)
+                raise
             # What a server says about shared memory or NCCL would be the same the next time.
             if not isinstance(ours, ConnectError) or not ours.retryable or remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
@@ -185,9 +192,10 @@ class ControlConnection:
         while True:
             self._resolve(max(deadline - time.monotonic(), 0.0))
             remaining_s = max(deadline - time.monotonic(), 0.0)
-            check = health_pb2_grpc.HealthStub(self._channel).Check
             try:
-                check(health_pb2.HealthCheckRequest(), timeout=min(remaining_s, READY_CHECK_S), wait_for_ready=True)
+                self._health.Check(
+                    health_pb2.HealthCheckRequest(), timeout=min(remaining_s, READY_CHECK_S), wait_for_ready=True
+                )
                 return
             except grpc.RpcError as error:
                 ours = from_rpc_error(error, address=self.address, what="the health check", timeout_s=timeout_s)
@@ -197,21 +205,35 @@ class ControlConnection:
                     waited = f"nobody answered within {round(timeout_s, 2):g} s"
                     reason = f"{waited}; is a server running there? (tdserve serve ROOT)"
                     raise ConnectError(address=self.address, reason=reason) from error
+            except ValueError as error:
+                self._raise_if_closed(error)
+                raise
 
     def open_session(
         self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]
     ) -> SessionStream:
         """Opens the stream of a session; the caller sends Hello first."""
-        return SessionStream(
-            lambda outgoing: self._stub.Session(outgoing, metadata=self._metadata),
-            address=self.address,
-            on_message=on_message,
-            on_lost=on_lost,
-        )
+        try:
+            return SessionStream(
+                lambda outgoing: self._stub.Session(outgoing, metadata=self._metadata),
+                address=self.address,
+                on_message=on_message,
+                on_lost=on_lost,
+            )
+        except ValueError as error:
+            self._raise_if_closed(error)
+            raise
 
     def close(self) -> None:
         """Ends the channel and all its calls."""
-        self._channel.close()
+        with self._lock:
+            self._is_closed = True
+            self._channel.close()
+
+    def _raise_if_closed(self, error: ValueError) -> None:
+        """grpc has no type of its own for a call on a channel that another thread has closed."""
+        if self._is_closed:
+            raise ClosedError(what=f"the client of {self.address}") from error
 
 
 def check_health(address: str, *, timeout_s: float) -> bool:

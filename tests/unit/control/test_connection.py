@@ -10,7 +10,7 @@ import pytest
 
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
-from tdserve.errors import ConnectError, NotLocalError, RemoteProtocolError, TDServeError, WrongStateError
+from tdserve.errors import ClosedError, ConnectError, NotLocalError, RemoteProtocolError, TDServeError, WrongStateError
 from tdserve.v1 import control_pb2
 from tests.integration.processes import quiet_port
 from tests.unit.control.serving import Answering, same, serving
@@ -72,6 +72,18 @@ def test_call_when_the_server_comes_later_then_answered(free_port: int) -> None:
         with serving(Answering(), port=free_port):
             assert calling.result(TIMEOUT_S).server_id == "test"
     connection.close()
+
+
+def test_connection_when_closed_then_every_use_says_so(address: str) -> None:
+    connection = ControlConnection(address)
+    connection.close()
+    for use in (
+        lambda: connection.call("GetStats", control_pb2.GetStatsRequest(), timeout_s=TIMEOUT_S),
+        lambda: connection.wait_ready(TIMEOUT_S),
+        lambda: Heard(connection),
+    ):
+        with pytest.raises(ClosedError, match=f"the client of {address} is closed"):
+            use()
 
 
 class Names:
