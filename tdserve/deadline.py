@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,13 +37,10 @@ class Deadline:
         """
         if timeout_s is None:
             return cls(None, None, clock)
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-            raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s!r} is not a number of seconds")
-        if not timeout_s >= 0:
-            raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s} is not 0 s or more")
-        if math.isinf(timeout_s):
+        seconds = _seconds(timeout_s)
+        if math.isinf(seconds):
             return cls(None, None, clock)
-        return cls(clock() + timeout_s, float(timeout_s), clock)
+        return cls(clock() + seconds, seconds, clock)
 
     @property
     def remaining_s(self) -> float | None:
@@ -67,6 +65,20 @@ class Deadline:
         """
         if self.expired:
             raise DeadlineExceededError(what=what, timeout_s=self.timeout_s)
+
+
+def _seconds(timeout_s: float) -> float:
+    """A number of seconds of any type, NumPy's too; what is larger than any float is infinite."""
+    if type(timeout_s) is not float:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
+            raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s!r} is not a number of seconds")
+        try:
+            timeout_s = float(timeout_s)
+        except OverflowError:
+            timeout_s = math.inf if timeout_s > 0 else -math.inf
+    if not timeout_s >= 0:
+        raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s:g} is not 0 s or more")
+    return timeout_s
 
 
 Deadline.never = Deadline(None, None)

@@ -242,7 +242,12 @@ class DeadlineExceededError(TDServeError, TimeoutError):
     code = "DEADLINE_EXCEEDED"
     retryable = True
     template = "{what} did not happen within {timeout_s} s"
-    defaults = {"what": "", "timeout_s": 0.0}
+    defaults = {"what": "", "timeout_s": 0}
+
+    def _message(self) -> str:  # what is left of a call's time has many digits
+        timeout_s = self.fields["timeout_s"]
+        shown = f"{round(timeout_s, 3):g}" if isinstance(timeout_s, (int, float)) else str(timeout_s)
+        return self.template.format(what=self.fields["what"], timeout_s=shown)
 
 
 class TransportError(TDServeError):

@@ -147,4 +147,5 @@ class CatalogClient:
 
 def checked_wait_s(timeout_s: float) -> float:
     """A timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
-    return LONGEST_WAIT_S if Deadline.after(timeout_s).timeout_s is None else timeout_s
+    wait_s = Deadline.after(timeout_s).timeout_s
+    return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)

@@ -149,7 +149,7 @@ class Stores:
         check_store_name(name)
         if deadline.timeout_s == 0:
             return self.get(name)
-        return await self.changed.wait_for(lambda: self.find(name), deadline, lambda: f"store {name!r}")
+        return await self.changed.wait_for(lambda: self.find(name), deadline, lambda: f"the making of store {name!r}")
 
     async def wait_settled(self, name: str, deadline: Deadline) -> None:
         """Waits while a store of this name is being made or filled; then it is there, or the name is free again."""

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tdserve.deadline import Deadline
@@ -51,6 +54,19 @@ def test_no_limit_when_asked_then_never_expires(timeout_s: float | None) -> None
     assert deadline.remaining_s is None
     assert not deadline.expired
     deadline.raise_if_expired("anything")
+
+
+@pytest.mark.parametrize("timeout_s", [np.float32(2), np.int64(2), np.float64(2), Fraction(2)], ids=repr)
+def test_after_when_the_number_is_of_another_type_then_so_many_seconds(timeout_s: Any) -> None:
+    deadline = Deadline.after(timeout_s, _Clock())
+    assert deadline.remaining_s == 2.0
+    assert type(deadline.timeout_s) is float
+
+
+def test_after_when_larger_than_any_float_then_never() -> None:
+    assert Deadline.after(10**400) == Deadline.never
+    with pytest.raises(InvalidRequestError, match="timeout_s"):
+        Deadline.after(-(10**400))
 
 
 def test_never_when_used_then_has_no_end() -> None:
