@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.integers import integer_of
 
 StoreKind = Literal["tensordict", "replay", "weights"]
 
@@ -216,11 +217,12 @@ def checked_max_object_bytes(asked: int | None) -> int:
     low, high = _OBJECT_BYTES_LIMITS
     if not asked:
         return 0
-    if isinstance(asked, bool) or not isinstance(asked, int) or not low <= asked <= high:
+    number = integer_of(asked)
+    if number is None or not low <= number <= high:
         raise InvalidRequestError(
             argument="max_object_bytes", reason=f"{asked!r} is not an integer from {low} to {high}"
         )
-    return -(-asked // _OBJECT_BYTES_STEP) * _OBJECT_BYTES_STEP
+    return -(-number // _OBJECT_BYTES_STEP) * _OBJECT_BYTES_STEP
 
 
 def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tdserve.addresses import join_address, parse_address
 from tdserve.adoptions import parse_adoptions, parse_folders, split_adoption
 from tdserve.errors import InvalidRequestError
+from tdserve.integers import integer_of
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
@@ -327,7 +328,7 @@ def check_transport(name: str) -> TransportName:
 
 
 def _check_int(name: str, value: int, *, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if integer_of(value) is None or not low <= value <= high:
         raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
 
 

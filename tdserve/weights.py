@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.integers import check_integer
 
 DEFAULT_KEEP = 2
 """The newest, and the one before it for readers that are still at it when the newest appears."""
@@ -357,9 +358,7 @@ class Versions:
 
 
 def _checked_keep(keep: int) -> int:
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise InvalidRequestError(argument="keep", reason=f"{keep!r} is not an integer of at least 1")
-    return keep
+    return check_integer("keep", keep, 1)
 
 
 def _text(data: bytes) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-_SELECTIONS = ("selection", "selection_items", "selection_names", "selection_torch", "row_numbers")
+_SELECTIONS = ("selection", "selection_items", "selection_names", "selection_torch", "row_numbers", "integers")
 _VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_bundles", "value_columns", "pickled")
 
 FLOORS: Mapping[int, tuple[str, ...]] = {

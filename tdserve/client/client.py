@@ -12,11 +12,11 @@ from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.memmap.adopting import adopt_folder
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.tables.table import check_count
 from tdserve.client.weights.calls import WeightsClient
 from tdserve.config import TransportName
 from tdserve.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
 from tdserve.ids import check_store_name
+from tdserve.integers import check_integer
 from tdserve.replay.limiter import MinSize, Queue
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.settings import Settings
@@ -137,8 +137,8 @@ class Client(WeightsClient):
             StoreExistsError, InvalidSpecError, InvalidRequestError, NotSupportedError, CapacityError: Nothing was
                 created.
         """
-        check_count("capacity", capacity)
-        check_count("min_size", min_size)
+        capacity = check_integer("capacity", capacity, 1)
+        min_size = check_integer("min_size", min_size, 1)
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
         rules = {part: rule for part, rule in given.items() if rule is not None}
         settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
@@ -175,7 +175,7 @@ class Client(WeightsClient):
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
-        check_count("max_size", max_size)
+        max_size = check_integer("max_size", max_size, 1)
         if sampler is not None and not isinstance(sampler, (Fifo, Lifo)):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)

@@ -20,6 +20,7 @@ from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
 from tdserve.errors import StoreExistsError, StructureChangedError, WrongStateError
 from tdserve.ids import check_store_name
+from tdserve.integers import check_version
 from tdserve.replay.settings import Settings
 from tdserve.selection import Selection
 from tdserve.spec import codec
@@ -152,6 +153,7 @@ class TensorDictClient(SessionClient):
         Returns:
             The content version, or None when ``timeout_s=0`` and there is nothing newer.
         """
+        newer_than = None if newer_than is None else check_version("newer_than", newer_than)
         destination = Destination(td, store=name)
         content = self._fetch(name, self.deadline(timeout_s), newer_than=newer_than, destination=destination)
         return None if content is None else content.version

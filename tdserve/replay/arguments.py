@@ -9,16 +9,6 @@ from typing import Any
 from tdserve.errors import InvalidRequestError
 
 
-def check_integer(argument: str, value: Any, minimum: int) -> None:
-    """Refuses what is no integer of at least ``minimum``; True and 3.0 are none.
-
-    Raises:
-        InvalidRequestError: As said. Nothing was changed.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least {minimum}")
-
-
 def finite_number(argument: str, value: Any) -> float:
     """A finite number of at least 0 as the float that it is, so that 1 and 1.0 are one setting and one text.
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.errors import InvalidRequestError
-from tdserve.replay.arguments import check_integer
+from tdserve.integers import check_integer
 from tdserve.replay.order import Fifo
 from tdserve.replay.without_replacement import WithoutReplacement
 
@@ -101,7 +101,7 @@ def epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
     Raises:
         InvalidRequestError: Another sampler: it would draw rows twice, or leave some out.
     """
-    check_integer("epoch", epoch, 0)
+    epoch = check_integer("epoch", epoch, 0)
     if sampler is None or isinstance(sampler, Fifo):
         return InOrder()
     if not isinstance(sampler, WithoutReplacement):
@@ -119,8 +119,8 @@ def share_of(num_rows: int, *, rank: int, world_size: int) -> range:
     Raises:
         InvalidRequestError: There is no such reader.
     """
-    check_integer("world_size", world_size, 1)
-    check_integer("rank", rank, 0)
+    world_size = check_integer("world_size", world_size, 1)
+    rank = check_integer("rank", rank, 0)
     if rank >= world_size:
         raise InvalidRequestError(argument="rank", reason=f"{rank} is not below world_size, which is {world_size}")
     return range(num_rows * rank // world_size, num_rows * (rank + 1) // world_size)

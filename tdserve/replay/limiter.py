@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from tdserve.errors import InvalidRequestError
-from tdserve.replay.arguments import check_integer, finite_number
+from tdserve.integers import check_integer
+from tdserve.replay.arguments import finite_number
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MinSize:
     kind: ClassVar[str] = "min_size"
 
     def __post_init__(self) -> None:
-        check_integer("min_size", self.min_size, 1)
+        object.__setattr__(self, "min_size", check_integer("min_size", self.min_size, 1))
 
     def check(self, capacity: int) -> None:
         """Refuses a setting under which no sample could ever be drawn.
@@ -104,7 +105,7 @@ class SampleToInsertRatio:
     kind: ClassVar[str] = "sample_to_insert_ratio"
 
     def __post_init__(self) -> None:
-        check_integer("min_size", self.min_size, 1)
+        object.__setattr__(self, "min_size", check_integer("min_size", self.min_size, 1))
         if self.error_buffer != self.error_buffer:
             raise InvalidRequestError(argument="error_buffer", reason="it must be given, a finite number above 0")
         for argument in ("ratio", "error_buffer"):
@@ -227,7 +228,7 @@ class Queue:
     kind: ClassVar[str] = "queue"
 
     def __post_init__(self) -> None:
-        check_integer("max_size", self.max_size, 1)
+        object.__setattr__(self, "max_size", check_integer("max_size", self.max_size, 1))
 
     def check(self, capacity: int) -> None:
         """Refuses a queue that is longer than its table: rows would be overwritten before anybody took them.

@@ -10,7 +10,7 @@ from typing import Any
 from tdserve.content import POLICY_VERSION_KEY
 from tdserve.errors import InvalidRequestError, NotSupportedError
 from tdserve.ids import check_store_name
-from tdserve.replay.arguments import check_integer
+from tdserve.integers import check_integer
 from tdserve.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.prioritized import Prioritized
@@ -54,7 +54,7 @@ class Settings:
             if type(value) not in classes.values():
                 known = ", ".join(cls.__name__ for cls in classes.values())
                 raise NotSupportedError(feature=f"{part} {value!r}", reason=f"there is {known}")
-        check_integer("max_times_sampled", self.max_times_sampled, 0)
+        object.__setattr__(self, "max_times_sampled", check_integer("max_times_sampled", self.max_times_sampled, 0))
         if not isinstance(self.is_queue, bool):
             raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
         if self.policy != "":

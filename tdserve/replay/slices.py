@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.errors import InvalidRequestError, LocalProtocolError
+from tdserve.integers import check_integer
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.selector import Drawn
@@ -61,8 +62,8 @@ class Slices:
             raise InvalidRequestError(argument="slice_len", reason="give either slice_len or num_slices")
         for argument in ("slice_len", "num_slices"):
             value = getattr(self, argument)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
+            if value is not None:
+                object.__setattr__(self, argument, check_integer(argument, value, 1))
         if self.end_key is not None and self.trajectory_key is not None:
             raise InvalidRequestError(argument="end_key", reason="give either end_key or trajectory_key")
         for argument in ("end_key", "trajectory_key"):

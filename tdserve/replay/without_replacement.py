@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tdserve.errors import InvalidRequestError, LocalProtocolError
-from tdserve.replay.arguments import check_integer
+from tdserve.integers import check_integer
 from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import Rows
 from tdserve.replay.selector import Drawn
@@ -38,7 +38,7 @@ class WithoutReplacement:
 
     def __post_init__(self) -> None:
         if self.seed is not None:
-            check_integer("seed", self.seed, 0)
+            object.__setattr__(self, "seed", check_integer("seed", self.seed, 0))
 
     def check(self, capacity: int) -> None:
         """There is nothing to refuse."""

@@ -231,6 +231,23 @@ def test_limiter_when_a_call_waited_in_vain_then_the_error_says_for_what(
     assert replay.info()["reserved_rows"] == 0
 
 
+def test_numbers_when_of_numpy_then_as_those_of_python(client: tdserve.Client, name: str) -> None:
+    five = np.int64(5)
+    replay = client.create_replay(
+        name, rows(0)[0], five, min_size=five, max_times_sampled=five, sampler=tdserve.WithoutReplacement(seed=five)
+    )
+    with replay.writer(batch=five, max_bytes=np.int64(1 << 20)) as writer:
+        for row in rows(*range(5)):
+            writer.append(row)
+    assert sorted(numbers(replay.sample(five))) == list(range(5))
+    with replay.batches(five, prefetch=five) as batches:
+        assert sorted(numbers(next(batches))) == list(range(5))
+    again = client.create_replay(
+        name, rows(0)[0], 5, min_size=5, max_times_sampled=5, sampler=tdserve.WithoutReplacement(seed=5), exists_ok=True
+    )
+    assert again.info()["settings"] == replay.info()["settings"]
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

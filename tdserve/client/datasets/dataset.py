@@ -16,7 +16,7 @@ from tdserve.client.devices import resolved
 from tdserve.client.fake_modes import check_real
 from tdserve.client.tables.padding import Pad
 from tdserve.errors import InvalidRequestError, WrongStateError
-from tdserve.replay.arguments import check_integer
+from tdserve.integers import check_integer
 from tdserve.replay.epochs import epoch_order, share_of
 from tdserve.selection import encode
 from tdserve.spec.tree import Spec
@@ -123,9 +123,9 @@ class Epochs:
             WrongStateError: The store, or view, has no batch dimension.
         """
         check_real("reading a store")
-        check_integer("num_rows", num_rows, 1)
-        check_integer("prefetch", prefetch, 1)
-        check_integer("start", start, 0)
+        num_rows = check_integer("num_rows", num_rows, 1)
+        prefetch = check_integer("prefetch", prefetch, 1)
+        start = check_integer("start", start, 0)
         batch_size = self.spec.batch_size
         if not batch_size:
             raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")

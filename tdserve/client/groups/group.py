@@ -12,8 +12,8 @@ from tdserve.client.groups.epoch import GroupEpoch, Member
 from tdserve.client.groups.joining import GroupAsk
 from tdserve.client.groups.parts import Given, Taken
 from tdserve.client.groups.reducing import Reducing, operation
-from tdserve.client.tables.table import check_count
 from tdserve.errors import ClosedError, InvalidRequestError
+from tdserve.integers import check_integer, integer_of
 from tdserve.v1 import group_pb2
 
 
@@ -220,7 +220,7 @@ class Group(GroupCalls):
         deadline = self._client.deadline(timeout_s)
         self._epoch.check_owner()
         if world_size is not None:
-            check_count("world_size", world_size)
+            world_size = check_integer("world_size", world_size, 1)
         if self._epoch.is_closed:
             raise ClosedError(what=f"group {self.name!r}")
         self._epoch.retire()
@@ -255,8 +255,8 @@ def join_group(
     timeout_s: float | None,
 ) -> Group:
     """See ``Client.group``."""
-    check_count("world_size", world_size)
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size):
+    world_size = check_integer("world_size", world_size, 1)
+    if rank is not None and (integer_of(rank) is None or not 0 <= rank < world_size):
         raise InvalidRequestError(argument="rank", reason=f"{rank!r} is no rank of {world_size} members")
     deadline = client.deadline(timeout_s)
     ask = GroupAsk(client, name, backend=backend, device=device, interface=interface)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from tensordict import MemoryMappedTensor
 
 from tdserve.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
+from tdserve.integers import integer_of
 from tdserve.spec.tree import Path, Spec, TensorLeaf, ValueLeaf, quote
 
 
@@ -52,6 +53,24 @@ def _file_of(leaf: Any) -> str | None:
         return str(leaf.filename) if isinstance(leaf, MemoryMappedTensor) else None
     except RuntimeError:  # of anonymous memory
         return None
+
+
+def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
+    """Sizes of dimensions; a number is one of them. Raises InvalidRequestError for what is no natural number."""
+    given = tuple(batch_size) if isinstance(batch_size, Iterable) else (batch_size,)
+    sizes = tuple(number for size in given if (number := integer_of(size)) is not None and number >= 0)
+    if len(sizes) != len(given):
+        raise InvalidRequestError(argument="batch_size", reason=f"{batch_size!r} has a size that is no natural number")
+    return sizes
+
+
+def split_name(name: str, subpath: Any) -> tuple[str, Path]:
+    """A store and the nested part of it that is meant: by ``subpath``, or as of folders by ``"store/part"``."""
+    path = checked_subpath(subpath)
+    if not isinstance(name, str):
+        return name, path
+    store, _, part = name.partition("/")
+    return (store, (*checked_subpath(part), *path)) if store and part else (name, path)
 
 
 def checked_subpath(subpath: Any) -> Path:

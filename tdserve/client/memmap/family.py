@@ -8,12 +8,12 @@ from typing import Any
 from tdserve.catalog import checked_max_object_bytes
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
-from tdserve.client.memmap.arguments import check_no_archive, check_no_files
+from tdserve.client.memmap.arguments import check_no_archive, check_no_files, checked_sizes
 from tdserve.client.memmap.live import show_stored
 from tdserve.client.memmap.loading import LoadingClient
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, NotSupportedError
+from tdserve.errors import NotSupportedError
 from tdserve.ids import check_store_name
 from tdserve.selection import Selection
 from tdserve.spec import codec
@@ -147,7 +147,7 @@ class MemmapClient(LoadingClient):
         name: str,
         copy_existing: bool | None = None,
         *,
-        batch_size: Sequence[int] = (),
+        batch_size: Sequence[int] | int = (),
         ragged: Declared = None,
         exists_ok: bool = False,
         existsok: bool = False,
@@ -165,7 +165,7 @@ class MemmapClient(LoadingClient):
             like: TensorDict or tensorclass instance, of meta or fake tensors too; its content does not matter, but for
                 non-tensor values, which are kept.
             copy_existing: Without effect, as in tensordict: no tensor is copied.
-            batch_size: Dimensions put in front of ``like``'s own.
+            batch_size: Dimensions put in front of ``like``'s own; a number is one of them.
             ragged: What differs from row to row, as in ``create_replay``; empty at first.
             exists_ok: True returns an existing store of the same structure.
             share_non_tensor, max_object_bytes: As in ``init_remote``.
@@ -175,11 +175,7 @@ class MemmapClient(LoadingClient):
         """
         check_no_archive(archive, None)
         captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
-        sizes = tuple(batch_size)
-        if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
-            raise InvalidRequestError(
-                argument="batch_size", reason=f"{list(sizes)} has a size that is no natural number"
-            )
+        sizes = checked_sizes(batch_size)
         row = declared(captured.spec, captured.values, ragged, store=name)
         spec = row.prepend(sizes) if sizes else row
         request = control_pb2.CreateStoreRequest(

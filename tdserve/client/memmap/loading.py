@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tdserve.client.fake_modes import fake_mode
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.memmap.arguments import check_mode, check_part, checked_subpath, device_of, has_parameters
+from tdserve.client.memmap.arguments import check_mode, check_part, device_of, has_parameters, split_name
 from tdserve.client.memmap.imitation import imitate, is_imitation
 from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.memmap.shown_stores import ShownStores
@@ -62,7 +62,8 @@ class LoadingClient(TensorDictClient):
         non-tensor values travel, and ragged tensors, whose sizes are not known before.
 
         Args:
-            name: Of the store; waited for if it does not exist yet.
+            name: Of the store; waited for if it does not exist yet. ``"store/part"`` names a nested tensordict, as
+                ``subpath`` does.
             device: Where the tensors go; None leaves them on the CPU.
             out: Takes the content over: in place where it fits; otherwise its leaves are replaced, and keys that the
                 store lacks removed, as of tensordict. With a device of its own the content goes there.
@@ -80,7 +81,7 @@ class LoadingClient(TensorDictClient):
             SpecMismatchError: ``out`` is of another kind (a tensorclass, a lazy stack). Nothing was written to it.
             NotSupportedError: With ``mode="r+"``: this client may not write the server's memory.
         """
-        path = checked_subpath(subpath)
+        name, path = split_name(name, subpath)
         check_mode(mode, device)
         if allow_pickle is not None and not isinstance(allow_pickle, bool):
             raise InvalidRequestError(argument="allow_pickle", reason=f"{allow_pickle!r} is neither a bool nor None")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.errors import InvalidRequestError
+from tdserve.integers import check_integer
 from tdserve.spec.rows import copy_leaves
 from tdserve.spec.tree import Path, Spec, TensorLeaf, quote
 
@@ -56,8 +57,7 @@ class NStep:
     next_key: Key | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InvalidRequestError(argument="n", reason=f"{self.n!r} is not an integer of at least 1")
+        object.__setattr__(self, "n", check_integer("n", self.n, 1))
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, (int, float)) or not 0 <= self.gamma <= 1:
             raise InvalidRequestError(argument="gamma", reason=f"{self.gamma!r} is not a number from 0 to 1")
 

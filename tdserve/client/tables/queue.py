@@ -40,7 +40,7 @@ class QueueHandle(TableHandle):
             EndOfStreamError: The queue was closed, and everything was taken and acknowledged.
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
-        check_num_rows(num_rows, None)
+        num_rows = check_num_rows(num_rows, None)
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Any:
@@ -78,7 +78,7 @@ class QueueHandle(TableHandle):
             pad: Fills ragged tensors up to the longest of a batch, as of ``ReplayHandle.sample``.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
-        check_num_rows(num_rows, device)
+        num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         query = self._query(max_lag=max_lag, is_lease=True, pad=pad)
         return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

@@ -10,8 +10,9 @@ from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.changes import change, priorities_message
 from tdserve.client.tables.padding import Pad
 from tdserve.client.tables.sampling import Query, sampled
-from tdserve.client.tables.table import TableHandle, check_count, check_num_rows
+from tdserve.client.tables.table import TableHandle, check_num_rows
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken
+from tdserve.integers import check_integer
 
 
 class ReplayHandle(TableHandle):
@@ -59,7 +60,7 @@ class ReplayHandle(TableHandle):
             InvalidRequestError: There can never be so many at once; or, without replacement, there are fewer now: set
                 ``min_size`` where a learner may start before its actors.
         """
-        check_num_rows(num_rows, device)
+        num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Any:
@@ -107,7 +108,7 @@ class ReplayHandle(TableHandle):
         Other arguments and errors as of :meth:`sample`.
         """
         check_real("drawing rows", ROWS)
-        check_count("num_rows", num_rows)
+        num_rows = check_integer("num_rows", num_rows, 1)
         query = self._query(
             require=require,
             consumer=consumer,
@@ -193,8 +194,8 @@ class ReplayHandle(TableHandle):
                 that became too old while it waited is dropped, and a fresh one taken.
             timeout_s: Seconds that one batch may take; then the iterator raises DeadlineExceededError.
         """
-        check_num_rows(num_rows, device)
-        check_count("prefetch", prefetch)
+        num_rows = check_num_rows(num_rows, device)
+        prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         query: Query = self._query(
             require=require,

@@ -35,6 +35,7 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
+from tdserve.integers import check_integer
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
 from tdserve.replay.settings import Settings
@@ -129,8 +130,7 @@ class TableHandle(TableRows, ByAddress):
             DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
                 come, and whether the rows were stored is unknown.
         """
-        if isinstance(writer, bool) or not isinstance(writer, int) or not 0 <= writer < 1 << 64:
-            raise InvalidRequestError(argument="writer", reason=f"{writer!r} is not an integer from 0 to 2**64 - 1")
+        writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         captured, keys = self._captured(batch)
         num_rows = captured.spec.batch_size[0]
         deadline = self._client.deadline(timeout_s)
@@ -290,7 +290,7 @@ class TableHandle(TableRows, ByAddress):
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is no str")
         if group is not None:
-            check_count("group_size", group_size)
+            group_size = check_integer("group_size", group_size, 1)
         elif group_size:
             raise InvalidRequestError(argument="group_size", reason="it needs group_by")
         return Query(
@@ -365,25 +365,20 @@ def _check_whole(content: Content, request: int) -> None:
         raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
 
 
-def check_num_rows(num_rows: Any, device: Any) -> None:
-    """What can be said of a sample before anything is drawn for it. Raises InvalidRequestError, NotSupportedError."""
+def check_num_rows(num_rows: Any, device: Any) -> int:
+    """How many rows a sample has, and what else can be said of it before anything is drawn for it.
+
+    Raises:
+        InvalidRequestError, NotSupportedError: There can be no such sample.
+    """
     check_real("drawing rows", ROWS)
-    if check_count("num_rows", num_rows) > MAX_SAMPLE_ROWS:
-        raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} are more than {MAX_SAMPLE_ROWS} at once")
+    number = check_integer("num_rows", num_rows, 1, maximum=MAX_SAMPLE_ROWS)
     if device is not None:
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, TypeError) as fault:  # AssertionError: a build without CUDA
             raise InvalidRequestError(argument="device", reason=f"{device!r}: {str(fault)[:200]}") from fault
-
-
-def check_count(argument: str, value: Any, *, high: int = (1 << 63) - 1) -> int:
-    """Returns ``value`` if it is an integer from 1 to ``high``. Raises InvalidRequestError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
-    if value > high:
-        raise InvalidRequestError(argument=argument, reason=f"{value} is above {high}")
-    return value
+    return number
 
 
 def _listed(require: Any) -> list[Any]:

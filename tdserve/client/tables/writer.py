@@ -17,6 +17,7 @@ from tdserve.client.value_blocks import row_nbytes
 from tdserve.client.weights.policy_versions import check_policy, checked_version
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
+from tdserve.integers import check_integer
 from tdserve.spec.rows import RowReader
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -75,8 +76,8 @@ class ReplayWriter:
         policy_version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        _check_count("batch", batch)
-        _check_count("max_bytes", max_bytes)
+        batch = check_integer("batch", batch, 1)
+        max_bytes = check_integer("max_bytes", max_bytes, 1)
         if flush_s is not None and not (type(flush_s) in (int, float) and flush_s > 0):
             raise InvalidRequestError(argument="flush_s", reason=f"{flush_s!r} is not a number of seconds above 0")
         table: Table = handle
@@ -217,11 +218,6 @@ class ReplayWriter:
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
-
-
-def _check_count(argument: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequestError(argument=argument, reason=f"{value!r} is not an integer of at least 1")
 
 
 def _checked_priority(priority: Any) -> float:

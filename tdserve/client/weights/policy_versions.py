@@ -13,10 +13,9 @@ from tdserve.client.tables.changes import as_priorities
 from tdserve.content import POLICY_VERSION_KEY
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
+from tdserve.integers import LARGEST, integer_of
 from tdserve.replay.settings import Settings
 from tdserve.v1 import control_pb2
-
-MAX_VERSION = (1 << 63) - 1
 
 
 def say_of_rows(
@@ -44,9 +43,10 @@ def check_policy(settings: Settings, store: str, argument: str) -> None:
 
 def checked_version(version: Any) -> int:
     """Returns ``version`` if it is an integer from 0 on. Raises InvalidRequestError."""
-    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
+    number = integer_of(version)
+    if number is None or not 0 <= number <= LARGEST:
         raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{version!r} is not an integer from 0 on")
-    return version
+    return number
 
 
 def checked_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
@@ -57,10 +57,11 @@ def checked_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
     """
     if max_lag is None:
         return None
-    if isinstance(max_lag, bool) or not isinstance(max_lag, int) or not 0 <= max_lag <= MAX_VERSION:
+    number = integer_of(max_lag)
+    if number is None or not 0 <= number <= LARGEST:
         raise InvalidRequestError(argument="max_lag", reason=f"{max_lag!r} is not an integer from 0 on")
     check_policy(settings, store, "max_lag")
-    return max_lag
+    return number
 
 
 def newest_version(client: SessionClient, table: str, deadline: Deadline) -> int:

@@ -13,11 +13,11 @@ from torch import nn
 from tdserve.client.calls import SessionClient
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
-from tdserve.client.tables.table import check_count
 from tdserve.client.writing import write
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
 from tdserve.ids import check_store_name
+from tdserve.integers import check_integer
 from tdserve.spec import codec
 from tdserve.spec.capture import Captured, capture
 from tdserve.spec.sent import converted
@@ -80,10 +80,11 @@ def publish(
             "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
         )
         raise InvalidRequestError(argument="td", reason=reason)
-    said = encode_bytes(dict(metadata or {}), key="metadata")
-    for argument, number in (("keep", keep), ("fanout", fanout)):
-        if number != 0:
-            check_count(argument, number, high=MAX_COUNT)
+    said = encode_bytes(_checked_metadata(metadata), key="metadata")
+    keep, fanout = (
+        check_integer(argument, number, 1, maximum=MAX_COUNT) if number != 0 else 0
+        for argument, number in (("keep", keep), ("fanout", fanout))
+    )
 
     announced: Spec | None = None
 
@@ -120,6 +121,13 @@ def publish(
         return {"publish": request}
 
     return write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
+
+
+def _checked_metadata(metadata: Any) -> dict[str, Any]:
+    try:
+        return dict(metadata or {})
+    except (TypeError, ValueError) as fault:
+        raise InvalidRequestError(argument="metadata", reason=f"a {type(metadata).__name__} is no dict") from fault
 
 
 def _in_dtype(captured: Captured, dtype: str) -> Captured:

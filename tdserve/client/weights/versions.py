@@ -31,6 +31,7 @@ from tdserve.errors import (
     TransportError,
 )
 from tdserve.ids import check_store_name
+from tdserve.integers import LARGEST, check_version
 from tdserve.session import tag_of
 from tdserve.spec import codec
 from tdserve.spec.dtypes import WIRE
@@ -40,8 +41,6 @@ from tdserve.spec.tree import Path, Spec
 from tdserve.transport.ends import as_bytes
 from tdserve.v1 import control_pb2
 from tdserve.values import decode_bytes
-
-MAX_VERSION = 2**63 - 1
 
 MAX_RETIRED = 20
 """So many versions may be retired, one after the other, before a slow reader on this machine has opened them: one that
@@ -93,8 +92,9 @@ class Wanted:
             raise InvalidRequestError(argument="into", reason="out= is given too")
         if self.into is not None and not isinstance(self.into, nn.Module):
             raise InvalidRequestError(argument="into", reason=f"{type(self.into).__name__} is no nn.Module; use out=")
-        if self.version is not None and (isinstance(self.version, bool) or not isinstance(self.version, int)):
-            raise InvalidRequestError(argument="version", reason=f"{self.version!r} is no version")
+        for argument, version in (("version", self.version), ("newer_than", self.newer_than)):
+            if version is not None:
+                check_version(argument, version)
 
     def destination(self) -> Destination | None:
         """The caller's place. Raises what says why nothing can go there."""
@@ -106,8 +106,8 @@ class Wanted:
         """The message, from who knows this structure and holds this version."""
         return control_pb2.LatestRequest(
             store=self.name,
-            newer_than=None if self.newer_than is None else max(self.newer_than, 0),  # there is no version 0
-            version=None if self.version is None else min(max(self.version, 0), MAX_VERSION),
+            newer_than=None if self.newer_than is None else min(max(self.newer_than, 0), LARGEST),
+            version=None if self.version is None else min(max(self.version, 0), LARGEST),
             timeout_s=deadline.remaining_s,
             fingerprint=spec.fingerprint if spec is not None else b"",
             holds=holds,

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
@@ -12,9 +13,11 @@ from tdserve.client.memmap.arguments import (
     check_no_archive,
     check_no_files,
     check_part,
+    checked_sizes,
     checked_subpath,
     device_of,
     has_parameters,
+    split_name,
 )
 from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
 from tdserve.spec.capture import capture
@@ -40,6 +43,35 @@ RAGGED = capture(
 )
 def test_subpath_when_of_any_form_then_a_path(subpath: Any, path: tuple[str, ...]) -> None:
     assert checked_subpath(subpath) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "subpath", "found"),
+    [
+        ("s", None, ("s", ())),
+        ("s", "a/b", ("s", ("a", "b"))),
+        ("s/a", None, ("s", ("a",))),
+        ("s/a/", ("b", "c"), ("s", ("a", "b", "c"))),
+        ("/s", None, ("/s", ())),
+        ("s/", None, ("s/", ())),
+        (5, None, (5, ())),
+    ],
+)
+def test_name_when_split_then_a_store_and_a_part(name: Any, subpath: Any, found: tuple[Any, ...]) -> None:
+    assert split_name(name, subpath) == found
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [((), ()), (3, (3,)), (np.int64(3), (3,)), ([np.int32(3), 0], (3, 0))], ids=str
+)
+def test_sizes_when_natural_numbers_then_a_tuple(batch_size: Any, sizes: tuple[int, ...]) -> None:
+    assert checked_sizes(batch_size) == sizes
+
+
+@pytest.mark.parametrize("batch_size", [-1, 2.0, True, "3", None, [3, -1], [[3]]], ids=repr)
+def test_sizes_when_one_is_no_natural_number_then_refused(batch_size: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="batch_size"):
+        checked_sizes(batch_size)
 
 
 @pytest.mark.parametrize("subpath", [(), 3, ("a", 3), ["a"], ((),)])

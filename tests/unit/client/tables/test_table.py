@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables.table import check_count
 from tdserve.errors import InvalidRequestError, KeyNotFoundError, SelectionError, SpecMismatchError, WrongStateError
 
 
@@ -24,14 +23,6 @@ def table(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
     made: tdserve.ReplayHandle = client.create_replay(name, rows(1)[0], 8)
     made.extend(rows(5))
     return made
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None])
-def test_check_count_when_it_is_none_then_error_names_the_argument(value: Any) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
-        check_count("capacity", value)
-    assert raised.value.argument == "capacity"
-    assert check_count("capacity", 1) == 1
 
 
 def test_table_when_shown_then_names_itself_and_its_server(table: tdserve.ReplayHandle) -> None:
