@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tdserve.errors import NotSupportedError
+from tdserve.errors import InvalidRequestError, NotSupportedError
 
 SLOT_NBYTES = 8 * 1024 * 1024
 """Large enough that a copy takes many times what it takes to begin it, small enough to be pinned in milliseconds."""
@@ -213,11 +213,15 @@ def resolved(device: torch.device | str | int | None) -> torch.device | None:
     """A device as the calling thread means it: ``"cuda"`` is the current one of a thread, which others do not share.
 
     Raises:
+        InvalidRequestError: It is the name of no device.
         NotSupportedError: There is no such CUDA device here.
     """
     if device is None:
         return None
-    wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as fault:
+        raise InvalidRequestError(argument="device", reason=f"{device!r} is no device of torch") from fault
     if wanted.type != "cuda":
         return wanted
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0

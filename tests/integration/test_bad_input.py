@@ -222,6 +222,42 @@ def test_timeout_when_it_is_no_time_then_invalid_request(client: tdserve.Client,
             call()
 
 
+def test_publish_when_metadata_is_no_dict_then_invalid_request(client: tdserve.Client, name: str) -> None:
+    with pytest.raises(tdserve.InvalidRequestError, match="metadata: a int is no dict"):
+        client.publish(name, example(), metadata=5)  # type: ignore[arg-type]
+    assert name not in client
+
+
+@pytest.mark.parametrize("newer_than", ["1", 1.5, True], ids=repr)
+def test_newer_than_when_it_is_no_version_then_invalid_request(
+    client: tdserve.Client, store: Any, newer_than: Any
+) -> None:
+    with pytest.raises(tdserve.InvalidRequestError, match="newer_than"):
+        client.recv(example(), store.name, newer_than=newer_than)
+    with pytest.raises(tdserve.InvalidRequestError, match="newer_than"):
+        client.latest(store.name, newer_than=newer_than)
+
+
+def test_newer_than_when_beyond_all_versions_then_nothing_newer(client: tdserve.Client, store: Any, name: str) -> None:
+    assert client.recv(example(), store.name, newer_than=10**30, timeout_s=0) is None
+    weights = f"{name}-weights"
+    client.publish(weights, example())
+    assert client.latest(weights, newer_than=10**30, timeout_s=0) is None
+    client.delete(weights)
+
+
+@pytest.mark.parametrize("device", ["nonsense", 1.5], ids=repr)
+def test_device_when_torch_knows_none_such_then_invalid_request(
+    client: tdserve.Client, store: Any, device: Any
+) -> None:
+    for call in (
+        lambda: tdserve.connect(client.address, device=device),
+        lambda: client.from_remote_init(store.name, device=device),
+    ):
+        with pytest.raises(tdserve.InvalidRequestError, match="device"):
+            call()
+
+
 @pytest.mark.parametrize("keep", [-1, 1.5, "2"])
 def test_publish_when_keep_cannot_be_then_invalid_request(client: tdserve.Client, name: str, keep: Any) -> None:
     with pytest.raises(tdserve.InvalidRequestError, match="keep"):

@@ -161,6 +161,7 @@ def test_example_of_load_memmap_when_by_name_then_equal_and_nested(client: tdser
     assert (td == td_load).all()
     nested = client.load_memmap(name, subpath="nested")
     assert nested["e"] == 0
+    assert client.load_memmap(f"{name}/nested")["e"] == 0  # as a folder in a folder
 
 
 def test_example_of_meta_and_fake_when_by_name_then_structure_without_content(
