@@ -11,7 +11,8 @@ from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.memmap.live import with_live_leaves
-from tdserve.client.reading import Content, Destination, brought, only, read_selection
+from tdserve.client.reading import Content, Destination, only
+from tdserve.client.selected_reads import brought, read_selection
 from tdserve.client.session import Session
 from tdserve.client.tables.padding import Pad
 from tdserve.client.tables.queue import QueueHandle

@@ -23,7 +23,7 @@ from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.local.views import map_store
 from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.memmap.memmapped import MemmappedHandle
-from tdserve.client.reading import brought, read_selection
+from tdserve.client.selected_reads import brought, read_selection
 from tdserve.client.tables.padding import Pad
 from tdserve.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.selection import Selection, encode

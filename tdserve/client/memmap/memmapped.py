@@ -11,7 +11,7 @@ from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.alterable import AlterableHandle
 from tdserve.client.handles.altering import addition
 from tdserve.client.keys import checked_path
-from tdserve.client.reading import brought, read_selection
+from tdserve.client.selected_reads import brought, read_selection
 from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
 from tdserve.selection import Selection
 from tdserve.spec.entries import entry_at

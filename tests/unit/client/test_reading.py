@@ -6,12 +6,11 @@ from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tdserve.client.incoming import post
-from tdserve.client.reading import Destination, finish_posted, on_cpu, only, read_selection
+from tdserve.client.reading import Destination, finish_posted, on_cpu, only
 from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, InvalidSpecError, NotSupportedError, SpecMismatchError
+from tdserve.errors import InvalidSpecError, NotSupportedError, SpecMismatchError
 from tdserve.layout import Layout
-from tdserve.selection import Selection, encode
 from tdserve.session import tag_of
 from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2
@@ -75,23 +74,6 @@ def test_read_when_into_a_strided_view_then_filled_all_the_same(client: tdserve.
     client.recv(out, name)
     assert torch.equal(out["a"], TD["a"])
     assert out["t"] == "text"
-
-
-def test_read_when_the_structure_is_known_then_the_selection_of_it(client: tdserve.Client, name: str) -> None:
-    client.init_remote(TD, name)
-    selection = encode(slice(1, None), batch_size=(3,))
-    deadline = Deadline.after(20.0)
-    for spec in (None, capture(TD).spec):
-        content = read_selection(client, name, selection, keys=[("b",)], spec=spec, deadline=deadline)
-        assert content is not None
-        assert content.build()["b"].tolist() == [1, 2]
-        assert content.version == 1
-
-
-def test_read_when_nothing_newer_comes_then_deadline(client: tdserve.Client, name: str) -> None:
-    client.init_remote(TD, name)
-    with pytest.raises(DeadlineExceededError, match="newer than version 1"):
-        read_selection(client, name, Selection(), newer_than=1, deadline=Deadline.after(0.05))
 
 
 def test_only_when_rows_are_stored_as_a_whole_then_the_keys_that_were_asked_for() -> None:
