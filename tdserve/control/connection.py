@@ -169,11 +169,8 @@ class ControlConnection:
                 return getattr(self._stub, method)(
                     request, timeout=max(remaining_s, 0.0) + 2.0, metadata=self._metadata
                 )
-            except grpc.RpcError as error:
-                ours = from_rpc_error(error, address=self.address, what=method, timeout_s=timeout_s)
-            except ValueError as error:
-                self._raise_if_closed(error)
-                raise
+            except (grpc.RpcError, ValueError) as error:
+                ours = self._ours(error, what=method, timeout_s=timeout_s)
             # What a server says about shared memory or NCCL would be the same the next time.
             if not isinstance(ours, ConnectError) or not ours.retryable or remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
@@ -197,17 +194,14 @@ class ControlConnection:
                     health_pb2.HealthCheckRequest(), timeout=min(remaining_s, READY_CHECK_S), wait_for_ready=True
                 )
                 return
-            except grpc.RpcError as error:
-                ours = from_rpc_error(error, address=self.address, what="the health check", timeout_s=timeout_s)
+            except (grpc.RpcError, ValueError) as error:
+                ours = self._ours(error, what="the health check", timeout_s=timeout_s)
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
                     return  # whatever else it says: somebody answers, and the session will tell what is wrong
                 if remaining_s <= READY_CHECK_S:
                     waited = f"nobody answered within {round(timeout_s, 2):g} s"
                     reason = f"{waited}; is a server running there? (tdserve serve ROOT)"
                     raise ConnectError(address=self.address, reason=reason) from error
-            except ValueError as error:
-                self._raise_if_closed(error)
-                raise
 
     def open_session(
         self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]
@@ -221,8 +215,7 @@ class ControlConnection:
                 on_lost=on_lost,
             )
         except ValueError as error:
-            self._raise_if_closed(error)
-            raise
+            raise self._ours(error, what="the session", timeout_s=0.0) from error
 
     def close(self) -> None:
         """Ends the channel and all its calls."""
@@ -230,10 +223,18 @@ class ControlConnection:
             self._is_closed = True
             self._channel.close()
 
-    def _raise_if_closed(self, error: ValueError) -> None:
-        """grpc has no type of its own for a call on a channel that another thread has closed."""
+    def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
+        """Our error for grpc's; a call on a channel that another thread has closed ends in either type of it.
+
+        Raises:
+            ClosedError: So it is.
+            ValueError: It is not closed: a bug of ours.
+        """
         if self._is_closed:
             raise ClosedError(what=f"the client of {self.address}") from error
+        if isinstance(error, ValueError):
+            raise error
+        return from_rpc_error(error, address=self.address, what=what, timeout_s=timeout_s)
 
 
 def check_health(address: str, *, timeout_s: float) -> bool:

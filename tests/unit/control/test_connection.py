@@ -86,6 +86,19 @@ def test_connection_when_closed_then_every_use_says_so(address: str) -> None:
             use()
 
 
+@pytest.mark.parametrize("waiting", ["call", "wait_ready"])
+def test_connection_when_closed_while_another_thread_waits_then_that_one_is_told(free_port: int, waiting: str) -> None:
+    connection = ControlConnection(f"127.0.0.1:{free_port}")
+    with ThreadPoolExecutor(1) as thread:
+        if waiting == "call":
+            waits = thread.submit(connection.call, "GetStats", control_pb2.GetStatsRequest(), timeout_s=TIMEOUT_S)
+        else:
+            waits = thread.submit(connection.wait_ready, TIMEOUT_S)
+        connection.close()
+        with pytest.raises(ClosedError, match="the client of"):
+            waits.result(TIMEOUT_S)
+
+
 class Names:
     """A resolver for the name ``moving``, whose address changes: a test has no network's."""
 
