@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tdserve.errors import TDServeError
@@ -52,9 +53,10 @@ class Departures:
 
     def tidy(self) -> None:
         """Removes the files that nobody holds, but for those that are watched; while no session is open."""
-        for name in os.listdir(self._folder):
-            if name not in self._waiting:
-                self.is_gone(name)
+        with suppress(FileNotFoundError):  # whoever removes a root while its server runs has removed these too
+            for name in os.listdir(self._folder):
+                if name not in self._waiting:
+                    self.is_gone(name)
 
     def close(self) -> None:
         """Stops looking; the locks of those that are still there stay, for the next run of the server."""

@@ -16,6 +16,7 @@ from tdserve.ids import new_uid
 from tdserve.machine import pid_namespace
 from tdserve.replay.claims import Claims
 from tdserve.server.eager import Turn
+from tdserve.store.faults import os_faults
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
@@ -41,8 +42,13 @@ class Invitation:
         return cls(new_uid(), secrets.token_bytes(_KEY_BYTES))
 
     def message(self, root: Root) -> control_pb2.LocalRoot:
-        """What the client needs to find out whether it sees the same files."""
-        nonce = os.stat(root.nonce_path)
+        """What the client needs to find out whether it sees the same files.
+
+        Raises:
+            CorruptDataError: Somebody has removed the root's files.
+        """
+        with os_faults(root.nonce_path):
+            nonce = os.stat(root.nonce_path)
         return control_pb2.LocalRoot(
             root=str(root.path),
             nonce=root.nonce,

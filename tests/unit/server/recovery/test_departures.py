@@ -37,6 +37,10 @@ def test_left_when_some_are_held_then_those_and_the_files_of_the_others_go(tmp_p
     assert Departures(tmp_path).left() == os.listdir(tmp_path) == []
 
 
+def test_tidy_when_somebody_has_removed_the_folder_then_nothing_is_left_to_do(tmp_path: Path) -> None:
+    Departures(tmp_path / "removed").tidy()
+
+
 def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
         departures, told = Departures(tmp_path), list[str]()

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tdserve.control.status import encode_failure
-from tdserve.errors import CapacityError, PeerLostError
+from tdserve.errors import CapacityError, CorruptDataError, PeerLostError
 from tdserve.server.sessions.local_client import Invitation
+from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.local_peer import LocalPeer
@@ -20,6 +22,14 @@ def test_invitation_when_made_then_like_no_other() -> None:
     assert first.key != second.key
     assert first.lock_name != second.lock_name
     assert "/" not in first.lock_name
+
+
+def test_message_when_somebody_has_removed_the_nonce_then_its_file_is_named(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path)
+    root.nonce_path.unlink()
+    with pytest.raises(CorruptDataError, match="nonce"):
+        Invitation.make().message(root)
+    root.release()
 
 
 def test_written_when_the_client_says_so_then_over_with_what_it_said(world: World, run: Loop) -> None:
