@@ -98,8 +98,7 @@ class ServerConfig:
         """
         if not isinstance(self.root, str) or not self.root or "\0" in self.root:
             raise InvalidRequestError(argument="root", reason=f"{self.root!r} names no folder")
-        if not self.host:
-            raise InvalidRequestError(argument="host", reason="is empty; 0.0.0.0 listens on every interface")
+        _check_host(self.host)
         _check_int("port", self.port, low=0, high=65535)
         _check_int("num_workers", self.num_workers, low=1, high=1024)
         for device in self.devices:
@@ -325,6 +324,15 @@ def check_transport(name: str) -> TransportName:
         if name == known:
             return known
     raise InvalidRequestError(argument="transport", reason=f"{name!r} is none of {', '.join(TRANSPORTS)}")
+
+
+def _check_host(host: object) -> None:
+    if not host:
+        raise InvalidRequestError(argument="host", reason="is empty; 0.0.0.0 listens on every interface")
+    if not isinstance(host, str):
+        raise InvalidRequestError(argument="host", reason=f"{host!r} is not a str")
+    if parse_address("host", host)[1] is not None:
+        raise InvalidRequestError(argument="host", reason=f"{host!r} has a port; port= (--port) is where it stands")
 
 
 def _check_int(name: str, value: int, *, low: int, high: int) -> None:

@@ -50,7 +50,7 @@ class Server:
         **settings: Any,
     ) -> None:
         self.config = ServerConfig(
-            root=os.fspath(root),
+            root=os.fspath(root) if isinstance(root, os.PathLike) else root,
             host=host,
             port=port,
             num_workers=max(len(devices), 1) if num_workers is None else num_workers,

@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from tdserve.addresses import join_address
 from tdserve.control.connection import CHANNEL_OPTIONS
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from tdserve.control.status import abort
@@ -146,8 +147,7 @@ class ControlServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        bracketed = f"[{host}]" if ":" in host else host
-        self.port = self._server.add_insecure_port(f"{bracketed}:{port}")
+        self.port = self._server.add_insecure_port(join_address(host, port))
 
     async def start(self) -> None:
         """Starts to listen; health says NOT_SERVING until ``set_serving``."""

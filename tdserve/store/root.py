@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from tdserve.errors import ClosedError, CorruptDataError, RootInUseError
+from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.ids import check_store_name, new_uid
 from tdserve.store.faults import free_bytes, os_faults
 
@@ -75,7 +75,7 @@ class Root:
         """
         root = Path(os.path.abspath(path))
         with os_faults(root):
-            root.mkdir(parents=True, exist_ok=True)
+            _make_folder(root)
             lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             with os_faults(root):
@@ -200,6 +200,14 @@ def _holder_text(content: bytes) -> str:
         return f"process {holder['pid']} on {holder['host']} at {holder['address'] or 'an address not known yet'}"
     except (ValueError, TypeError, KeyError):
         return "a process that has not written its name yet"
+
+
+def _make_folder(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, FileNotFoundError) as fault:
+        reason = f"{root} cannot be made: {str(fault.strerror).lower()}; is something else there, or above it?"
+        raise InvalidRequestError(argument="root", reason=reason) from fault
 
 
 def _check_format(root: Path) -> str:

@@ -26,8 +26,8 @@ from tests.integration.processes import listening_addresses, wait_for
 
 pytestmark = pytest.mark.integration
 
-LOOPBACK = {"0100007F"}
-"""127.0.0.1 as /proc/net writes it."""
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+"""127.0.0.1 and ::1 as /proc/net writes them."""
 
 ROW = TensorDict({"x": torch.zeros(4096)}, [])
 BATCH = ROW.expand(64).clone()

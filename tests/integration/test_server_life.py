@@ -167,6 +167,16 @@ def test_port_when_it_is_taken_then_refused_by_a_typed_error(server: tdserve.Ser
     tdserve.Server(tmp_path, port=0).start().shutdown()  # nothing holds the root
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_serve_when_the_address_is_of_version_6_then_clients_reach_it_there(tmp_path: Path, host: str) -> None:
+    with tdserve.Server(tmp_path / "root", host=host) as server:
+        assert server.address.startswith("[::1]:")
+        for transport in ("gloo", "shm"):
+            with server.client(transport=transport, timeout_s=20.0) as client:
+                store = client.memmap(TensorDict({"x": torch.ones(100_000)}, [100_000]), transport)
+                assert store["x"].sum() == 100_000
+
+
 def test_health_when_it_serves_then_says_so_and_reflection_lists_the_service(server: tdserve.Server) -> None:
     assert check_health(server.address, timeout_s=10.0)
     with grpc.insecure_channel(server.address) as channel:

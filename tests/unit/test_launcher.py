@@ -22,6 +22,12 @@ def test_server_when_a_setting_cannot_be_then_refused_and_nothing_is_made(
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.parametrize("root", [None, 5, "", b"folder"], ids=repr)
+def test_server_when_the_root_names_no_folder_then_refused(root: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="names no folder"):
+        tdserve.Server(root)
+
+
 def test_server_when_devices_are_given_then_a_worker_for_each(tmp_path: Path) -> None:
     config = tdserve.Server(tmp_path / "root", devices=["cuda:0", "cuda:1"]).config
     assert (config.num_workers, config.devices) == (2, ("cuda:0", "cuda:1"))

@@ -103,10 +103,12 @@ def test_root_when_its_format_file_is_lost_then_is_refused(tmp_path: Path) -> No
         Root.acquire(tmp_path)
 
 
-def test_root_when_path_is_a_file_then_is_refused(tmp_path: Path) -> None:
+def test_root_when_a_file_is_in_the_way_then_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
-    with pytest.raises(CorruptDataError):
-        Root.acquire(tmp_path / "f")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path / "f", tmp_path / "f" / "below", tmp_path / "dangling"):
+        with pytest.raises(InvalidRequestError, match="cannot be made"):
+            Root.acquire(path)
 
 
 def test_lock_file_when_it_is_a_symlink_then_its_target_stays_untouched(tmp_path: Path) -> None:
