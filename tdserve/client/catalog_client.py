@@ -40,7 +40,7 @@ class CatalogClient:
             raise InvalidRequestError(argument="address", reason=f"{address!r} is not of the form host:port")
         self.address = address
         self.timeout_s = checked_wait_s(timeout_s)
-        self._token = token
+        self._token = _checked_token(token)
         self._pid = os.getpid()
         self._is_closed = False
         self._connection = ControlConnection(address, token=token)
@@ -143,6 +143,18 @@ class CatalogClient:
     def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self._check_usable()
         return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+
+def _checked_token(token: object) -> str | None:
+    """What can be sent as one. It is no part of the message: whoever reads that need not know it."""
+    if token is None:
+        return None
+    if not isinstance(token, str):
+        raise InvalidRequestError(argument="token", reason=f"it is a {type(token).__name__}, not a str")
+    if not (token.isascii() and token.isprintable()):
+        reason = "it has characters beyond printable ASCII; is it a file's text with its line feed?"
+        raise InvalidRequestError(argument="token", reason=reason)
+    return token
 
 
 def checked_wait_s(timeout_s: float) -> float:

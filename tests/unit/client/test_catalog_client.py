@@ -40,6 +40,13 @@ def test_keys_when_asked_then_as_the_tensordict_has_them(
     assert client.keys(name, is_nested, is_leaf, sort=True) == list(TD.keys(is_nested, is_leaf, sort=True))
 
 
+@pytest.mark.parametrize("token", [b"secret", 5, "secret\n", "sécret"], ids=ascii)
+def test_client_when_the_token_cannot_be_sent_then_refused_without_showing_it(token: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="token") as raised:
+        CatalogClient("127.0.0.1:1", token=token)
+    assert "cret" not in str(raised.value)
+
+
 def test_describe_when_it_is_not_there_then_by_the_way_of_asking(client: tdserve.Client, name: str) -> None:
     with pytest.raises(StoreNotFoundError, match=name):
         client.describe(name)
