@@ -201,6 +201,18 @@ class SessionClient(CatalogClient):
         """Runs work now and returns its result, or in the background and returns a future."""
         return self.later(work) if return_early else work()
 
+    def delete(self, name: str) -> None:
+        """Deletes a store and its files. Space that other clients on the server's machine have mapped is free when
+        they next open a store, or end.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        super().delete(name)
+        session = self._session
+        if session is not None and session.local is not None:
+            session.local.forget_deleted()
+
     @property
     def has_session(self) -> bool:
         """Whether a session is open."""

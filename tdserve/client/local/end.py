@@ -146,6 +146,10 @@ class LocalEnd:
             self._stores.forget_deleted()
         return store if store is not None and store.spec.fingerprint == spec.fingerprint else None
 
+    def forget_deleted(self) -> None:
+        """Lets go of stores that were deleted: while they are mapped, their space is not free."""
+        self._stores.forget_deleted()
+
     def grant(self, store: OpenStore) -> None:
         """The server has let this client read a store: until it is deleted, its name means this one."""
         self._stores.grant(store)

@@ -90,6 +90,24 @@ def test_session_when_the_root_is_not_seen_then_says_so_and_goes_on_over_the_net
         server.client(transport="shm", root=str(tmp_path)).session(Deadline.after(20.0))
 
 
+def test_delete_when_this_client_has_the_store_mapped_then_its_space_is_free_at_once(
+    local_client: tdserve.Client, session: Session, name: str
+) -> None:
+    replay = local_client.create_replay(name, TensorDict({"a": torch.zeros(1000)}, []), 8)
+    replay.extend(TensorDict({"a": torch.zeros(8, 1000)}, [8]))
+    assert replay.sample(4)["a"].sum() == 0
+    inode = (local_of(session).root / "stores" / name / "rows" / "a.memmap").stat().st_ino
+    assert is_mapped(inode)
+    local_client.delete(name)
+    assert not is_mapped(inode)
+
+
+def is_mapped(inode: int) -> bool:
+    """Whether this process maps a file."""
+    with open("/proc/self/maps") as maps:
+        return any(line.split()[4] == str(inode) for line in maps)
+
+
 class Refusing:
     """A root whose server lets nobody in."""
 
