@@ -21,6 +21,7 @@ from tdserve.control.framing import WorkerSocket
 from tdserve.data.opened import OpenStores
 from tdserve.errors import NotSupportedError
 from tdserve.machine import keep_freed_memory
+from tdserve.store.version_mappings import drop_unlinked
 from tdserve.transport.nccl import gpu_uuid
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
@@ -84,6 +85,7 @@ class Worker:
             return
         if order.HasField("drop_store"):
             self._surroundings.stores.drop(order.drop_store.uid)
+            drop_unlinked()  # if it held weights, their space is free now
             return
         if order.HasField("checksum_version"):
             self._learn_spec(order)

@@ -177,3 +177,8 @@ def listening_addresses(pid: int) -> set[str]:
             if fields[3] == "0A" and fields[9] in inodes:
                 found.add(fields[1].partition(":")[0].removeprefix(MAPPED_IPV4))
     return found
+
+
+def maps_file(pid: int, inode: int) -> bool:
+    """Whether a process maps a file, which may have lost its name."""
+    return any(line.split()[4] == str(inode) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())

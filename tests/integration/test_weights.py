@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tests.integration.processes import maps_file, wait_for
 from tests.unit.spec.strategies import difference
 
 pytestmark = pytest.mark.integration
@@ -186,3 +188,15 @@ def test_latest_when_another_process_publishes_then_every_version_is_whole(
     finally:
         assert publisher.wait(timeout=30.0) == 0
     assert seen == sorted(set(seen))
+
+
+def test_store_when_deleted_then_no_process_keeps_the_space_of_its_versions(client: tdserve.Client, name: str) -> None:
+    client.publish(name, weights(1, LARGE))
+    assert difference(weights(1, LARGE), latest(client, name).data) is None
+    stats = client.stats()
+    (file,) = Path(stats["root"], "stores", name, "versions").glob("*.safetensors")
+    inode = file.stat().st_ino
+    pids = [os.getpid(), *(worker["pid"] for worker in stats["workers"])]
+    assert any(maps_file(pid, inode) for pid in pids)
+    client.delete(name)
+    wait_for(lambda: not any(maps_file(pid, inode) for pid in pids), "the end of all mappings")

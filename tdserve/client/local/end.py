@@ -21,6 +21,7 @@ from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool
+from tdserve.store.version_mappings import drop_unlinked
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.value_columns import Buffer
 
@@ -147,8 +148,9 @@ class LocalEnd:
         return store if store is not None and store.spec.fingerprint == spec.fingerprint else None
 
     def forget_deleted(self) -> None:
-        """Lets go of stores that were deleted: while they are mapped, their space is not free."""
+        """Lets go of stores and versions that were deleted: while they are mapped, their space is not free."""
         self._stores.forget_deleted()
+        drop_unlinked()
 
     def grant(self, store: OpenStore) -> None:
         """The server has let this client read a store: until it is deleted, its name means this one."""

@@ -23,7 +23,7 @@ from tdserve.spec.capture import capture
 from tdserve.store.generations import FILE_NAME
 from tdserve.store.session_locks import SessionLock, is_held
 from tdserve.v1 import control_pb2
-from tests.integration.processes import wait_for
+from tests.integration.processes import maps_file, wait_for
 from tests.unit.worker.peer import UID, StoredTensorDict
 
 TD = TensorDict({"a": torch.arange(3)}, [3])
@@ -97,15 +97,9 @@ def test_delete_when_this_client_has_the_store_mapped_then_its_space_is_free_at_
     replay.extend(TensorDict({"a": torch.zeros(8, 1000)}, [8]))
     assert replay.sample(4)["a"].sum() == 0
     inode = (local_of(session).root / "stores" / name / "rows" / "a.memmap").stat().st_ino
-    assert is_mapped(inode)
+    assert maps_file(os.getpid(), inode)
     local_client.delete(name)
-    assert not is_mapped(inode)
-
-
-def is_mapped(inode: int) -> bool:
-    """Whether this process maps a file."""
-    with open("/proc/self/maps") as maps:
-        return any(line.split()[4] == str(inode) for line in maps)
+    assert not maps_file(os.getpid(), inode)
 
 
 class Refusing:
