@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.incoming import post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_selection
-from tdserve.client.reading import Content, Destination, finish_read
+from tdserve.client.reading import Content, Destination, finish_posted, finish_read
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
@@ -18,9 +20,14 @@ from tdserve.data.opened import OpenStore
 from tdserve.deadline import Deadline
 from tdserve.errors import LocalProtocolError, RemoteProtocolError, TransferAbortedError
 from tdserve.selection import Selection
+from tdserve.session import tag_of
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
+
+MAX_EXPECTED_BYTES = 16 * 1024 * 1024
+"""Of content that is waited for before it is announced: of more the announcement takes a hundredth of the time, and as
+many bytes would come void where the store has changed."""
 
 MAX_LOCAL_TRIES = 100
 """Copies of a selection that writers keep changing; each lasts about as long as one of their writes."""
@@ -46,36 +53,54 @@ def read_selection(
         device: Where the content will be moved, as of ``receive``.
         allow_pickle: Whether pickled values are unpickled; None: as the client says.
     """
+    wanted = _Wanted(name, selection, tuple(keys), spec, newer_than, destination, device, allow_pickle)
+    return client.call(partial(_attempt, client, wanted), deadline)
 
-    def attempt(session: Session, request: int, deadline: Deadline) -> Content | None:
-        if session.local is not None and spec is not None and newer_than is None:
-            known = session.local.known(name, spec)
-            if known is not None:
-                content = read_here(client, known, selection, keys, destination=destination, allow_pickle=allow_pickle)
-                if content is not None:
-                    return content
-        asked = control_pb2.ReadRequest(
-            store=name,
-            selection=selection.to_message(),
-            keys=[content_pb2.Path(parts=path) for path in keys],
-            fingerprint=spec.fingerprint if spec is not None else b"",
-            newer_than=None if newer_than is None or newer_than < 0 else newer_than,
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Arguments of ``read_selection``."""
+
+    name: str
+    selection: Selection
+    keys: tuple[Path, ...]
+    spec: Spec | None
+    newer_than: int | None
+    destination: Destination | None
+    device: Any
+    allow_pickle: bool | None
+
+    def request(self, deadline: Deadline) -> control_pb2.ReadRequest:
+        return control_pb2.ReadRequest(
+            store=self.name,
+            selection=self.selection.to_message(),
+            keys=[content_pb2.Path(parts=path) for path in self.keys],
+            fingerprint=self.spec.fingerprint if self.spec is not None else b"",
+            newer_than=None if self.newer_than is None or self.newer_than < 0 else self.newer_than,
             timeout_s=deadline.remaining_s,
         )
-        pending = session.send(request, read=asked)
-        answer = pending.wait(answer_timeout_s(deadline), f"a read of {name!r}")
-        if answer.HasField("done") and answer.done.nothing_newer:
-            return None
-        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-        stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
-        if stored is None:
-            raise RemoteProtocolError(expected=f"the structure of {name!r}", received="none")
-        if session.local is not None:
-            content = _read_granted(
-                client, session.local, name, stored, selection, keys, accepted, destination, allow_pickle=allow_pickle
-            )
-            return content if stored is spec else replace(content, stored=stored)
-        chosen = selected_spec(stored, selection, keys, store=name)
+
+
+def _attempt(
+    client: SessionClient, wanted: _Wanted, session: Session, request: int, deadline: Deadline
+) -> Content | None:
+    spec = wanted.spec
+    if spec is not None and wanted.newer_than is None:
+        content = _read_known(client, wanted, spec, session, request, deadline)
+        if content is not None:
+            return content
+    pending = session.send(request, read=wanted.request(deadline))
+    answer = pending.wait(answer_timeout_s(deadline), f"a read of {wanted.name!r}")
+    if answer.HasField("done") and answer.done.nothing_newer:
+        return None
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
+    if stored is None:
+        raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
+    if session.local is not None:
+        content = _read_granted(client, session.local, wanted, stored, accepted)
+    else:
+        chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         content = finish_read(
             client,
             session,
@@ -85,14 +110,36 @@ def read_selection(
             spec=chosen,
             layout=read_layout(chosen),
             deadline=deadline,
-            destination=destination,
-            device=device,
-            allow_pickle=allow_pickle,
-        )
-        content = content.of(stored)
-        return content if stored is spec else replace(content, stored=stored)
+            destination=wanted.destination,
+            device=wanted.device,
+            allow_pickle=wanted.allow_pickle,
+        ).of(stored)
+    return content if stored is spec else replace(content, stored=stored)
 
-    return client.call(attempt, deadline)
+
+def _read_known(
+    client: SessionClient, wanted: _Wanted, stored: Spec, session: Session, request: int, deadline: Deadline
+) -> Content | None:
+    """Reads a store whose structure is known: mapped files without a question; else asks, and waits for the content
+    itself, two messages less than with an answer before it. None where that cannot be: it is to be asked for as ever.
+    """
+    if session.local is not None:
+        store = session.local.known(wanted.name, stored)
+        return None if store is None else _read_here(client, store, wanted)
+    if not session.welcome.expects_reads or wanted.destination is not None:
+        return None
+    chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
+    if chosen.values:
+        return None
+    layout = read_layout(chosen)
+    if not session.inline_bytes < sum(layout.message_nbytes) <= MAX_EXPECTED_BYTES:
+        return None
+    asked = wanted.request(deadline)
+    asked.message_nbytes.extend(layout.message_nbytes)
+    pending = session.send(request, read=asked)
+    posted = post(layout, session, tag_of(request), client.pool, device=wanted.device)
+    content = finish_posted(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
+    return None if content is None else content.of(stored)
 
 
 def brought(content: Content | None) -> Content:
@@ -103,31 +150,15 @@ def brought(content: Content | None) -> Content:
 
 
 def _read_granted(
-    client: SessionClient,
-    local: LocalEnd,
-    name: str,
-    stored: Spec,
-    selection: Selection,
-    keys: Sequence[Path],
-    accepted: control_pb2.Accepted,
-    destination: Destination | None,
-    *,
-    allow_pickle: bool | None,
+    client: SessionClient, local: LocalEnd, wanted: _Wanted, stored: Spec, accepted: control_pb2.Accepted
 ) -> Content:
     """Reads a store that the server has let a local client read."""
+    name = wanted.name
     store = local.store(name, accepted.uid, stored, structure=accepted.structure)
     if not local.lacks_values or not stored.values:
         local.grant(store)
     for _ in range(MAX_LOCAL_TRIES):
-        content = read_here(
-            client,
-            store,
-            selection,
-            keys,
-            values=accepted.values,
-            destination=destination,
-            allow_pickle=allow_pickle,
-        )
+        content = _read_here(client, store, wanted, values=accepted.values)
         if content is not None:
             return content
         time.sleep(0)  # lets the writer go on
@@ -136,18 +167,9 @@ def _read_granted(
     )
 
 
-def read_here(
-    client: SessionClient,
-    store: OpenStore,
-    selection: Selection,
-    keys: Sequence[Path],
-    *,
-    values: bytes = b"",
-    destination: Destination | None = None,
-    allow_pickle: bool | None = None,
-) -> Content | None:
+def _read_here(client: SessionClient, store: OpenStore, wanted: _Wanted, *, values: bytes = b"") -> Content | None:
     """Copies a selection out of a mapped store; None when it is being written, or the store was deleted."""
-    places = None
+    selection, keys, destination, places = wanted.selection, wanted.keys, wanted.destination, None
     if destination is not None:
         chosen = selected_spec(store.spec, selection, keys, store=store.name)
         destination.check(chosen)
@@ -155,7 +177,7 @@ def read_here(
     found = copy_selection(store, selection.to_message(), keys, values=values, pool=client.pool, into=places)
     if found is None:
         return None
-    trusts = client.allow_pickle if allow_pickle is None else allow_pickle
+    trusts = client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle
     spec, decoded = decode_values(found.spec, found.values, allow_pickle=trusts)
     content = Content(spec, found.leaves, decoded, found.version).of(store.spec)
     if destination is not None:

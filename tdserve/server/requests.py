@@ -37,6 +37,9 @@ _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | Non
 _WITH_CONTENT = ("write", "extend", "publish", "alter")
 """Their content is on its way before they are granted."""
 
+_EXPECTING = ("sample", "read")
+"""Kinds of requests whose client may wait for content that was not announced."""
+
 _ONCE = (*_WITH_CONTENT, "change", "adopt")
 """A retry of one must change nothing twice."""
 
@@ -129,7 +132,7 @@ class Requests:
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)
-            elif kind == "sample" and asked.message_nbytes and request not in session.accepted_requests:
+            elif kind in _EXPECTING and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
         if done is None:
@@ -159,6 +162,9 @@ class Requests:
             await eager.in_task()
             with session.waiting():
                 entry = await self._stores.wait(asked.store, deadline)
+        if asked.message_nbytes and not self._reads.is_as_expected(entry, asked):
+            session.send_void(request, asked.message_nbytes)
+            return control_pb2.Done(must_wait=True)
         if entry.record.kind == "replay":
             if not asked.fingerprint:  # it takes the store for a tensordict, and would lay the content out as one
                 raise entry.wrong_kind("tensordict")

@@ -83,11 +83,13 @@ class Report(_message.Message):
     def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "gpu", "why_no_gpu", "checksums", "columns")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     NUM_READS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
@@ -96,11 +98,13 @@ class Worked(_message.Message):
     nbytes_moved: int
     values: bytes
     num_reads: int
+    num_sent: int
+    nbytes_sent: int
     gpu: str
     why_no_gpu: str
     checksums: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadColumns(_message.Message):
     __slots__ = ("store", "rows", "keys")
@@ -221,18 +225,20 @@ class ReceiveRows(_message.Message):
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., spool: _Optional[str] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ...) -> None: ...
 
 class SendSelection(_message.Message):
-    __slots__ = ("store", "selection", "keys", "inline_bytes", "sends_values")
+    __slots__ = ("store", "selection", "keys", "inline_bytes", "sends_values", "expected_nbytes")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENDS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_NBYTES_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     inline_bytes: int
     sends_values: bool
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., inline_bytes: _Optional[int] = ..., sends_values: bool = ...) -> None: ...
+    expected_nbytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., inline_bytes: _Optional[int] = ..., sends_values: bool = ..., expected_nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReceiveSelection(_message.Message):
     __slots__ = ("store", "selection", "keys", "content", "staging", "spool")

@@ -24,7 +24,7 @@ class Mailbox:
     Args:
         session: Its number.
         report: Sends a report to control; thread-safe.
-        answer: Gives the answer to a message that control need not see; None for any other.
+        answer: Gives the answer to a message that control need not see, b"" where none is due; None for any other.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Mailbox:
         answer = self._answer(content)
         if answer is None:
             self._report(worker_pb2.Report(session=self._session, mail=content))
-        elif self.send(answer):
+        elif answer and self.send(answer):
             self.reap(REAP_TIMEOUT_S)
 
     def _on_lost(self, error: TDServeError) -> None:

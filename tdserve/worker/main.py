@@ -92,9 +92,10 @@ class Worker:
             self._checksumming.put(order)
             return
         if order.HasField("count_reads"):
-            num_reads, nbytes = self._surroundings.small_reads.take_counts()
+            counts = self._surroundings.small_reads.take_counts()
             report = worker_pb2.Report(order=order.order)
-            report.done.num_reads, report.done.nbytes_moved = num_reads, nbytes
+            report.done.num_reads, report.done.nbytes_moved = counts.num_inline, counts.nbytes_inline
+            report.done.num_sent, report.done.nbytes_sent = counts.num_sent, counts.nbytes_sent
             self._connection.report(report)
             return
         self._learn_spec(order)

@@ -127,11 +127,17 @@ def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb
     shared = session.surroundings
     store = shared.stores.get(wanted.store)
     plan = plan_read(store, wanted)
+    expected = tuple(wanted.expected_nbytes)
+    if expected and expected != plan.layout.message_nbytes:
+        raise RemoteProtocolError(
+            expected=f"messages of {list(plan.layout.message_nbytes)} bytes", received=f"{expected}"
+        )
     shared.stores.grant(store)
     before = _settled(store, plan.watched, shared.transfer_timeout_s)
     source = plan.source(store, plan.trailer(store, before))
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
-    is_inline = sum(plan.layout.message_nbytes) <= wanted.inline_bytes
+    is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
+    order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
     return answer(
         session, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values
     )

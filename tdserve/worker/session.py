@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
@@ -19,11 +19,14 @@ from tdserve.errors import (
     TransferAbortedError,
     TransportError,
 )
+from tdserve.layout import Message
 from tdserve.transport.channel import Channel, Work
+from tdserve.transport.ends import Source
 from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, KVStore
 from tdserve.transport.mail import MAX_SENT
 from tdserve.transport.nccl import open_channel
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.stream import start_send
 from tdserve.v1 import worker_pb2
 from tdserve.worker.mailbox import Mailbox
 from tdserve.worker.small_reads import SmallReads
@@ -83,7 +86,7 @@ class WorkerSession:
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
         self._channel: Channel | None = None
-        self._mailbox = Mailbox(number, surroundings.report, surroundings.small_reads.answer)
+        self._mailbox = Mailbox(number, surroundings.report, self._answer)
         self._opened = Event()
         self._is_closed = False
         self._thread = Thread(target=self._run, name=f"tdserve-session-{number}", daemon=True)
@@ -126,6 +129,16 @@ class WorkerSession:
     def keep(self, works: Iterable[Work]) -> None:
         """Keeps sends that nobody waits for now: one that is dropped is given up."""
         self._sent.extend(works)
+
+    def _answer(self, mail: bytes) -> bytes | None:
+        """As of ``SmallReads.answer``; called by the thread that reads mail."""
+        may_send = self._is_idle and self.channel.transport == "gloo"
+        return self.surroundings.small_reads.answer(mail, self._send_at_once if may_send else None)
+
+    def _send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
+        self.keep(start_send(self.channel, tag, messages, source, self.surroundings.pool))
+        if len(self._sent) >= 2 * MAX_SENT:
+            self._reap()
 
     def _queue(self, order: worker_pb2.Order) -> None:
         self._num_queued += 1
@@ -191,6 +204,8 @@ class WorkerSession:
         try:
             while len(self._sent) > MAX_SENT:
                 self._sent.popleft().wait(timeout_s)
+        except IndexError:  # another thread waits for the last of them
+            pass
         except (TransportError, DeadlineExceededError) as error:
             self._lose(error)
 

@@ -6,12 +6,36 @@ and that no row moved in its generations.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 from tdserve.data.opened import OpenStores
 from tdserve.data.reads import plan_read
+from tdserve.layout import Message
+from tdserve.session import tag_of
+from tdserve.transport.ends import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
+
+MAX_SENT_BYTES = 256 * 1024
+"""Of content that is sent by the thread that reads mail: to gather it takes some 50 microseconds."""
+
+SENT = b""
+"""Instead of an answer: the content was sent, and is the answer."""
+
+Send = Callable[[int, Sequence[Message], Source], None]
+"""Sends messages under a tag, without waiting for anything."""
+
+
+@dataclass
+class Counts:
+    """What was answered: inline, and over the channel."""
+
+    num_inline: int = 0
+    nbytes_inline: int = 0
+    num_sent: int = 0
+    nbytes_sent: int = 0
 
 
 class SmallReads:
@@ -26,43 +50,56 @@ class SmallReads:
         self._stores = stores
         self._inline_bytes = inline_bytes
         self._lock = Lock()
-        self._num_answered = 0
-        self._nbytes = 0
+        self._counts = Counts()
 
-    def take_counts(self) -> tuple[int, int]:
-        """Number of answers since the last call, and the bytes of their content."""
+    def take_counts(self) -> Counts:
+        """What was answered since the last call."""
         with self._lock:
-            counts = self._num_answered, self._nbytes
-            self._num_answered = self._nbytes = 0
+            counts, self._counts = self._counts, Counts()
             return counts
 
-    def answer(self, content: bytes) -> bytes | None:
-        """The serialised ServerMessage for a serialised ClientMessage; None when control must be asked."""
+    def answer(self, content: bytes, send: Send | None = None) -> bytes | None:
+        """The serialised ServerMessage for a serialised ClientMessage, or ``SENT``; None when control must be asked.
+
+        Args:
+            send: For content that the client already waits for; None: not now.
+        """
         try:
             message = control_pb2.ClientMessage.FromString(content)
             if message.WhichOneof("body") != "read":
                 return None
-            return self._answer(message.request, message.read)
+            return self._answer(message.request, message.read, send)
         except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
             return None
 
-    def _answer(self, request: int, asked: control_pb2.ReadRequest) -> bytes | None:
+    def _answer(self, request: int, asked: control_pb2.ReadRequest, send: Send | None) -> bytes | None:
         store = self._stores.granted(asked.store)
         if store is None or asked.fingerprint != store.spec.fingerprint or asked.HasField("newer_than"):
             return None
         plan = plan_read(store, asked)
-        if plan.spec.values or sum(plan.layout.message_nbytes) > self._inline_bytes:
+        expected, nbytes = tuple(asked.message_nbytes), sum(plan.layout.message_nbytes)
+        if plan.spec.values or nbytes > (MAX_SENT_BYTES if expected else self._inline_bytes):
+            return None
+        # Of several messages the first would be sent before it is known whether its rows stay as they are.
+        if expected and (send is None or expected != plan.layout.message_nbytes or len(expected) > 1):
             return None
         before = store.generations.values[plan.watched].copy()
         if (before & 1).any():
             return None
         version = store.generations.content_version
-        inline = pack(plan.layout.messages, plan.source(store, plan.trailer(store, before)))
+        source = plan.source(store, plan.trailer(store, before))
+        if expected and send is not None:
+            send(tag_of(request), plan.layout.messages, source)
+            with self._lock:
+                self._counts.num_sent += 1
+                self._counts.nbytes_sent += nbytes
+            return SENT
+        inline = pack(plan.layout.messages, source)
         if not store.is_current:
             return None
         with self._lock:
-            self._num_answered += 1
-            self._nbytes += len(inline)
+            self._counts.num_inline += 1
+            self._counts.nbytes_inline += len(inline)
         accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version)
         done = control_pb2.Done(inline=inline, accepted=accepted)
         return control_pb2.ServerMessage(request=request, done=done).SerializeToString()

@@ -195,6 +195,8 @@ class ClientSession:
 
     def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
         """Has the worker send what the client of a refused read already waits for, marked as failed."""
+        if self.ended.is_set():  # together with its channel
+            return
         order = self.order(request, is_accepted=True)
         order.send_void.message_nbytes.extend(message_nbytes)
         self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -95,9 +95,13 @@ class Traffic:
 
     def _count_reads(self, order: asyncio.Future[worker_pb2.Worked]) -> None:
         if not order.cancelled() and order.exception() is None:
-            count = self._counts[INLINE]
-            count.transfers_out += order.result().num_reads
-            count.bytes_out += order.result().nbytes_moved
+            found = order.result()
+            inline = self._counts[INLINE]
+            inline.transfers_out += found.num_reads
+            inline.bytes_out += found.nbytes_moved
+            if found.num_sent:
+                self._counts["gloo"].transfers_out += found.num_sent
+                self._counts["gloo"].bytes_out += found.nbytes_sent
 
     def received(self, transport: str, content: control_pb2.Content) -> None:
         """Counts a transfer to the server."""

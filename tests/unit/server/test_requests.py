@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -67,6 +68,22 @@ def test_sample_when_its_content_is_waited_for_and_there_is_none_then_told_to_wa
     assert replay.replay_table().counts.samples == 0
     run(requests.serve(session, sampling(7)))  # the same number again, as told
     assert isinstance(outbox(session).error(), DeadlineExceededError)
+    assert not session.ended.is_set()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_read_when_its_content_is_waited_for_and_the_structure_is_another_then_told_to_ask(
+    world: World, run: Loop, requests: Requests, is_known: bool
+) -> None:
+    entry = run(world.create("x", TensorDict({"a": torch.arange(4)}, [4])))
+    if is_known:
+        entry.writes.append(np.array([2]))  # somebody may stand still in the middle of it
+    session = world.session(93 + is_known)  # of its own: its void content finds no channel
+    asked = control_pb2.ReadRequest(
+        store="x", fingerprint=entry.spec.fingerprint if is_known else b"older", message_nbytes=[128], timeout_s=20.0
+    )
+    run(requests.serve(session, control_pb2.ClientMessage(request=7, read=asked)))
+    assert outbox(session).done() == control_pb2.Done(must_wait=True)
     assert not session.ended.is_set()
 
 

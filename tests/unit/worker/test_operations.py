@@ -238,6 +238,27 @@ def test_send_selection_when_small_then_inline_with_status(peer: Peer, store: St
     assert peer.surroundings.stores.granted("store") is not None  # control has let somebody read it
 
 
+def test_send_selection_when_the_client_waits_already_then_nothing_is_announced(
+    peer: Peer, store: StoredTensorDict
+) -> None:
+    peer.open_channel()
+    layout = read_layout(selected_spec(store.spec, parse(()), [("small",)]))
+    body = worker_pb2.SendSelection(store=store.ref, inline_bytes=EVERYTHING, keys=SMALL)
+    body.expected_nbytes.extend(layout.message_nbytes)
+    peer.put(worker_pb2.Order(tag=4, send_selection=body))
+    (content,) = receive(peer, layout.message_nbytes, 4)
+    assert numbers(content[-64:])[:2] == [ReadStatus.WHOLE, 1]
+    report = peer.next_report()
+    assert (report.WhichOneof("body"), report.done.nbytes_moved) == ("done", sum(layout.message_nbytes))
+
+
+def test_send_selection_when_the_client_waits_for_other_content_then_nothing_is_sent(
+    peer: Peer, store: StoredTensorDict
+) -> None:
+    order = worker_pb2.SendSelection(store=store.ref, keys=SMALL, expected_nbytes=[64])
+    assert isinstance(peer.error(send_selection=order), RemoteProtocolError)
+
+
 def test_send_selection_when_the_index_does_not_fit_then_error_and_nothing_is_announced(
     peer: Peer, store: StoredTensorDict
 ) -> None:

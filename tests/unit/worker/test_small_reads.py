@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,13 @@ import torch
 
 from tdserve.content import ReadStatus, read_layout, selected_spec
 from tdserve.data.opened import OpenStores
+from tdserve.layout import Layout, Message
 from tdserve.selection import parse
-from tdserve.transport.ends import FlatEnd
-from tdserve.transport.stream import unpack
+from tdserve.session import tag_of
+from tdserve.transport.ends import FlatEnd, Source
+from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2
-from tdserve.worker.small_reads import SmallReads
+from tdserve.worker.small_reads import SENT, Counts, SmallReads
 from tests.unit.worker.peer import INLINE_BYTES, UID, StoredTensorDict
 
 REQUEST = 9
@@ -77,8 +79,8 @@ def test_answer_when_the_read_is_small_then_the_content_as_control_would_have_it
     assert answer.request == REQUEST
     assert answer.done.accepted == control_pb2.Accepted(fingerprint=store.spec.fingerprint, version=1)
     assert columns(store, index, answer.done.inline) == (rows, [ReadStatus.WHOLE, 1, 0, 0, 0, 0, 0, 0])
-    assert reads.take_counts() == (1, len(answer.done.inline))
-    assert reads.take_counts() == (0, 0)
+    assert reads.take_counts() == Counts(num_inline=1, nbytes_inline=len(answer.done.inline))
+    assert reads.take_counts() == Counts()
 
 
 def test_answer_when_a_write_was_committed_meanwhile_then_its_content_and_version(
@@ -126,7 +128,7 @@ def test_answer_when_control_must_be_asked_then_none(
     reads: SmallReads, store: StoredTensorDict, make: Callable[[StoredTensorDict], bytes]
 ) -> None:
     assert reads.answer(make(store)) is None
-    assert reads.take_counts() == (0, 0)
+    assert reads.take_counts() == Counts()
 
 
 def test_answer_when_the_size_is_exactly_the_limit_then_given(stores: OpenStores, store: StoredTensorDict) -> None:
@@ -161,3 +163,47 @@ def test_answer_when_any_byte_of_the_request_is_another_then_an_answer_or_none_b
         for byte in (0, 1, 8, 127, 128, 255):
             found = reads.answer(good[:at] + bytes([byte]) + good[at + 1 :])
             assert found is None or control_pb2.ServerMessage.FromString(found).HasField("done")
+
+
+def expecting(known: StoredTensorDict, key: str, **fields: Any) -> tuple[control_pb2.ReadRequest, Layout]:
+    """A read of a whole leaf whose content the client waits for already, and the layout of that."""
+    layout = read_layout(selected_spec(known.spec, parse(()), [(key,)]))
+    return asked(known, (), key, **{"message_nbytes": layout.message_nbytes, **fields}), layout
+
+
+def test_answer_when_the_client_waits_for_the_content_then_that_is_the_answer(
+    reads: SmallReads, store: StoredTensorDict
+) -> None:
+    sent: list[tuple[int, bytes]] = []
+
+    def send(tag: int, messages: Sequence[Message], source: Source) -> None:
+        sent.append((tag, pack(messages, source)))
+
+    read, layout = expecting(store, "small")
+    assert reads.answer(message(read), send) == SENT
+    ((tag, content),) = sent
+    assert tag == tag_of(REQUEST)
+    assert columns(store, (), content) == ([0, 1, 2, 3, 4, 5], [ReadStatus.WHOLE, 1, 0, 0, 0, 0, 0, 0])
+    assert reads.take_counts() == Counts(num_sent=1, nbytes_sent=sum(layout.message_nbytes))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"message_nbytes": [64]}, {"message_nbytes": [32, 32]}, {"fingerprint": b"older"}, {"newer_than": 0}],
+    ids=["of another size", "of another number of messages", "of another structure", "newer than"],
+)
+def test_answer_when_the_client_waits_for_other_content_then_control_is_asked(
+    reads: SmallReads, store: StoredTensorDict, fields: dict[str, Any]
+) -> None:
+    read, _ = expecting(store, "small", **fields)
+    assert reads.answer(message(read), lambda *_: pytest.fail("something was sent")) is None
+
+
+def test_answer_when_the_channel_is_busy_or_a_row_is_written_then_control_is_asked(
+    reads: SmallReads, store: StoredTensorDict
+) -> None:
+    read, _ = expecting(store, "small")
+    assert reads.answer(message(read)) is None
+    store.generations.values[-1] = 3
+    assert reads.answer(message(read), lambda *_: pytest.fail("something was sent")) is None
+    assert reads.take_counts() == Counts()
