@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.control.status import from_rpc_error
+from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
 
@@ -200,8 +200,7 @@ class ControlConnection:
                     return  # whatever else it says: somebody answers, and the session will tell what is wrong
                 if remaining_s <= READY_CHECK_S:
                     waited = f"nobody answered within {round(timeout_s, 2):g} s"
-                    reason = f"{waited}; is a server running there? (tdserve serve ROOT)"
-                    raise ConnectError(address=self.address, reason=reason) from error
+                    raise ConnectError(address=self.address, reason=f"{waited}; {_why_silent()}") from error
 
     def open_session(
         self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]
@@ -235,6 +234,15 @@ class ControlConnection:
         if isinstance(error, ValueError):
             raise error
         return from_rpc_error(error, address=self.address, what=what, timeout_s=timeout_s)
+
+
+def _why_silent() -> str:
+    """What to look at when nobody answers. Of a process that may open no more files grpc says no other thing."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
+    return NOBODY_THERE
 
 
 def check_health(address: str, *, timeout_s: float) -> bool:

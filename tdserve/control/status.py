@@ -19,6 +19,8 @@ from tdserve.errors import (
 )
 from tdserve.v1 import content_pb2, control_pb2
 
+NOBODY_THERE = "is a server running there? (tdserve serve ROOT)"
+
 ERROR_METADATA_KEY = "tdserve-failure-bin"
 """Trailing metadata in which a unary call's Failure message travels."""
 
@@ -85,11 +87,16 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
     return RemoteProtocolError(expected=f"an answer to {what} from {address}", received=f"{code.name}: {details}")
 
 
+def _plain(details: str) -> str:
+    """Why there is no connection, without what grpc says around the one reason that people can do something about."""
+    return f"connection refused; {NOBODY_THERE}" if details.endswith("Connection refused") else details
+
+
 _Make = Callable[[str, str, float, str], TDServeError]
 
 _BY_CODE: dict[grpc.StatusCode, _Make] = {
     grpc.StatusCode.UNAVAILABLE: lambda address, what, timeout_s, details: ConnectError(
-        address=address, reason=details
+        address=address, reason=_plain(details)
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: lambda address, what, timeout_s, details: DeadlineExceededError(
         what=f"{what} at {address}", timeout_s=timeout_s

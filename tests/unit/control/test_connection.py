@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import gc
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -97,6 +99,20 @@ def test_connection_when_closed_while_another_thread_waits_then_that_one_is_told
         connection.close()
         with pytest.raises(ClosedError, match="the client of"):
             waits.result(TIMEOUT_S)
+
+
+def test_wait_ready_when_this_process_may_open_no_more_files_then_says_so(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    connection = ControlConnection(f"127.0.0.1:{free_port}")
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", refuse)
+        with pytest.raises(ConnectError, match=r"too many open files \(ulimit -n\)"):
+            connection.wait_ready(0.1)
+    connection.close()
 
 
 class Names:

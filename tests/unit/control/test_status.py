@@ -26,15 +26,16 @@ from tests.unit.control.serving import same
 class Failed(grpc.RpcError):
     """A failed call as gRPC shows it."""
 
-    def __init__(self, code: grpc.StatusCode, *metadata: tuple[str, bytes]) -> None:
+    def __init__(self, code: grpc.StatusCode, *metadata: tuple[str, bytes], details: str = "told by grpc") -> None:
         self._code = code
         self._metadata = metadata
+        self._details = details
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
-        return "told by grpc"
+        return self._details
 
     def trailing_metadata(self) -> Any:
         return self._metadata
@@ -92,6 +93,16 @@ def test_failure_when_it_has_an_unknown_field_then_the_rest_arrives() -> None:
 )
 def test_rpc_error_when_grpc_itself_failed_then_its_meaning(code: grpc.StatusCode, expected: TDServeError) -> None:
     assert same(from_rpc_error(Failed(code), address="host:1", what="ListStores", timeout_s=2.0), expected)
+
+
+def test_rpc_error_when_nobody_listens_then_asks_whether_a_server_runs() -> None:
+    details = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+    error = from_rpc_error(
+        Failed(grpc.StatusCode.UNAVAILABLE, details=details), address="host:1", what="ListStores", timeout_s=2.0
+    )
+    assert str(error) == (
+        "no connection to host:1: connection refused; is a server running there? (tdserve serve ROOT)"
+    )
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED])
