@@ -25,7 +25,8 @@ SHUTDOWN_TIMEOUT_S = 20.0
 
 
 class Server:
-    """Starts and ends a server; a context manager. The server also ends when the process that started it does.
+    """Starts and ends a server; a context manager. The server also ends when the process that started it does, whatever
+    forks of it live on: in these the object does nothing.
 
     Args:
         root: Folder that it owns; made when missing.
@@ -59,6 +60,7 @@ class Server:
         ).validate()
         self._process: subprocess.Popen[str] | None = None
         self._lifeline_fd = -1
+        self._owner_pid = -1
         self._address: str | None = None
 
     def __repr__(self) -> str:
@@ -94,7 +96,10 @@ class Server:
         """
         if self.is_alive:
             raise WrongStateError(state="running", event="start")
+        self.shutdown()  # what is left of one that has died
         read_fd, self._lifeline_fd = os.pipe()
+        self._owner_pid = os.getpid()
+        _lifelines.add(self._lifeline_fd)
         command = [sys.executable, "-m", "tdserve.server.main", str(read_fd)]
         try:
             self._process = subprocess.Popen(
@@ -106,6 +111,9 @@ class Server:
                 env=self.config.child_environment(),
                 start_new_session=True,  # Ctrl-C is the owner's: it shuts the server down in its own order
             )
+        except BaseException:
+            self._let_go()
+            raise
         finally:
             os.close(read_fd)
         try:
@@ -122,11 +130,9 @@ class Server:
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Drains and ends the server; kills it when that takes longer. Idempotent."""
         process, self._process = self._process, None
-        if self._lifeline_fd >= 0:
-            os.close(self._lifeline_fd)
-            self._lifeline_fd = -1
-        if process is None:
+        if process is None or os.getpid() != self._owner_pid:
             return
+        self._let_go()
         if process.poll() is None:
             process.terminate()
         try:
@@ -136,6 +142,10 @@ class Server:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+    def _let_go(self) -> None:
+        _lifelines.discard(self._lifeline_fd)
+        os.close(self._lifeline_fd)
 
     def __enter__(self) -> Server:
         return self if self.is_alive else self.start()
@@ -160,3 +170,17 @@ class Server:
                 raise error_classes()[told["error"]](**told["fields"])
             if not line:
                 raise RemoteProtocolError(expected="a server that starts", received=f"exit code {process.wait()}")
+
+
+_lifelines: set[int] = set()
+"""Pipes whose other ends are servers, each of which ends when nobody holds ours any more."""
+
+
+def _drop_lifelines() -> None:
+    """In a fork: a server is its parent's, and must not wait for the end of this process too."""
+    for fd in _lifelines:
+        os.close(fd)
+    _lifelines.clear()
+
+
+os.register_at_fork(after_in_child=_drop_lifelines)

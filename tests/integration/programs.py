@@ -148,8 +148,12 @@ def wait(say: Say, address: str, name: str, num_rows: int) -> None:
 def main() -> None:
     """See the module."""
     command, address = sys.argv[1:]
-    if command == "own":  # a process that owns a server: ``address`` is the root here
-        print_line(tdserve.Server(address, port=0).start().address)
+    if command in ("own", "own-and-fork"):  # a process that owns a server: ``address`` is the root here
+        server = tdserve.Server(address, port=0).start()
+        print_line(server.address)
+        if command == "own-and-fork" and os.fork() == 0:
+            server.shutdown()  # does nothing: it is not this process's
+            print_line(os.getpid())
         signal.pause()
     with tdserve.connect(address, transport="gloo", timeout_s=TIMEOUT_S) as client:
         print_line("connected")

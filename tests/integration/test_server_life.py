@@ -217,6 +217,20 @@ def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> Non
         wait_for(lambda: is_gone(server) and all(map(is_gone, workers)), "the end of the server")
 
 
+def test_server_when_its_owner_is_killed_while_a_fork_of_it_lives_then_it_ends_too(tmp_path: Path) -> None:
+    with Program("own-and-fork", tmp_path) as owner:
+        address, fork = owner.line(), int(owner.line())
+        try:
+            (server,) = [pid for pid in children_of(owner.pid) if pid != fork]
+            with tdserve.connect(address, timeout_s=20.0) as client:
+                assert client.stores() == []
+            owner.signal(signal.SIGKILL)
+            wait_for(lambda: is_gone(server), "the end of the server")
+            assert not is_gone(fork)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
 def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(server: tdserve.Server) -> None:
     with server.client(timeout_s=20.0) as client, server.client(timeout_s=20.0) as unconnected:
         replay = client.create_replay("stopped", like=ROW, capacity=100_000)

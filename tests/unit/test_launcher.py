@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def test_server_when_not_started_then_has_no_address(tmp_path: Path) -> None:
             ask()
     server.shutdown()
     server.shutdown()
+
+
+def test_server_when_it_was_killed_then_can_be_started_again_and_leaves_no_pipe_open(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server:
+        num_files = len(os.listdir("/proc/self/fd"))
+        os.kill(server.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        assert not server.is_alive
+        server.start()
+        assert len(os.listdir("/proc/self/fd")) == num_files
 
 
 def test_start_when_the_root_is_in_use_then_its_error_arrives_and_no_process_stays(tmp_path: Path) -> None:
