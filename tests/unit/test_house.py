@@ -21,6 +21,7 @@ TESTED_ELSEWHERE = {
     "tdserve.cli.demo": "tests/unit/cli/test_main.py",
     "tdserve.cli.keys": "tests/integration/test_shell.py",
     "tdserve.cli.ls": "tests/integration/test_shell.py",
+    "tdserve.spec.node_capture": "tests/unit/spec/test_capture.py",
 }
 """Module -> the test file that covers it, where a file of its own would repeat that one."""
 
