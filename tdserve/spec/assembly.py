@@ -15,7 +15,7 @@ from tdserve.spec.deferred import Deferred, later_stack, later_values, made
 from tdserve.spec.elements import flat_elements
 from tdserve.spec.instances import inside, instance_of
 from tdserve.spec.nodes import Form, Ragged, ValueLeaf
-from tdserve.spec.packing import nested, single_value
+from tdserve.spec.packing import nested, single_value, without_marks
 from tdserve.spec.pieces import jagged
 from tdserve.spec.restacking import restacked, stack_of
 from tdserve.values import is_same
@@ -193,7 +193,7 @@ def _rows(
     names: Sequence[str | None] | None,
 ) -> Any:
     if not batch_size:
-        return TensorDict({}, empty, device=device) if elements is None else elements
+        return TensorDict({}, empty, device=device) if elements is None else without_marks(elements)
     rows = [_rows(row, batch_size[1:], device, empty, names and names[1:]) for row in elements]
     return stack_of(rows, (*batch_size, *empty), 0, device, names or None)
 

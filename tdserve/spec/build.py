@@ -17,13 +17,13 @@ from tdserve.spec.capture import capture
 from tdserve.spec.captured import Captured
 from tdserve.spec.changes import unstacked
 from tdserve.spec.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.spec.elements import flat_elements
+from tdserve.spec.elements import flat_elements, nested_list
 from tdserve.spec.gathering import gathered
 from tdserve.spec.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.spec.live_values import LiveEntry
 from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
 from tdserve.spec.one_value import OneValue
-from tdserve.spec.packing import shared, single_value, unbatched
+from tdserve.spec.packing import holds_exact, shared, single_value, unbatched, without_marks
 from tdserve.spec.restacking import joined, stack_of
 from tdserve.spec.state import restored
 from tdserve.spec.tree import Spec, check_matches, quote, show
@@ -208,10 +208,11 @@ def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | V
 def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
     batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
     if packed is not None:
-        found = _build_members(packed, values[packed.path], recipe) if packed.members else None
+        elements = values[packed.path]
+        found = _build_members(packed, elements, recipe) if packed.members or _tell(elements, packed) else None
         if found is None:
-            how, at, empty, dim, _ = packed
-            found = node_of(how, values[at], device, empty, tensorclass, names, dim)
+            how, _, empty, dim, _ = packed
+            found = node_of(how, elements, device, empty, tensorclass, names, dim)
         beside = {key: tensors[path] for key, path, _, _ in steps}
         return RowsWithColumns.of(found, beside) if beside else found
     if row is not None:
@@ -231,26 +232,38 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
     return td if tensorclass is None else instance_of(tensorclass, td, {})
 
 
+def _tell(elements: Any, packed: _Packed) -> bool:
+    """Whether elements may tell of what members they are, and do."""
+    depth = len(packed.leaf.batch_size)
+    held = elements.items if isinstance(elements, Deferred) and packed.stack_dim is not None else elements
+    return (depth > 1 or packed.stack_dim is not None) and holds_exact(held)
+
+
 def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
     """A packed node of what is stacked in it; None where its elements are of something else by now."""
     batch_size, dim = packed.leaf.batch_size, packed.stack_dim
-    if dim is None:
-        return None
-    parts = gathered(packed.members, elements, batch_size, dim)
-    if parts is None:
-        return None
+    is_by_rows = dim is None
+    dim = dim or 0
     names = tuple(recipe.names or [None] * len(batch_size))
     around = [(size, name) for at, (size, name) in enumerate(zip(batch_size, names, strict=True)) if at != dim]
     sizes, own_names = zip(*around, strict=True)
-    rows = [
-        build(part.spec, part.tensors, part.values) if isinstance(part, Captured) else joined(part, sizes, own_names)
-        for part in parts
-    ]
+    parts = gathered(packed.members, elements, batch_size, dim, own_names)
+    if parts is None:
+        return None
+    rows = []
+    for part in parts:
+        if isinstance(part, Captured):
+            rows.append(build(part.spec, part.tensors, part.values))
+        elif is_by_rows:
+            leaf = packed.leaf._replace(batch_size=sizes)
+            rows.append(node_of(leaf, nested_list(part, sizes), recipe.device, packed.empty, None, own_names))
+        else:
+            rows.append(joined(part, sizes, own_names))
     td = rows[0]
     if dim >= 0:
         if dim >= len(batch_size):  # elements know it
             first = flat_elements(elements, len(batch_size))[:1]
-            names += tuple(first[0].names) if first else (None,) * dim
+            names += tuple(without_marks(first[0]).names) if first else (None,) * dim
         td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
     return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
 

@@ -51,6 +51,8 @@ def capture(
         reader = NodeReader(
             store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
         )
+        if is_exact:
+            reader.take_notes(td, like.packed_nodes)
         return _taken_for(td, like, reader)
     captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
     if captured is None:
@@ -83,14 +85,13 @@ def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
 
 
-def capture_packed(
-    td: Any, batch_size: tuple[int, ...], *, store: str = "", allow_pickle: bool = False
-) -> tuple[Node, Any]:
+def capture_packed(td: Any, wanted: Node, *, store: str = "", allow_pickle: bool = False) -> tuple[Node, Any]:
     """Takes a tensordict apart into elements that describe themselves, exactly as they are.
 
     Args:
         td: As of ``capture``.
-        batch_size: Of the elements: the first dimensions of its own, or () for itself as the only one.
+        wanted: The packed node that it is for: has the first dimensions of its batch, or none for itself as the only
+            element.
         store: Only for messages.
         allow_pickle: As of ``capture``.
 
@@ -101,4 +102,5 @@ def capture_packed(
         NotSupportedError, InvalidSpecError: As ``capture``.
     """
     reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=True)
-    return reader.node(td, (), batch_size), reader.values[()]
+    reader.take_notes(td, {(): wanted})
+    return reader.node(td, (), wanted.batch_size), reader.values[()]

@@ -42,6 +42,21 @@ def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
     return rows
 
 
+def is_by_rows(td: Any, depth: int) -> bool:
+    """Whether a tensordict is stacked lazily along one after the other of its first dimensions."""
+    if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
+        return False
+    return depth == 1 or all(is_by_rows(row, depth - 1) for row in td.tensordicts)
+
+
+def noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
+    """What a packed node has to note of a lazy stack, so that elements over ``depth`` dimensions give it again."""
+    if not depth or not isinstance(td, LazyStackedTensorDict) or td.stack_dim >= num_shown or is_by_rows(td, depth):
+        return None
+    dim: int = td.stack_dim
+    return dim
+
+
 def by_rows(td: Any) -> Any:
     """A lazy stack along another dimension than the first, as a stack of its rows; anything else as it is."""
     if not isinstance(td, LazyStackedTensorDict) or not td.stack_dim:

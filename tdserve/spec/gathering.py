@@ -11,8 +11,9 @@ from tdserve.errors import TDServeError
 from tdserve.spec.capture import capture_as
 from tdserve.spec.captured import Captured
 from tdserve.spec.elements import flat_elements, nested_list
-from tdserve.spec.nodes import PACKED, Form, Path, ValueLeaf
-from tdserve.spec.packing import without_marks
+from tdserve.spec.nodes import PACKED, DimNames, Form, Path, ValueLeaf
+from tdserve.spec.notes import told
+from tdserve.spec.packing import Exact, without_marks
 from tdserve.spec.restacking import groups_of, unbound
 from tdserve.spec.torch_types import indexable, to_torch
 from tdserve.spec.tree import Spec, check_matches
@@ -20,48 +21,67 @@ from tdserve.values import is_same
 
 
 def gathered(
-    members: Sequence[Spec], elements: Any, batch_size: tuple[int, ...], dim: int
+    members: Sequence[Spec], elements: Any, batch_size: tuple[int, ...], dim: int, names: DimNames
 ) -> list[Captured | list[Any]] | None:
-    """The content of each member, or its elements where they are no longer such; None of another number of members.
+    """The content of each member, or its elements where they are of no such; None where nothing tells of members.
 
     Args:
-        members: What was stacked, without the dimension along which, on the CPU.
+        members: What was stacked, without the dimension along which, on the CPU; none where elements alone tell of it.
         elements: Nested lists over ``batch_size``.
         batch_size: Of the elements, at least one dimension.
         dim: Of these dimensions, or of those of the elements behind them; -1: the elements are those of one member.
+        names: Of the dimensions of a member that number its elements.
     """
-    parts = flat_elements(elements, len(batch_size))
-    if any(part is None for part in parts):
+    given = flat_elements(elements, len(batch_size))
+    if any(part is None for part in given):
         return None
-    columns = _columns(parts, len(members), batch_size, dim)
+    depth = len(batch_size)
+    columns = _columns(without_marks(given), len(members), batch_size, dim)
     if columns is None:
         return None
+    known = members if len(members) == len(columns) else ()
+    notes = [part.note if type(part) is Exact else None for part in given]
+    if not known and all(note is None for note in notes):
+        return None
     around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
-    return [_member(member, column, around) for member, column in zip(members, columns, strict=True)]
+    if dim >= depth:
+        said = [told(notes, around, names, number=number, behind=dim - depth) for number in range(len(columns))]
+    else:
+        groups = groups_of(notes, batch_size, dim) if dim >= 0 else [notes]
+        said = [told(group, around, names) for group in groups]
+    found: list[Captured | list[Any]] = []
+    for number, column in enumerate(columns):
+        structures = [spec for spec in (said[number], *known[number : number + 1]) if spec is not None]
+        found.append(_member(structures, column, around))
+    return found
 
 
 class _Other(Exception):  # noqa: N818 - a way out, not an error
     """Elements are not those of the member."""
 
 
-def _member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
-    try:
-        return _joined(member, parts, around)
-    except (_Other, TDServeError):
-        return parts
+def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
+    """Elements as one of these structures, the first that they have."""
+    for member in structures:
+        try:
+            return _joined(member, parts, around)
+        except (_Other, TDServeError):
+            continue
+    return parts
 
 
 def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], dim: int) -> list[list[Any]] | None:
-    """The elements of each member."""
+    """The elements of each member; None where elements are of different numbers of them."""
     depth = len(batch_size)
     if dim < 0:
         return [parts]
     if dim < depth:
         return groups_of(parts, batch_size, dim)
-    columns: list[list[Any]] = [[] for _ in range(num_members)]
+    sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts} or {(num_members,)}
+    if len(sizes) > 1 or () in sizes:
+        return None
+    columns: list[list[Any]] = [[] for _ in range(*sizes.pop())]
     for part in parts:
-        if tuple(part.batch_size)[dim - depth : dim - depth + 1] != (num_members,):
-            return None
         for column, row in zip(columns, unbound(part, dim - depth), strict=True):
             column.append(row)
     return columns

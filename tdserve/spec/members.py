@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf, is_marked
+from tdserve.spec.matching import fits
+from tdserve.spec.nodes import Entry, Form, Node, Path, TensorLeaf, ValueLeaf, is_marked
 from tdserve.spec.tree import Spec
 
 
@@ -19,6 +20,25 @@ def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locke
     return 0 in batch_size or not all(_is_told(member, is_locked=is_locked) for member in members)
 
 
+def is_alike(known: Node, actual: Node) -> bool:
+    """Whether a member that was taken apart for a structure has it, in everything but devices and names.
+
+    Of what is packed in there its elements tell the rest.
+    """
+    is_outside_alike = (
+        known.batch_size == actual.batch_size
+        and known.tensorclass == actual.tensorclass
+        and known.stack_dim == actual.stack_dim
+        and known.is_locked == actual.is_locked
+        and known.params == actual.params
+        and (known.inner is None) is (actual.inner is None)
+    )
+    if not is_outside_alike or known.inner is not None:
+        return is_outside_alike and len(known.shown_batch_size) == len(actual.shown_batch_size)
+    mine, theirs = dict(known.entries), dict(actual.entries)
+    return mine.keys() == theirs.keys() and all(_is_entry_alike(entry, theirs[key]) for key, entry in mine.items())
+
+
 def num_levels(node: Node) -> int:
     """How deep nodes lie in one another, this one included; what is stacked in one lies in it."""
     below = [num_levels(entry) for _, entry in node.entries if isinstance(entry, Node) and node.inner is None]
@@ -30,6 +50,26 @@ def shared_values(member: Node) -> Iterator[Path]:
     for path, leaf in Spec(member).values:
         if not leaf.per_row and leaf.batch_size:
             yield path
+
+
+def _is_entry_alike(known: Entry, actual: Entry) -> bool:
+    if isinstance(known, Node) or isinstance(actual, Node):
+        return isinstance(known, Node) and isinstance(actual, Node) and is_alike(known, actual)
+    if isinstance(known, TensorLeaf) or isinstance(actual, TensorLeaf):
+        return known == actual or _is_even(known, actual)
+    if known.ragged is None or actual.ragged is None:
+        is_spread_alike = known.per_row == actual.per_row or not known.batch_size
+        return fits(known, actual) and is_spread_alike
+    is_form_alike = known.ragged[::3] == actual.ragged[::3]
+    return fits(known, actual) and is_form_alike and known.requires_grad == actual.requires_grad
+
+
+def _is_even(known: TensorLeaf | ValueLeaf, actual: TensorLeaf | ValueLeaf) -> bool:
+    """Whether rows of a lazy stack have one size, where they may differ."""
+    if not isinstance(known, ValueLeaf) or not isinstance(actual, TensorLeaf) or known.ragged is None:
+        return False
+    even = ValueLeaf(known.batch_size, True, known.ragged._replace(shape=actual.shape[len(known.batch_size) :]))
+    return known.ragged.form is Form.STACK and known.ragged.dtype == actual.dtype and fits(known, even)
 
 
 def _is_told(node: Node, *, is_locked: bool) -> bool:

@@ -5,7 +5,9 @@ Owns the knowledge of how tensordict and tensorclass instances hold their entrie
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,12 +22,13 @@ from tensordict import (
 )
 from tensordict.nn import TensorDictParams
 
-from tdserve.errors import NotSupportedError
+from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.changes import rebatch
-from tdserve.spec.elements import elements_of, flat_elements
+from tdserve.spec.elements import elements_of, flat_elements, is_by_rows, noted_stack_dim
 from tdserve.spec.files import in_memory
 from tdserve.spec.instances import class_name
 from tdserve.spec.leaf_capture import LeafReader
+from tdserve.spec.matching import show
 from tdserve.spec.members import needs_note, num_levels, shared_values
 from tdserve.spec.nodes import (
     MAX_DEPTH,
@@ -36,21 +39,31 @@ from tdserve.spec.nodes import (
     Path,
     has_state,
 )
+from tdserve.spec.noting import noted
 from tdserve.spec.packing import exact, holds_exact
 from tdserve.spec.stacks import Part, known_of, stacked
 from tdserve.spec.state import params_of
+from tdserve.spec.tree import Spec
 from tdserve.spec.views import items_of, shows_others
 
 _NOTHING: dict[str, Any] = {}
 
 
-@lru_cache(maxsize=64)
-def _device_name(device: torch.device) -> str:
-    return str(device)
-
-
 class NodeReader(LeafReader):
     """One walk over one tensordict."""
+
+    _noted: Mapping[Path, Node] = MappingProxyType({})
+    _is_locked = False
+
+    def take_notes(self, td: Any, nodes: Mapping[Path, Node]) -> None:
+        """Lets elements tell what members they are of, where the packed nodes that they are for tell of others.
+
+        Args:
+            td: The root of the walk.
+            nodes: By path.
+        """
+        self._noted = nodes
+        self._is_locked = bool(getattr(td, "is_locked", False))
 
     def node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
         """Takes a node apart; ``above`` is the batch size of the one around it, None for the root."""
@@ -61,7 +74,12 @@ class NodeReader(LeafReader):
         )
         if path in self.packed:
             is_element = params is not None and above == ()
-            return self._packed(td if is_element else plain, extra, tensorclass, path, above)
+            packed = self._packed(td if is_element else plain, extra, tensorclass, path, above)
+            wanted = self._noted.get(path)
+            if wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
+                is_params = params is not None and tensorclass is None and wanted.stack_dim == -1
+                self._note(td if is_params else plain, extra, path, wanted)
+            return packed
         if isinstance(plain, LazyStackedTensorDict):
             return self._stack(plain, extra, tensorclass, path, above)
         batch_size = tuple(plain.batch_size)
@@ -181,10 +199,7 @@ class NodeReader(LeafReader):
         can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
         is_locked = self.is_exact and bool(td.is_locked)
-        if extra:
-            td = td.copy()
-            for key, value in extra.items():
-                td.set_non_tensor(key, value)
+        td = _with_fields(td, extra)
         elements = elements_of(td, batch_size)
         stack_dim = None
         members = self._members(td, path, batch_size, None if extra else parts)
@@ -199,8 +214,11 @@ class NodeReader(LeafReader):
             rows = [rebatch(member, num_around, (), None) for member in members]
             stack_dim = None if td.stack_dim < len(batch_size) else td.stack_dim - len(batch_size)
         inner, entries = known_of(rows, batch_size, stack_dim)
-        if is_noted or (self.is_exact and any(has_state(row, is_locked=not is_locked) for row in rows)):
-            elements = exact(elements, len(batch_size), keeps_locks=not is_locked)
+        if not rows and path in self.packed:
+            inner = tuple(td.batch_size[len(batch_size) :])
+        keeps_locks = not self._is_lock_told(is_locked, path)
+        if is_noted or (self.is_exact and any(has_state(row, is_locked=keeps_locks) for row in rows)):
+            elements = exact(elements, len(batch_size), keeps_locks=keeps_locks)
         self.values[path] = elements
         names = _names(td)
         names = None if names is None else names[: len(batch_size)]
@@ -212,16 +230,39 @@ class NodeReader(LeafReader):
             device,
             tensorclass,
             entries,
-            stack_dim=_noted_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
+            stack_dim=noted_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
             inner=inner,
             is_locked=is_locked,
             members=members,
         )
 
+    def _note(self, td: Any, extra: dict[str, Any], path: Path, wanted: Node) -> None:
+        """Lets elements tell of what members they are."""
+
+        def look(member: Any, around: tuple[int, ...]) -> Node:
+            found = self._part(member, path, around).root
+            self._check_depth([found], path)
+            return found
+
+        td = _with_fields(in_memory(td), extra)
+        elements = self.values[path]
+        is_locked = self._is_lock_told(bool(td.is_locked), path)
+        found = noted(td, elements, wanted, look=look, compare=_compared, is_locked=is_locked)
+        if found is None:
+            expected = "members as the store has them, since there are no elements that could tell of others"
+            raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")
+        self.values[path] = found
+
+    def _is_lock_told(self, is_locked: bool, path: Path) -> bool:
+        """Whether elements of a packed node, which is locked or is not, need not tell it: all that is written is, or
+        the node that they are for."""
+        wanted = self._noted.get(path)
+        return is_locked and (wanted is None or wanted.is_locked or self._is_locked)
+
     def _members(self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[Part] | None) -> tuple[Node, ...]:
         """What is stacked, each without the dimension along which; () where elements tell it."""
         depth = len(batch_size)
-        if not isinstance(td, LazyStackedTensorDict) or path in self.packed or not depth or _is_by_rows(td, depth):
+        if not isinstance(td, LazyStackedTensorDict) or path in self.packed or not depth or is_by_rows(td, depth):
             return ()
         if not td.tensordicts:
             return ()
@@ -231,12 +272,16 @@ class NodeReader(LeafReader):
         members = tuple(part.root for part in parts)
         if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
             return ()
-        if len(path) + max(map(num_levels, members)) > MAX_DEPTH:
-            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+        self._check_depth(members, path)
         for below in (below for member in members if 0 in around for below in shared_values(member)):
             reason = "its stack of different keys has no elements that could hold it"
             raise self._refusal("a value for all elements", (*path, *below), reason)
         return members
+
+    def _check_depth(self, members: Sequence[Node], path: Path) -> None:
+        """What is stacked at a path lies one level below it."""
+        if max(len(path), 1) + max(map(num_levels, members)) > MAX_DEPTH:
+            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
 
     def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> Part:
         """A part that is looked at for itself."""
@@ -257,18 +302,26 @@ class NodeReader(LeafReader):
             raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
 
 
-def _noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
-    """What a packed node has to note of a lazy stack, so that elements over ``depth`` dimensions give it again."""
-    if not depth or not isinstance(td, LazyStackedTensorDict) or td.stack_dim >= num_shown or _is_by_rows(td, depth):
-        return None
-    dim: int = td.stack_dim
-    return dim
+def _compared(td: Any, like: Spec) -> tuple[Node, list[Any]]:
+    """What a tensordict is that is taken apart for a structure, in the forms that it has itself; and its values."""
+    reader = NodeReader("", False, like.packed, checks=False, is_exact=True)
+    reader.take_notes(td, like.packed_nodes)
+    root = reader.node(td, (), like.root.batch_size)
+    return root, list(reader.values.values())
 
 
-def _is_by_rows(td: Any, depth: int) -> bool:
-    if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
-        return False
-    return depth == 1 or all(_is_by_rows(row, depth - 1) for row in td.tensordicts)
+@lru_cache(maxsize=64)
+def _device_name(device: torch.device) -> str:
+    return str(device)
+
+
+def _with_fields(td: Any, fields: dict[str, Any]) -> Any:
+    """A tensordict with the non-tensor fields of the instance around it as entries."""
+    if fields:
+        td = td.copy()
+        for key, value in fields.items():
+            td.set_non_tensor(key, value)
+    return td
 
 
 def _names(td: TensorDictBase) -> DimNames | None:

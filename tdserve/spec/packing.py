@@ -27,12 +27,13 @@ from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.elements import flat_elements
 from tdserve.spec.instances import class_name, find_tensorclass, instance_of
 from tdserve.spec.nodes import Form, Params, Ragged, TensorKind, ValueLeaf
+from tdserve.spec.notes import Note, from_content, to_content
 from tdserve.spec.pieces import Pieces, jagged
 from tdserve.spec.state import PLAIN, mark_of, marked, params_around, params_of
 from tdserve.spec.torch_types import from_torch, to_torch
 
 _DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED, _LOCKED = range(11)
-_MARKED, _PARAMS, _UNBATCHED = 11, 12, 13
+_MARKED, _PARAMS, _UNBATCHED, _NOTED = 11, 12, 13, 14
 
 _HOSTILE = (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError)
 """What content that is no entry leads to."""
@@ -44,10 +45,12 @@ class Exact(NamedTuple):
     Attributes:
         entry: Itself.
         keeps_locks: Whether it tells what is locked; else that is noted elsewhere.
+        note: What it is an element of, if it tells that.
     """
 
     entry: Any
     keeps_locks: bool
+    note: Note | None = None
 
 
 def exact(elements: Any, num_dims: int, *, keeps_locks: bool) -> Any:
@@ -75,7 +78,10 @@ def pack(entry: Any) -> tuple[Any, ...]:
     Raises:
         NotSupportedError: It holds what cannot travel.
     """
-    return _pack(entry.entry, entry) if type(entry) is Exact else _pack(entry, None)
+    if type(entry) is not Exact:
+        return _pack(entry, None)
+    plain = _pack(entry.entry, entry)
+    return plain if entry.note is None else (_NOTED, entry.note.position, to_content(entry.note.spec), plain)
 
 
 def _pack(entry: Any, state: Exact | None) -> tuple[Any, ...]:
@@ -125,13 +131,16 @@ def _pack_wrapper(entry: Any, kind: type, state: Exact | None) -> tuple[Any, ...
 
 
 def unpack(value: Any) -> Any:
-    """The entry of a plain value; its tensors, and tensordicts that had a device, are on the CPU.
+    """The entry of a plain value; its tensors, and tensordicts that had a device, are on the CPU. One with a note is an
+    exact one.
 
     Raises:
         RemoteProtocolError: It is no value that ``pack`` makes.
         NotSupportedError: A tensorclass is not known in this process.
     """
     try:
+        if value[0] == _NOTED:
+            return _read_noted(*value[1:])
         return _READERS[value[0]](*value[1:])
     except TDServeError:
         raise
@@ -240,6 +249,10 @@ def empty_stack(batch_size: tuple[int, ...], stack_dim: int, device: torch.devic
 def _read_class(name: str, td: Any, beside: dict[str, Any]) -> Any:
     inner = _READERS[td[0]](*td[1:])
     return instance_of(find_tensorclass(str(name), (), set()), inner, {key: item[2] for key, item in beside.items()})
+
+
+def _read_noted(position: int, content: bytes, entry: Any) -> Exact:
+    return Exact(_READERS[entry[0]](*entry[1:]), keeps_locks=False, note=from_content(content, position))
 
 
 def _read_locked(entry: Any) -> Any:

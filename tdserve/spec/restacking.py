@@ -22,7 +22,7 @@ from tensordict import (
 
 from tdserve.spec.elements import rows_of
 from tdserve.spec.instances import inside, instance_of
-from tdserve.spec.packing import empty_stack, single_value
+from tdserve.spec.packing import empty_stack, single_value, without_marks
 from tdserve.spec.torch_types import indexable
 from tdserve.values import is_same
 
@@ -59,7 +59,7 @@ def restacked(
     own: Names = (None,) * len(batch_size) if names is None else tuple(names)
     if 0 in batch_size:
         return _nothing((*batch_size, *empty), dim, device, (*own, *(None,) * len(empty)))
-    parts = [TensorDict({}, empty, device=device) if element is None else element for element in elements]
+    parts = [TensorDict({}, empty, device=device) if part is None else part for part in map(without_marks, elements)]
     if dim < 0:
         return joined(parts, batch_size, own)
     depth = len(batch_size)

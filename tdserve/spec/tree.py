@@ -93,6 +93,12 @@ class Spec:
         )
 
     @cached_property
+    def packed_nodes(self) -> dict[Path, Node]:
+        """The nodes whose elements describe themselves, by path."""
+        found = [(path, self.find(path)) for path in self.packed]
+        return {path: node for path, node in found if isinstance(node, Node)}
+
+    @cached_property
     def has_state(self) -> bool:
         """Whether it notes anything that does not count for content: locked nodes, parameters, what requires grad."""
         return has_state(self.root)

@@ -43,18 +43,10 @@ NOTES: dict[str, Note] = {
         "an UnbatchedTensor at key 'table'",
         "It belongs to no row: refused by name; give it a store of its own.",
     ),
-    "members": Note(
-        AssertionError,
-        "LazyStackedTensorDict'> against .*TensorDict'>",
-        "A row of a lazy stack of different keys along the first of several batch dimensions that is written over one"
-        " of another structure has no parameters and locks, and nested tensors as stacks of their components.",
-    ),
 }
 """By the word that ``REFUSED`` has for them."""
 
 _TABLES = ("replay", "queue")
-
-FIRST = "lazy stack along the first of two batch dimensions, of members of every kind"
 
 REFUSED: dict[str, dict[str, str]] = {
     kind: dict.fromkeys(_TABLES, note)
@@ -67,7 +59,7 @@ REFUSED: dict[str, dict[str, str]] = {
             "locked lazy stack of different keys",
             "lazy stack along dimension 1 of members of every kind in a tensordict",
             "lazy stack along the second of two batch dimensions, of members of every kind",
-            FIRST,
+            "lazy stack along the first of two batch dimensions, of members of every kind",
             "lazy stack of instances that hold instances",
         ),
         "unbatched": ("UnbatchedTensor", "UnbatchedTensor in a lazy stack"),
@@ -75,8 +67,6 @@ REFUSED: dict[str, dict[str, str]] = {
     for kind in kinds
 }
 """By kind and operation, the word of its note."""
-
-REFUSED[FIRST]["write_rows"] = "members"
 
 
 def note_of(kind: str, operation: str) -> Note | None:

@@ -134,7 +134,7 @@ class _Fitting:
         wanted = rebatch(node, len(node.batch_size), (), None) if is_single else node
         if tuple(value.batch_size[: len(wanted.batch_size)]) != wanted.batch_size:
             raise self.mismatch(path, describe(node), f"batch size {list(value.batch_size)}")
-        found, elements = capture_packed(value, wanted.batch_size, store=self.store, allow_pickle=self.allow_pickle)
+        found, elements = capture_packed(value, wanted, store=self.store, allow_pickle=self.allow_pickle)
         check_node(wanted, found, path, self.store)
         for size in reversed(node.batch_size) if is_single else ():
             elements = [elements] * size

@@ -211,7 +211,7 @@ def test_components_when_they_differ_along_two_dimensions_then_as_if_nothing_was
 
 def test_gathered_when_an_element_was_never_written_then_nothing_is_known() -> None:
     node = stack_of(capture(around([KINDS["jagged"](), td()], 1, 1)))
-    assert gathered(members_of(node), [None, None], (2,), 1) is None
+    assert gathered(members_of(node), [None, None], (2,), 1, (None,)) is None
 
 
 def test_names_when_dimensions_have_them_then_so_do_stack_and_members() -> None:

@@ -11,8 +11,9 @@ from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, Unba
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError, RemoteProtocolError
-from tdserve.spec.nodes import ValueLeaf
-from tdserve.spec.packing import exact, pack, shared, unbatched, unpack
+from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.spec.notes import Note, spec_of
+from tdserve.spec.packing import Exact, exact, holds_exact, pack, shared, unbatched, unpack, without_marks
 from tdserve.values import decode_bytes, encode_bytes
 from tests.unit.spec.ragged import CASES, check_same, turns
 
@@ -91,6 +92,19 @@ def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
     assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
     for entry in (td, exact(td, 0, keeps_locks=False)):
         assert not unpack(pack(entry))["n"].is_locked
+
+
+def test_unpack_when_an_element_tells_what_it_is_of_then_that_comes_with_it() -> None:
+    note = Note(spec_of([Node((3,), None, None, None, (("x", TensorLeaf("float32", (3,))),))], (3,)), 2)
+    td = TensorDict({"x": torch.nn.Parameter(torch.ones(()))})
+    packed = decode_bytes(encode_bytes(pack(Exact(td, keeps_locks=True, note=note))))
+    found = unpack(packed)
+    assert (type(found), found.note) == (Exact, note)
+    assert isinstance(found.entry["x"], torch.nn.Parameter)
+    assert holds_exact([found])
+    assert without_marks([found]) == [found.entry]
+    with pytest.raises(RemoteProtocolError):
+        unpack((packed[0], *packed[1:3], packed))  # it stands for a whole element
 
 
 @pytest.mark.parametrize("values", [[], [pack(torch.ones(1)), pack(torch.ones(2))]])
