@@ -222,6 +222,16 @@ def test_members_when_none_has_elements_then_the_same_are_taken_and_others_refus
     assert_same(client.from_remote_init(name), nothing())
 
 
+@pytest.mark.parametrize("kind", MEMBERS)
+def test_stack_when_added_under_a_new_key_then_comes_out_as_it_went_in(
+    client: tdserve.Client, name: str, kind: str
+) -> None:
+    store = client.memmap(TensorDict({"other": torch.rand(ROWS)}, [ROWS]), name)
+    stack: Any = LazyStackedTensorDict(MEMBERS[kind](), everything(), stack_dim=1)
+    store.set("s", stack)
+    assert_same(store["s"], stack)
+
+
 def test_members_when_the_server_starts_again_then_others_read_them_as_they_were_written(
     fresh_server: FreshServer, tmp_path: Path
 ) -> None:

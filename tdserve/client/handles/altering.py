@@ -127,7 +127,7 @@ def addition(
             raise SpecMismatchError(
                 store=store, key=show(path), expected=f"batch size {batch_size} in front", actual=actual
             ) from fault
-    captured = capture(td, store=store, allow_pickle=allow_pickle)
+    captured = capture(td, store=store, allow_pickle=allow_pickle, is_exact=True)
     if spec.root.device is None:
         return captured
     return Captured(captured.spec.with_device(spec.root.device), captured.tensors, captured.values, {})

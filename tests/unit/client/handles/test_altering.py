@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, tensorclass
+from tensordict.nn import TensorDictParams
 
 import tdserve
 from tdserve.client.handles.altering import addition, alter, first_unknown, split, union
@@ -28,12 +29,16 @@ SPEC = capture(TD).spec
         (("z",), {"x": torch.ones(3), "y": {"w": torch.ones(3, 1)}}),
         (("z",), TensorDict({"x": torch.ones(3, 2)}, [3, 2])),
         (("z",), TensorDict({}, [3])),
+        (("n", "z"), torch.nn.Parameter(torch.ones(3, 2))),
+        (("z",), torch.nn.Buffer(torch.ones(3), persistent=False)),
+        (("z",), TensorDict({"x": torch.ones(3, requires_grad=True)}, [3]).lock_()),
+        (("z",), TensorDictParams(TensorDict({"x": torch.ones(3)}, [3]))),
     ],
 )
 def test_addition_when_merged_then_the_structure_that_tensordict_makes(key: tuple[str, ...], value: Any) -> None:
     content = addition(SPEC, {key: value}, store="x")
     expected = TD.clone().set(key, value)
-    assert Alteration(added=content.spec).apply(SPEC).spec == capture(expected).spec
+    assert Alteration(added=content.spec).apply(SPEC).spec == capture(expected, is_exact=True).spec
     assert {*content.tensors, *content.values} == {path for path, _ in (*content.spec.tensors, *content.spec.values)}
 
 
