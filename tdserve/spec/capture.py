@@ -85,15 +85,17 @@ def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
 
 
-def capture_packed(td: Any, wanted: Node, *, store: str = "", allow_pickle: bool = False) -> tuple[Node, Any]:
-    """Takes a tensordict apart into elements that describe themselves, exactly as they are.
+def capture_packed(
+    td: Any, wanted: Node, *, store: str = "", allow_pickle: bool = False, is_exact: bool = True
+) -> tuple[Node, Any]:
+    """Takes a tensordict apart into elements that describe themselves.
 
     Args:
         td: As of ``capture``.
         wanted: The packed node that it is for: has the first dimensions of its batch, or none for itself as the only
             element.
         store: Only for messages.
-        allow_pickle: As of ``capture``.
+        allow_pickle, is_exact: As of ``capture``.
 
     Returns:
         What is known of the elements, and the elements, as nested lists.
@@ -101,6 +103,7 @@ def capture_packed(td: Any, wanted: Node, *, store: str = "", allow_pickle: bool
     Raises:
         NotSupportedError, InvalidSpecError: As ``capture``.
     """
-    reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=True)
-    reader.take_notes(td, {(): wanted})
+    reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=is_exact)
+    if is_exact:
+        reader.take_notes(td, {(): wanted})
     return reader.node(td, (), wanted.batch_size), reader.values[()]

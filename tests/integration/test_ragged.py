@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 
 import tdserve
 from tests.sameness import assert_same
@@ -89,6 +91,24 @@ def test_replay_when_a_key_is_declared_then_any_form_goes_in_and_jagged_comes_ou
     assert [len(part) for part in replay[index]["t"].unbind()] == [9, 1, 5]
     with pytest.raises(tdserve.SpecMismatchError, match=r"'t': expected ragged int64\[3, -1\], got"):
         replay.extend(batch.clone().set("t", torch.rand(3, 4)))
+
+
+def test_set_at_when_rows_describe_themselves_then_a_table_keeps_their_content_only(
+    client: tdserve.Client, name: str
+) -> None:
+    def made(**entries: Any) -> TensorDict:
+        members = [TensorDict({"x": torch.rand(2, 1)}, [2]), TensorDict({"y": torch.rand(2, 1), **entries}, [2])]
+        stack: Any = LazyStackedTensorDict(*members, stack_dim=1)
+        return TensorDict({"s": stack}, [2])
+
+    replay = client.create_replay(name, made()[0], 4)
+    index = replay.extend(made())
+    given = made(y=torch.nn.Parameter(torch.rand(2, 1)))
+    replay.set_at_("s", given["s"], index)
+    for row, number in enumerate(index.tolist()):
+        found = replay[number]["s"][1]["y"]
+        assert (type(found), found.requires_grad) == (torch.Tensor, False)
+        assert torch.equal(found, given["s"].tensordicts[1]["y"][row])
 
 
 def test_sample_when_rows_differ_then_each_is_the_row_it_was(client: tdserve.Client, name: str) -> None:

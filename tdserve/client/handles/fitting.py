@@ -23,7 +23,14 @@ from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, ch
 
 
 def fitted(
-    value: Any, chosen: Spec, *, at: Path = (), store: str, is_whole: bool = False, allow_pickle: bool = False
+    value: Any,
+    chosen: Spec,
+    *,
+    at: Path = (),
+    store: str,
+    is_whole: bool = False,
+    allow_pickle: bool = False,
+    is_exact: bool = True,
 ) -> tuple[Captured, list[Path]]:
     """A value taken apart into leaves of a structure.
 
@@ -34,6 +41,7 @@ def fitted(
         store: Name, for errors.
         is_whole: Whether every leaf below ``at`` must be given.
         allow_pickle: As of ``capture``.
+        is_exact: Whether elements that describe themselves tell what they are beside content, too.
 
     Returns:
         The leaves that were given, and their keys; no keys when they are all of ``chosen``.
@@ -42,7 +50,7 @@ def fitted(
         SpecMismatchError: It does not fit; names the key, what was expected, what came. Nothing was written.
         NotSupportedError: A value in there cannot travel.
     """
-    reader = _Fitting(store, allow_pickle)
+    reader = _Fitting(store, allow_pickle, is_exact=is_exact)
     reader.check_not_within(chosen, at)
     entry = chosen.find(at, store=store)
     reader.put(value, entry, at)
@@ -59,9 +67,10 @@ def fitted(
 class _Fitting:
     """One walk over one value."""
 
-    def __init__(self, store: str, allow_pickle: bool) -> None:
+    def __init__(self, store: str, allow_pickle: bool, *, is_exact: bool) -> None:
         self.store = store
         self.allow_pickle = allow_pickle
+        self.is_exact = is_exact
         self.tensors: dict[Path, torch.Tensor] = {}
         self.values: dict[Path, Any] = {}
         self.per_row: dict[Path, bool] = {}
@@ -134,7 +143,9 @@ class _Fitting:
         wanted = rebatch(node, len(node.batch_size), (), None) if is_single else node
         if tuple(value.batch_size[: len(wanted.batch_size)]) != wanted.batch_size:
             raise self.mismatch(path, describe(node), f"batch size {list(value.batch_size)}")
-        found, elements = capture_packed(value, wanted, store=self.store, allow_pickle=self.allow_pickle)
+        found, elements = capture_packed(
+            value, wanted, store=self.store, allow_pickle=self.allow_pickle, is_exact=self.is_exact
+        )
         check_node(wanted, found, path, self.store)
         for size in reversed(node.batch_size) if is_single else ():
             elements = [elements] * size
@@ -151,7 +162,7 @@ class _Fitting:
                 expected = f"batch size {list(node.batch_size)}"
                 raise self.mismatch(path, expected, f"{list(batch_size)}") from None
         like = Spec(node)
-        is_exact = bool(like.packed)  # what describes itself is replaced, not filled
+        is_exact = self.is_exact and bool(like.packed)  # what describes itself is replaced, not filled
         captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
         entries = dict(node.entries)
         for below, leaf in captured.spec.tensors:

@@ -22,6 +22,7 @@ def overwrite(
     value: Any,
     *,
     at: Path,
+    is_exact: bool = True,
     generations: bytes = b"",
     deadline: Deadline,
 ) -> None:
@@ -31,6 +32,7 @@ def overwrite(
         stored: Structure of the store, rows included.
         index: As in ``tensordict[index]``.
         value: What goes there; broadcast as an assignment would.
+        is_exact: As of ``fitted``.
         generations: Of a replay's rows, as ``write_selection`` takes them.
         at: Key of a leaf or nested part; ``()``: the leaves that ``value`` has.
 
@@ -42,7 +44,9 @@ def overwrite(
         index = _everything(index, stored, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
-    captured, keys = fitted(value, chosen, at=at, store=name, is_whole=bool(at), allow_pickle=client.allow_pickle)
+    captured, keys = fitted(
+        value, chosen, at=at, store=name, is_whole=bool(at), allow_pickle=client.allow_pickle, is_exact=is_exact
+    )
     if not captured.tensors and not captured.values:
         return
     write_selection(

@@ -179,6 +179,7 @@ class TableHandle(TableRows, ByAddress):
             rows,
             value,
             at=path,
+            is_exact=False,
             generations=generations_of(index, None, len(rows)),
             deadline=self._client.deadline(timeout_s),
         )
