@@ -34,12 +34,12 @@ _FEW_BYTES = 1024
 
 
 class JoinedValues(Sequence[bytes]):
-    """Serialised values, one after the other in one buffer. Immutable.
+    """Serialised values in one buffer, which may hold more than them. Immutable.
 
     Args:
         content: The buffer.
         sizes: Bytes of each value in it, at least 0.
-        begin: Where the first begins.
+        begins: Where each begins, int64 ``[n]``; one number where they stand one after the other from there.
         heads: The first bytes of every value, of one size, where they lie apart from the rest.
 
     Attributes:
@@ -48,11 +48,11 @@ class JoinedValues(Sequence[bytes]):
         heads: As above.
     """
 
-    def __init__(self, content: Buffer, sizes: Sizes, *, begin: int = 0, heads: bytes = b"") -> None:
+    def __init__(self, content: Buffer, sizes: Sizes, *, begins: Sizes | int = 0, heads: bytes = b"") -> None:
         self.content = content
         self.sizes = sizes
         self.heads = heads
-        self._begin = begin
+        self._begins = begins
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -63,12 +63,16 @@ class JoinedValues(Sequence[bytes]):
     def __getitem__(self, index: slice) -> Sequence[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
         if isinstance(index, slice):
-            start, _, step = index.indices(len(self))
-            if step != 1 or self.heads:
-                return list(self)[index]
-            return JoinedValues(self.content, self.sizes[index], begin=self._begin + int(self.sizes[:start].sum()))
+            return list(self)[index] if self.heads else self._part(index)
         number = range(len(self))[index]
         return next(iter(self[number : number + 1]))
+
+    def _part(self, index: slice) -> JoinedValues:
+        begins = self._begins
+        start, _, step = index.indices(len(self))
+        if isinstance(begins, int) and step == 1:
+            return JoinedValues(self.content, self.sizes[index], begins=begins + int(self.sizes[:start].sum()))
+        return JoinedValues(self.content, self.sizes[index], begins=self.begins[index])
 
     def __iter__(self) -> Iterator[bytes]:
         if self.heads:
@@ -76,29 +80,41 @@ class JoinedValues(Sequence[bytes]):
             pairs = enumerate(self.views())
             return iter([self.heads[width * number : width * (number + 1)] + bytes(view) for number, view in pairs])
         content = self.content if isinstance(self.content, bytes) else bytes(self.content)
-        return iter([content[start:end] for start, end in self._bounds()])
+        return iter([content[start:end] for start, end in self.bounds()])
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, (list, JoinedValues)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # as of a list
 
+    @property
+    def begins(self) -> Sizes:
+        """Where each value begins in the content, int64 ``[n]``."""
+        begins = self._begins
+        return begins + np.cumsum(self.sizes) - self.sizes if isinstance(begins, int) else begins
+
     def first_bytes(self) -> NDArray[np.uint8]:
         """The first byte of every value that has any; nothing is said of heads."""
-        starts = self._begin + np.cumsum(self.sizes) - self.sizes
         content: NDArray[np.uint8] = np.frombuffer(self.content, np.uint8)
-        return np.asarray(content[starts[self.sizes > 0]])
+        return np.asarray(content[self.begins[self.sizes > 0]])
 
     def views(self) -> list[Buffer]:
         """The values without their heads; large ones are not copied."""
         content = self.content
         if int(self.sizes.sum()) > _FEW_BYTES * len(self):
             content = memoryview(content)
-        return [content[start:end] for start, end in self._bounds()]
+        return [content[start:end] for start, end in self.bounds()]
 
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        ends = (self._begin + np.cumsum(self.sizes)).tolist()
-        return zip([self._begin, *ends[:-1]], ends, strict=True) if ends else iter(())
+    def parts(self) -> list[Buffer]:
+        """All values without their heads, one after the other, in as few parts as that takes."""
+        if not isinstance(self._begins, int):
+            return self.views()
+        return [memoryview(self.content)[self._begins : self._begins + int(self.sizes.sum())]]
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Where each value begins in the content, and where it ends."""
+        begins = self.begins
+        return zip(begins.tolist(), (begins + self.sizes).tolist(), strict=True)
 
 
 class ValueColumn(NamedTuple):
@@ -159,7 +175,7 @@ def encode_block(columns: Sequence[ValueColumn]) -> bytes:
         if not per_row:
             parts += common_column(values[0])
         elif isinstance(values, JoinedValues) and not values.heads:
-            parts += row_column(values.sizes, values.views())
+            parts += row_column(values.sizes, values.parts())
         else:
             each = list(values)
             parts += row_column(sizes_of(each), each)
@@ -229,7 +245,7 @@ def _read_column(content: bytes, at: int, end: int) -> ValueColumn:
         start = at
     if int(sizes.sum()) != at - start:
         raise _no_block(content)
-    return ValueColumn(True, JoinedValues(content, sizes, begin=start))
+    return ValueColumn(True, JoinedValues(content, sizes, begins=start))
 
 
 def _field(content: bytes, at: int, end: int, tag: int) -> tuple[int, int]:

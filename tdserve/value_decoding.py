@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from tdserve.errors import RemoteProtocolError
 from tdserve.v1 import content_pb2
+from tdserve.value_columns import JoinedValues
 from tdserve.value_messages import MAX_DEPTH, decode_array, decode_scalar, decode_value
 
 # First byte of a Value: number of its field << 3 | wire type.
@@ -64,6 +65,9 @@ def decode(data: bytes) -> Any:
 def decode_common(blobs: Sequence[bytes]) -> list[Any] | None:
     """``decode`` of each, when all of them are in the common form and none is pickled; else None."""
     try:
+        if isinstance(blobs, JoinedValues) and isinstance(blobs.content, bytes) and not blobs.heads:
+            content = blobs.content
+            return [_read(content, begin, end, MAX_DEPTH) for begin, end in blobs.bounds()]
         return [_read(data, 0, len(data), MAX_DEPTH) for data in blobs]
     except (*_NOT_READ, RemoteProtocolError):
         return None
@@ -86,7 +90,7 @@ _NAMES_READ: dict[bytes, str] = {}
 
 
 def _read(data: bytes, start: int, end: int, depth: int) -> Any:
-    """The value whose message is ``data[start:end]``; every form that is read ends exactly there."""
+    """The value whose message is ``data[start:end]``; every form that is read ends exactly there, whatever follows."""
     tag = data[start]
     if tag > _REAL or tag == _BIG_INT:
         size = data[start + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -126,6 +127,26 @@ def test_joined_when_a_part_is_taken_then_shares_the_content() -> None:
     assert list(part) == VALUES[2:4]
     assert join([b"ab", b"", b"c"]).first_bytes().tolist() == [ord("a"), ord("c")]
     assert joined[1:2].first_bytes().tolist() == [ord("a")]  # type: ignore[attr-defined]
+
+
+def test_joined_when_values_lie_apart_in_the_buffer_then_only_they_are_in_it() -> None:
+    values = [b"aa", b"", b"ccc"]
+    apart = JoinedValues(b"-aa--ccc-", sizes_of(values), begins=np.array([1, 3, 5]))
+    assert apart == values
+    assert (apart[0], apart[-1]) == (b"aa", b"ccc")
+    for part in (slice(1, 3), slice(None, None, -1), slice(0, 3, 2), slice(2, 1)):
+        found = apart[part]
+        assert isinstance(found, JoinedValues)
+        assert list(found) == values[part]
+    assert apart.first_bytes().tolist() == [ord("a"), ord("c")]
+    assert b"".join(apart.parts()) == b"aaccc"
+    assert encode_block([ValueColumn(True, apart)]) == encode_block([ValueColumn(True, values)])
+
+
+def test_parts_when_values_stand_one_after_the_other_then_one_that_is_no_copy() -> None:
+    (part,) = join(VALUES)[1:4].parts()  # type: ignore[attr-defined]
+    assert bytes(part) == b"".join(VALUES[1:4])
+    assert isinstance(part, memoryview)
 
 
 def test_join_when_a_value_is_shorter_than_a_head_then_none_has_one() -> None:

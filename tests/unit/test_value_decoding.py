@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tdserve.errors import RemoteProtocolError, TDServeError
 from tdserve.v1 import content_pb2
+from tdserve.value_columns import JoinedValues, sizes_of
 from tdserve.value_decoding import PICKLED, decode, decode_common, pickled_content
 from tdserve.value_encoding import encode, pickled
 from tdserve.value_messages import decode_value
@@ -102,6 +103,27 @@ def test_many_when_all_are_common_then_are_what_each_is_and_else_none() -> None:
     assert same_value(decode_common(blobs), several)
     assert decode_common([*blobs, pickled(b"p")]) is None
     assert decode_common([b""]) is None
+
+
+@given(st.lists(values, max_size=5), st.lists(st.binary(max_size=9), min_size=5, max_size=5))
+def test_many_when_they_lie_among_other_bytes_of_one_buffer_then_are_what_each_is(
+    several: list[Any], between: list[bytes]
+) -> None:
+    blobs = list(map(encode, several))
+    content, begins = b"", []
+    for blob, other in zip(blobs, between, strict=False):
+        begins.append(len(content + other))
+        content += other + blob
+    found = decode_common(JoinedValues(content, sizes_of(blobs), begins=np.array(begins, np.int64)))
+    assert same_value(found, decode_common(blobs))
+
+
+@given(st.binary(min_size=1, max_size=40), st.data())
+@example(encode("text") + encode("more"), None)
+def test_bytes_when_more_follow_then_are_read_as_if_nothing_did(content: bytes, data: st.DataObject | None) -> None:
+    size = len(encode("text")) - 1 if data is None else data.draw(st.integers(0, len(content)))
+    whole = decode_common([content[:size]])
+    assert same_value(decode_common(JoinedValues(content, np.array([size]))), whole)
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 3000])
