@@ -6,14 +6,15 @@ database takes one of them in half the time that it needs for four values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from operator import getitem, itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tdserve.errors import RemoteProtocolError
-from tdserve.value_columns import Buffer, Sizes, sizes_of
+from tdserve.value_columns import Buffer, JoinedValues, Sizes, sizes_of
 
 _SIZE_BYTES = 4
 
@@ -64,26 +65,71 @@ class Unbundled:
     """
 
     def __init__(self, bundles: Sequence[Buffer | None], num_paths: int) -> None:
+        present: Any = [each for each in bundles if each is not None] if None in bundles else bundles
         self._bundles = bundles
-        self._present = present = [each for each in bundles if each is not None]
+        self._present: Sequence[Buffer] = present
         width = _SIZE_BYTES * num_paths
-        heads = b"".join([each[:width] for each in present])
+        heads = b"".join(map(itemgetter(slice(width)), present))
         if len(heads) != width * len(present):
             raise _no_bundle(present)
-        table = np.frombuffer(heads, "<u4").reshape(len(present), num_paths)
-        self._ends = width + np.cumsum(table, axis=1, dtype=np.int64)
-        self._begins = self._ends - table
-        if [*map(len, present)] != self._ends[:, -1].tolist():
+        self._sizes = np.frombuffer(heads, "<u4").reshape(len(present), num_paths).astype(np.int64)
+        self._ends = width + np.cumsum(self._sizes, axis=1)
+        self._begins = self._ends - self._sizes
+        if (sizes_of(present) != self._ends[:, -1]).any():
             raise _no_bundle(present)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some row has no bundle."""
+        return len(self._present) < len(self._bundles)
 
     def column(self, number: int) -> Iterator[Buffer | None]:
         """The values of one path, one by one, which are no copies of memoryviews; None where a row has no bundle."""
-        bounds = zip(self._begins[:, number].tolist(), self._ends[:, number].tolist(), strict=True)
-        values = (each[begin:end] for each, (begin, end) in zip(self._present, bounds, strict=True))
-        return values if len(self._present) == len(self._bundles) else self._with_gaps(values)
+        values = iter(self._cut(self._begins[:, number], self._ends[:, number]))
+        return (None if each is None else next(values) for each in self._bundles) if self.has_gaps else values
 
-    def _with_gaps(self, values: Iterator[Buffer]) -> Iterator[Buffer | None]:
-        return (None if each is None else next(values) for each in self._bundles)
+    def columns(self, heads_nbytes: Mapping[int, int | None]) -> dict[int, JoinedValues]:
+        """Copies of the values of several paths, of the rows that have a bundle; those side by side share a buffer.
+
+        Args:
+            heads_nbytes: By number of the path; of one whose values are large, and get a buffer of their own, how many
+                bytes at the front of each are to lie apart, else None.
+        """
+        runs: list[list[int]] = []  # paths side by side, of which the last one may be large
+        for number in sorted(heads_nbytes):
+            if runs and runs[-1][-1] == number - 1 and heads_nbytes[number - 1] is None:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        found: dict[int, JoinedValues] = {}
+        for run in runs:
+            found |= self._copied(run, heads_nbytes[run[-1]])
+        return found
+
+    def _copied(self, run: Sequence[int], head_nbytes: int | None) -> dict[int, JoinedValues]:
+        """The values of a run; ``head_nbytes`` as of its last path."""
+        first, last = run[0], run[-1]
+        begins, ends = self._begins[:, first], self._ends[:, last]
+        if head_nbytes is not None:
+            head_nbytes = head_nbytes if int(self._sizes[:, last].min(initial=head_nbytes)) >= head_nbytes else 0
+            ends = self._begins[:, last] + head_nbytes
+        content = b"".join(self._cut(begins, ends))
+        lengths = ends - begins
+        moved = np.cumsum(lengths) - lengths - begins  # from where a value lies in its bundle to where in the content
+        found = {
+            number: JoinedValues(content, self._sizes[:, number], begins=self._begins[:, number] + moved)
+            for number in (run if head_nbytes is None else run[:-1])
+        }
+        if head_nbytes is not None:
+            heads = np.frombuffer(content, np.uint8)[(self._begins[:, last] + moved)[:, None] + np.arange(head_nbytes)]
+            bodies = bytearray().join(self._cut(ends, self._ends[:, last]))
+            found[last] = JoinedValues(bodies, self._sizes[:, last] - head_nbytes, heads=heads.tobytes())
+        return found
+
+    def _cut(self, begins: Sizes, ends: Sizes) -> list[Buffer]:
+        """A part of each bundle."""
+        parts = map(slice, begins.tolist(), ends.tolist())
+        return list(map(getitem, self._present, parts))  # type: ignore[arg-type]  # overloaded by kind of index
 
 
 def bundles_of(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:

@@ -20,6 +20,8 @@ Rows = Sequence[int] | npt.NDArray[np.int64]
 NAME_BYTES = 16
 
 _ROW_BYTES = 8
+_TAIL = np.dtype(f"V{_ROW_BYTES}")
+
 COMMON = bytes(_ROW_BYTES)
 """Behind the name, of the value that all rows share which have none of their own."""
 
@@ -38,8 +40,8 @@ def tails_of(rows: Rows) -> list[bytes]:
     numbers = np.asarray(rows, np.int64)
     if len(numbers) and int(numbers.min()) < 0:
         raise LocalProtocolError(reason=f"row {int(numbers.min())} of a value")
-    joined = (numbers + 1).astype(">u8").tobytes()
-    return [joined[start : start + _ROW_BYTES] for start in range(0, len(joined), _ROW_BYTES)]
+    tails: list[bytes] = (numbers + 1).astype(">u8").view(_TAIL).tolist()
+    return tails
 
 
 def has_rows(cursor: lmdb.Cursor, name: bytes) -> bool:

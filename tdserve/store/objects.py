@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from tdserve.store.bundles import Bundle, Bundles
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.object_rows import COMMON, NAME_BYTES, KeyPath, Rows, all_of, clear, has_rows, name_of, tails_of
 from tdserve.value_bundles import Unbundled
-from tdserve.value_columns import Buffer, join
+from tdserve.value_columns import Buffer, JoinedValues, join
 
 COMMITS_PER_CHECK = 256
 """A reader that was killed inside a read keeps pages from being used again until somebody looks for such readers."""
@@ -177,8 +177,8 @@ class Objects:
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
             self._env().begin(db=self._values, buffers=True) as txn,
         ):
-            reader = _Reader(txn, self._bundles)
-            return [reader.column(path, rows, joined.get(path)) for path, rows in wanted]
+            reader = _Reader(txn, self._bundles, wanted, joined)
+            return [reader.column(path, rows) for path, rows in wanted]
 
     def free_bytes(self) -> int:
         """Bytes of the map that no value takes. Values of over two kilobytes need whole pages that lie in a row."""
@@ -303,39 +303,69 @@ class Objects:
 
 
 class _Reader:
-    """Reads in one transaction. What it gives are copies: the buffers of a transaction end with it."""
+    """Reads in one transaction. What it gives are copies: the buffers of a transaction end with it.
 
-    def __init__(self, txn: lmdb.Transaction, bundles: Bundles) -> None:
+    Args:
+        wanted, joined: As of ``Objects.get_many``.
+    """
+
+    def __init__(
+        self,
+        txn: lmdb.Transaction,
+        bundles: Bundles,
+        wanted: Sequence[tuple[KeyPath, Rows]],
+        joined: Mapping[KeyPath, int],
+    ) -> None:
         self._txn = txn
         self._cursor = txn.cursor()
         self._bundles = bundles
+        self._wanted = wanted
+        self._joined = joined
         self._tails: dict[int, list[bytes]] = {}  # many paths are asked for with the same rows
         self._unbundled: dict[tuple[bytes, int], Unbundled] = {}
+        self._copied: dict[tuple[bytes, int], dict[int, JoinedValues]] = {}
 
-    def column(self, path: KeyPath, rows: Rows, head_nbytes: int | None) -> FoundColumn:
-        """What a path has; joined where ``head_nbytes`` says so."""
-        if id(rows) not in self._tails:
-            self._tails[id(rows)] = tails_of(rows)
-        txn, tails, name = self._txn, self._tails[id(rows)], name_of(path)
+    def column(self, path: KeyPath, rows: Rows) -> FoundColumn:
+        """What a path has; joined where that was asked for, or it lies in bundles with others."""
+        txn, name = self._txn, name_of(path)
+        bundle = self._bundles.holding(txn, path)
+        has_own = has_rows(self._cursor, name)
+        if bundle is not None and not has_own and not self._in_bundles(bundle, rows).has_gaps:
+            return FoundColumn(True, self._copies(bundle, rows)[bundle.paths.index(path)])
         held: Any = txn.get(name + COMMON)
         common = None if held is None else bytes(held)
-        bundle = self._bundles.holding(txn, path)
-        found: Any = None if bundle is None else self._in_bundles(bundle, path, id(rows))
-        if has_rows(self._cursor, name):
-            own = map(txn.get, map(name.__add__, tails))
+        found: Any = None if bundle is None else self._in_bundles(bundle, rows).column(bundle.paths.index(path))
+        if has_own:
+            own = map(txn.get, map(name.__add__, self._tails_of(rows)))
             found = own if found is None else [b if a is None else a for a, b in zip(own, found, strict=True)]
         if found is None:
             return FoundColumn(False, [common])
-        if head_nbytes is not None:
+        if path in self._joined:
             found = [common if value is None else value for value in found]
             if common is not None or None not in found:
-                return FoundColumn(True, join(found, head_nbytes=head_nbytes))
+                return FoundColumn(True, join(found, head_nbytes=self._joined[path]))
         # each buffer goes at once: hundreds that live together wake the garbage collector
         return FoundColumn(True, [common if value is None else bytes(value) for value in found])
 
-    def _in_bundles(self, bundle: Bundle, path: KeyPath, rows: int) -> Iterator[Buffer | None]:
-        unbundled = self._unbundled.get((bundle.name, rows))
+    def _in_bundles(self, bundle: Bundle, rows: Rows) -> Unbundled:
+        unbundled = self._unbundled.get((bundle.name, id(rows)))
         if unbundled is None:
-            found = list(map(self._txn.get, map(bundle.name.__add__, self._tails[rows])))
-            unbundled = self._unbundled[bundle.name, rows] = self._bundles.unbundled(bundle, found)
-        return unbundled.column(bundle.paths.index(path))
+            found = list(map(self._txn.get, map(bundle.name.__add__, self._tails_of(rows))))
+            unbundled = self._unbundled[bundle.name, id(rows)] = self._bundles.unbundled(bundle, found)
+        return unbundled
+
+    def _copies(self, bundle: Bundle, rows: Rows) -> dict[int, JoinedValues]:
+        """All that is wanted of the bundles of these rows, copied together; by number of the path in the bundle."""
+        copied = self._copied.get((bundle.name, id(rows)))
+        if copied is None:
+            numbers = {path: number for number, path in enumerate(bundle.paths)}
+            wanted = {path for path, each in self._wanted if each is rows and path in numbers}
+            copied = self._in_bundles(bundle, rows).columns({numbers[path]: self._joined.get(path) for path in wanted})
+            self._copied[bundle.name, id(rows)] = copied
+        return copied
+
+    def _tails_of(self, rows: Rows) -> list[bytes]:
+        tails = self._tails.get(id(rows))
+        if tails is None:
+            tails = self._tails[id(rows)] = tails_of(rows)
+        return tails

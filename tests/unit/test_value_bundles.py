@@ -45,6 +45,36 @@ def test_unbundled_when_bytes_are_no_bundle_then_is_refused(content: bytes) -> N
         Unbundled([whole[0], content], 2)
 
 
+COLUMNS = [TEXTS, [b"h0" + b"big" * 9, b"h1", b"h2x"], NUMBERS, [b"", b"y", b""]]
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+@pytest.mark.parametrize("wanted", [(0, 1, 2, 3), (0,), (1,), (0, 2), (2, 3), (1, 2), (3, 0), ()])
+@pytest.mark.parametrize("head_nbytes", [None, 0, 2, 3])
+def test_columns_when_copied_then_the_values_of_each_path(
+    kind: type, wanted: tuple[int, ...], head_nbytes: int | None
+) -> None:
+    unbundled = Unbundled([kind(each) for each in bundles_of(COLUMNS)], 4)
+    found = unbundled.columns({number: head_nbytes if number == 1 else None for number in wanted})
+    assert {number: list(values) for number, values in found.items()} == {number: COLUMNS[number] for number in wanted}
+    if 1 in wanted and head_nbytes is not None:
+        has_heads = head_nbytes == 2  # not all have three bytes
+        assert found[1].heads == (b"h0h1h2" if has_heads else b"")
+        assert isinstance(found[1].content, bytearray)
+
+
+def test_columns_when_side_by_side_then_share_a_buffer_and_else_not() -> None:
+    found = Unbundled(bundles_of(COLUMNS), 4).columns({0: None, 1: 2, 2: None, 3: None})
+    assert found[2].content is found[3].content
+    assert found[1].content is not found[0].content is not found[2].content
+    assert len(found[0].content) == len(b"".join(TEXTS)) + 3 * 2  # with the heads of what lies behind
+
+
+def test_columns_when_there_are_no_rows_then_no_values() -> None:
+    found = Unbundled([], 2).columns({0: None, 1: 8})
+    assert {number: list(values) for number, values in found.items()} == {0: [], 1: []}
+
+
 def test_joined_when_of_several_columns_then_one_after_the_other() -> None:
     first, second = SplitColumn(sizes_of(TEXTS), [TEXTS]), SplitColumn(sizes_of(NUMBERS), [NUMBERS])
     both = SplitColumn.joined([first, second])

@@ -68,9 +68,15 @@ def test_bundles_when_stored_then_every_path_has_its_values(tmp_path: Path) -> N
         put_whole(objects, [4, 1], "x")
         assert read(objects, PATHS) == {(path, row): value(path, row, "x") for path in PATHS for row in (1, 4)}
         assert num_entries(objects) == 2
-        found = objects.get_many([(path, [1, 4]) for path in PATHS], joined={PATHS[2]: 3})
-        assert isinstance(found[2].values, JoinedValues)
-        assert found[2].values == [value(PATHS[2], row, "x") for row in (1, 4)]
+        rows = [1, 4]
+        found = objects.get_many([(path, rows) for path in PATHS], joined={PATHS[2]: 3})
+        assert [list(column.values) for column in found] == [[value(path, row, "x") for row in rows] for path in PATHS]
+        first, second, third = (column.values for column in found)
+        assert isinstance(first, JoinedValues)
+        assert isinstance(second, JoinedValues)
+        assert isinstance(third, JoinedValues)
+        assert first.content is second.content
+        assert len(third.heads) == 2 * 3
     with Objects(tmp_path) as reader:
         assert len(read(reader, PATHS)) == 6
 
