@@ -137,9 +137,11 @@ def decode_values(
     if len(columns) != len(spec.values):
         raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(columns)}")
     values: dict[Path, Any] = {}
-    is_per_row: dict[Path, bool] = {}
+    changed: dict[Path, bool] = {}
     for (path, leaf), (is_spread, blobs) in zip(spec.values, columns, strict=True):
-        per_row = is_per_row[path] = is_spread and bool(leaf.batch_size)
+        per_row = is_spread and bool(leaf.batch_size)
+        if per_row != leaf.per_row:
+            changed[path] = per_row
         size = math.prod(leaf.batch_size) if per_row else 1
         if len(blobs) != size:
             raise RemoteProtocolError(expected=f"{size} values at {path}", received=f"{len(blobs)}")
@@ -152,7 +154,7 @@ def decode_values(
         else:
             decoded = decode(blobs)
             values[path] = nested_list(decoded, leaf.batch_size) if per_row else decoded[0]
-    return spec.with_per_row(is_per_row), values
+    return spec.with_per_row(changed) if changed else spec, values
 
 
 def _elements(

@@ -25,7 +25,7 @@ Shapes = NDArray[np.int64]
 _NOTHING = b"\x08\x01"
 """The message of None: what a row holds of a leaf that was not written."""
 
-_MAX_ELEMENTS = 2.0**62
+_MAX_ELEMENTS = 2**62
 
 
 class Pieces(Sequence[torch.Tensor]):
@@ -39,7 +39,7 @@ class Pieces(Sequence[torch.Tensor]):
     def __init__(self, flat: torch.Tensor, shapes: Shapes) -> None:
         self._flat = flat
         self._shapes = shapes
-        self._ends: Shapes = np.cumsum(shapes.prod(axis=1), dtype=np.int64)
+        self._ends: Shapes = np.cumsum(_numels(shapes), dtype=np.int64)
         self._replaced: dict[int, torch.Tensor] = {}
 
     @staticmethod
@@ -74,12 +74,10 @@ class Pieces(Sequence[torch.Tensor]):
         split = _split(blobs, ragged)
         content: Any = split.content if header else bytearray(split.content)
         shapes = np.frombuffer(split.heads, "<i8").reshape(len(split), len(ragged.shape)).astype(np.int64)
-        nbytes = split.sizes
-        sizes = shapes.astype(np.float64).prod(axis=1)
-        is_sane = (
-            not (shapes < 0).any() and not (np.maximum(shapes, 1).astype(np.float64).prod(axis=1) > _MAX_ELEMENTS).any()
-        )
-        if not is_sane or (sizes * itemsize != nbytes).any() or not _fit(shapes, ragged.shape):
+        if not _is_sane(shapes) or not _fit(shapes, ragged.shape):
+            raise _no_piece(ragged)
+        numels, nbytes = _numels(shapes), split.sizes
+        if (numels > nbytes).any() or (numels * itemsize != nbytes).any():  # the first, or the second overflows
             raise _no_piece(ragged)
         if ragged.dtype == "bool" and len(content) and max(content) > 1:
             raise _no_piece(ragged)
@@ -245,6 +243,21 @@ def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
     if len(split.heads) != header * len(split):
         raise _no_piece(ragged)
     return split
+
+
+def _numels(shapes: Shapes) -> Shapes:
+    """Elements of each."""
+    return shapes.reshape(-1) if shapes.shape[1] == 1 else shapes.prod(axis=1)
+
+
+def _is_sane(shapes: Shapes) -> bool:
+    """Whether no size is below 0, and no shape has so many elements that their number would not be an int64's."""
+    ndim = shapes.shape[1]
+    if not shapes.size or int(shapes.min()) < 0:
+        return not shapes.size
+    if max(int(shapes.max()), 1) ** ndim <= _MAX_ELEMENTS:
+        return True
+    return not (np.maximum(shapes, 1).astype(np.float64).prod(axis=1) > _MAX_ELEMENTS).any()
 
 
 def _fit(shapes: Shapes, expected: tuple[int, ...]) -> bool:

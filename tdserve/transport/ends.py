@@ -268,6 +268,10 @@ class RowEnd:
         is_dense = num_rows > 0 and int(rows[-1]) - self._first == num_rows - 1
         self._is_run = is_dense and bool((rows[1:] > rows[:-1]).all())
 
+    def trailing(self, slot: int) -> NDArray[np.uint8]:
+        """The bytes of a slot behind the leaves, which must have been copied before."""
+        return self._trailing.column(slot)
+
     def direct(self, message: Message) -> torch.Tensor | None:
         if not self._is_run or len(message.parts) != 1 or message.parts[0].slot >= self._layout.num_leaves:
             return None

@@ -9,10 +9,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
-from tdserve.content import GENERATION_KEY, read_layout
+from tdserve.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.data.opened import OpenStore
 from tdserve.errors import TransferAbortedError
 from tdserve.row_numbers import encode_rows
@@ -168,6 +169,23 @@ def test_rows_when_chosen_then_copied_with_what_the_table_adds(end: LocalEnd, fi
     assert copied.received.num_missing == 0
     leaves["a",].zero_()
     assert torch.equal(files.leaves["a",], TD["a"])
+
+
+@pytest.mark.parametrize("pool", [BufferPool, WorkerPool])
+def test_rows_when_they_have_no_tensors_then_what_the_table_adds_may_be_changed(
+    end: LocalEnd, tmp_path: Path, pool: type[BufferPool]
+) -> None:
+    files = StoredTensorDict(tmp_path / "stores" / "empty", TensorDict({}, [6]))
+    flags = np.array([True, False])
+    accepted = granted([4, 1], [2, 2], added=[{"name": SLICE_END_KEY, "content": flags.tobytes()}])
+    received = copy_rows(end, "empty", files.spec, (SLICE_END_KEY,), accepted, pool()).received
+    assert received.leaves() == {}
+    assert received.trailing(INDEX_KEY).tolist() == [4, 1]
+    assert torch.equal(received.trailing(SLICE_END_KEY), torch.from_numpy(flags))
+    assert received.num_missing == 0
+    for name in (INDEX_KEY, GENERATION_KEY, SLICE_END_KEY):
+        received.trailing(name).zero_()
+    assert files.generations.values.tolist() == [2] * 7
 
 
 def test_rows_when_one_moves_while_they_are_copied_then_missing(end: LocalEnd, files: StoredTensorDict) -> None:
