@@ -174,7 +174,7 @@ def _read_here(client: SessionClient, store: OpenStore, wanted: _Wanted, *, valu
         chosen = selected_spec(store.spec, selection, keys, store=store.name)
         destination.check(chosen)
         places = destination.places(read_layout(chosen))
-    found = copy_selection(store, selection.to_message(), keys, values=values, pool=client.pool, into=places)
+    found = copy_selection(store, selection, keys, values=values, pool=client.pool, into=places)
     if found is None:
         return None
     trusts = client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle

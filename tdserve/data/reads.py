@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from tdserve.content import ReadStatus, read_layout, selected_spec, status_column
 from tdserve.data.opened import OpenStore
 from tdserve.layout import Layout
-from tdserve.selection import from_message
+from tdserve.selection import Selection, from_message
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.torch_types import indexable
-from tdserve.spec.tree import Spec
+from tdserve.spec.tree import Path, Spec
 from tdserve.transport.ends import IndexedEnd, RowEnd, Trailer
-from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 Asked = control_pb2.ReadRequest | worker_pb2.SendSelection
 
@@ -38,7 +39,8 @@ class ReadPlan:
         spec: Structure of what is selected.
         layout: Of its content.
         index: For any leaf; ``()`` takes all of it.
-        watched: Which generations tell of a change: the store's own for everything, else those of the rows.
+        watched: Which generations tell of a change: the store's own for everything, else those of the rows, some of
+            them several times where the expression is a list of rows.
         elements: Positions in the flattened batch, for the values; None for all.
     """
 
@@ -83,17 +85,30 @@ class ReadPlan:
         return trail
 
 
+def plan_selection(store: OpenStore, selection: Selection, keys: Sequence[Path]) -> ReadPlan:
+    """The plan of a read. Raises as ``plan_read``."""
+    if selection.listed is not None:  # a message of it would be long, and not be met again
+        return _plan(store, selection, keys)
+    asked = control_pb2.ReadRequest(
+        selection=selection.to_message(), keys=[content_pb2.Path(parts=path) for path in keys]
+    )
+    return plan_read(store, asked)
+
+
 def plan_read(store: OpenStore, asked: Asked) -> ReadPlan:
-    """The plan of a read; kept for next time.
+    """The plan of a read as a message has it; kept for next time.
 
     Raises:
         KeyNotFoundError, SelectionError: The expression does not fit the store.
     """
+    keys: list[Path] = [tuple(key.parts) for key in asked.keys]
+    if asked.selection.ByteSize() > MAX_KEPT_BYTES:
+        return _plan(store, from_message(asked.selection), keys)
     parts = [asked.selection.SerializeToString(), *(key.SerializeToString() for key in asked.keys)]
     name = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     plan: ReadPlan | None = store.plans.get(name)
     if plan is None:
-        plan = _plan(store, asked)
+        plan = _plan(store, from_message(asked.selection), keys)
         if len(name) <= MAX_KEPT_BYTES and plan.num_positions <= MAX_KEPT_POSITIONS:
             if len(store.plans) >= MAX_KEPT_PLANS:
                 store.plans.clear()
@@ -101,15 +116,17 @@ def plan_read(store: OpenStore, asked: Asked) -> ReadPlan:
     return plan
 
 
-def _plan(store: OpenStore, asked: Asked) -> ReadPlan:
-    selection = from_message(asked.selection)
-    spec = selected_spec(store.spec, selection, [tuple(key.parts) for key in asked.keys], store=store.name)
+def _plan(store: OpenStore, expression: Selection, keys: Sequence[Path]) -> ReadPlan:
     batch_size = store.spec.batch_size
-    is_everything = selection.is_everything
+    selection = expression.canonical(batch_size, store=store.name)
+    spec = selected_spec(store.spec, selection, keys, store=store.name)
+    is_everything, rows = selection.is_everything, selection.listed
+    if rows is None:
+        rows = slice(-1, None) if is_everything else selection.rows(batch_size)
     return ReadPlan(
         spec=spec,
         layout=read_layout(spec),
         index=to_torch_index(selection, batch_size) if selection.items else (),
-        watched=slice(-1, None) if is_everything else selection.rows(batch_size),
+        watched=rows,
         elements=None if is_everything or not store.spec.values else selection.elements(batch_size),
     )

@@ -14,17 +14,18 @@ from tdserve.client.leaves import Leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.content import ReadStatus, rows_layout, status_column
 from tdserve.data.opened import OpenStore
-from tdserve.data.reads import ReadPlan, plan_read
+from tdserve.data.reads import ReadPlan, plan_selection
 from tdserve.data.rows import rows_source
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.errors import StoreNotFoundError, TransferAbortedError
 from tdserve.layout import Layout
 from tdserve.row_numbers import decode_rows, spread
+from tdserve.selection import Selection
 from tdserve.spec.torch_types import indexable, to_torch
 from tdserve.spec.tree import Path, Spec
 from tdserve.transport.ends import RowEnd, Source, as_bytes
 from tdserve.transport.pool import BufferPool
-from tdserve.v1 import content_pb2, control_pb2
+from tdserve.v1 import control_pb2
 
 MAX_CLONED_BYTES = 4096
 """A few small tensors are cloned one by one, faster than a buffer for all of them is made."""
@@ -114,7 +115,7 @@ class Selected:
 
 def copy_selection(
     store: OpenStore,
-    selection: content_pb2.Selection,
+    selection: Selection,
     keys: Sequence[Path],
     *,
     values: bytes | ReadBlock,
@@ -127,8 +128,7 @@ def copy_selection(
         values: Of the server, where this process cannot read them itself.
         into: The caller's tensors, in the order of the selection's layout.
     """
-    asked = control_pb2.ReadRequest(selection=selection, keys=[content_pb2.Path(parts=path) for path in keys])
-    plan = plan_read(store, asked)
+    plan = plan_selection(store, selection, keys)
     generations = store.generations
     before = generations.values[plan.watched].copy()
     if (before & 1).any():

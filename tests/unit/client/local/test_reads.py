@@ -70,7 +70,7 @@ def selected(
     store: OpenStore, index: Any = (), *keys: KeyPath, pool: BufferPool | None = None, into: Leaves | None = None
 ) -> Selected | None:
     """A copy."""
-    return copy_selection(store, parse(index).to_message(), keys, values=b"", pool=pool or BufferPool(), into=into)
+    return copy_selection(store, parse(index), keys, values=b"", pool=pool or BufferPool(), into=into)
 
 
 @pytest.mark.parametrize(
