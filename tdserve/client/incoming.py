@@ -184,7 +184,11 @@ class _Run(NamedTuple):
 
 
 def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
+    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them.
+
+    Each counts its versions for itself (``data``): what is done in place to one leaf is no matter of a backward that
+    needs another.
+    """
     typed: dict[str, torch.Tensor] = {}
     found: list[torch.Tensor] = []
     for dtype, num_slots, size, stride, offset in _runs(layout):
@@ -193,9 +197,9 @@ def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
             base = typed[dtype] = buffer.view(to_torch(dtype))
         run = torch.as_strided(base, size, stride, offset)
         if num_slots > 1:
-            found += run.unbind(0)
+            found += [each.data for each in run.unbind(0)]
         else:
-            found.append(run)
+            found.append(run.data)
     return found
 
 

@@ -80,6 +80,22 @@ def test_sample_when_drawn_then_rows_are_whole_and_say_where_they_are(
         assert generation == (4 if index < 2 else 2)
 
 
+@both_sizes
+def test_sample_when_one_leaf_is_changed_in_place_then_backward_through_another_goes_on(
+    client: tdserve.Client, name: str, size: int
+) -> None:
+    replay = create(client, name, 10, size=size)
+    index = replay.extend(rows(1, 2, 3, 4, size=size))
+    with replay.batches(2, prefetch=4) as batches:
+        found = [replay.sample(2), replay[index], next(batches), next(batches)]
+    layer = torch.nn.Linear(size, 1)
+    losses = [layer(td["obs"]).sum() for td in found]
+    for td in found:
+        td["number"].add_(1)
+    for loss in losses:
+        loss.backward()
+
+
 def test_sample_when_a_row_was_overwritten_then_its_generation_has_moved(client: tdserve.Client, name: str) -> None:
     replay = create(client, name, 1)
     replay.extend(rows(1))

@@ -140,7 +140,7 @@ class Sampled:
         if total == num_rows:
             return [self.build()]
         spec = self.spec.with_rows(num_rows)
-        columns = {path: torch.split(tensor, num_rows) for path, tensor in self.tensors.items()}
+        columns = {path: [part.data for part in torch.split(tensor, num_rows)] for path, tensor in self.tensors.items()}
         is_per_row = {path: leaf.per_row for path, leaf in self.spec.values}
         whole = with_one_value(self.values, self.spec, self._stored)
         batches = []
