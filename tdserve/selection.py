@@ -71,7 +71,7 @@ class Selection:
     def listed(self) -> Positions | None:
         """The rows one by one, where the selection is a list of them and nothing else; else None."""
         only = self.items[0] if len(self.items) == 1 else None
-        return only if isinstance(only, np.ndarray) and only.ndim == 1 and only.dtype == np.int64 else None
+        return only if isinstance(only, np.ndarray) and not is_mask(only) and only.ndim == 1 else None
 
     def check(self, batch_size: Sequence[int], store: str = "") -> None:
         """Raises if the selection does not fit.

@@ -120,13 +120,13 @@ def _plan(store: OpenStore, expression: Selection, keys: Sequence[Path]) -> Read
     batch_size = store.spec.batch_size
     selection = expression.canonical(batch_size, store=store.name)
     spec = selected_spec(store.spec, selection, keys, store=store.name)
-    is_everything, rows = selection.is_everything, selection.listed
-    if rows is None:
-        rows = slice(-1, None) if is_everything else selection.rows(batch_size)
+    is_everything, watched = selection.is_everything, selection.listed
+    if not is_everything and watched is None:
+        watched = selection.rows(batch_size)
     return ReadPlan(
         spec=spec,
         layout=read_layout(spec),
         index=to_torch_index(selection, batch_size) if selection.items else (),
-        watched=rows,
+        watched=slice(-1, None) if watched is None else watched,
         elements=None if is_everything or not store.spec.values else selection.elements(batch_size),
     )

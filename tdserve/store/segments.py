@@ -2,7 +2,8 @@
 
 The receiver opens such a file through ``/proc`` and needs nothing from the sender but a few numbers. What it does not
 need any more it marks so in the segment itself, and the sender fills it anew: its pages are there already, which
-fresh ones cost more than the copy into them. Nothing has a name, so nothing is left behind when a process is killed.
+fresh ones cost more than the copy into them. The receiver keeps segments mapped for the same reason. Nothing has a
+name, so nothing is left behind when a process is killed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import select
 import weakref
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,10 @@ from tdserve.errors import CorruptDataError, PeerLostError
 HEADER_NBYTES = 4096
 NUM_MARKS = 256
 """How often the content of one segment can be with receivers at the same time."""
+
+MAX_KEPT = 128
+MAX_KEPT_NBYTES = 512 * 1024 * 1024
+"""Of segments that a receiver keeps mapped for the next time; what is in use stays mapped in any case."""
 
 END_TIMEOUT_S = 1.0
 """For the rest of a process that is being killed."""
@@ -45,6 +51,7 @@ class Sent:
         uid: Of the segment; another file may have its number by now.
         mark: Which mark says that this receiver uses it.
         nbytes: Of the content.
+        capacity_nbytes: Of the segment.
     """
 
     pid: int
@@ -52,6 +59,7 @@ class Sent:
     uid: bytes
     mark: int
     nbytes: int
+    capacity_nbytes: int
 
 
 class Segment:
@@ -86,7 +94,7 @@ class Segment:
             return None
         mark = int(free[0])
         self._memory[mark] = 1
-        return Sent(os.getpid(), self._fd, self._uid, mark, nbytes)
+        return Sent(os.getpid(), self._fd, self._uid, mark, nbytes, self.nbytes)
 
 
 def receive(sent: Sent) -> Loan:
@@ -96,21 +104,59 @@ def receive(sent: Sent) -> Loan:
         PeerLostError: The sender has ended.
         CorruptDataError: The number is that of another file.
     """
+    memory = _MAPPED.get(sent)
+    loan = memory[HEADER_NBYTES : HEADER_NBYTES + sent.nbytes].view(Loan)
+    weakref.finalize(loan, _give_back, memory, sent.mark, os.getpid()).atexit = False
+    return loan
+
+
+class MappedSegments:
+    """Segments of others, mapped: those that were used last. Threads: safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[tuple[int, bytes], Bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, sent: Sent) -> Bytes:
+        """The whole of a segment. Raises as ``receive``."""
+        key = sent.pid, sent.uid
+        with self._lock:
+            memory = self._kept.pop(key, None)
+            if memory is None:
+                memory = _map(sent)
+                self._drop_ended()
+            self._kept[key] = memory
+            while len(self._kept) > MAX_KEPT or sum(map(len, self._kept.values())) > max(MAX_KEPT_NBYTES, len(memory)):
+                del self._kept[next(iter(self._kept))]
+        return memory
+
+    def _drop_ended(self) -> None:
+        """Whose senders are gone will not be filled again."""
+        ended = {pid for pid in {pid for pid, _ in self._kept} if not os.path.exists(f"/proc/{pid}/fd")}
+        for key in [key for key in self._kept if key[0] in ended]:
+            del self._kept[key]
+
+
+_MAPPED = MappedSegments()
+
+
+def _map(sent: Sent) -> Bytes:
     path = f"/proc/{sent.pid}/fd/{sent.fd}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            memory: Bytes = np.frombuffer(mmap.mmap(fd, HEADER_NBYTES + sent.nbytes), np.uint8)
+            memory: Bytes = np.frombuffer(mmap.mmap(fd, HEADER_NBYTES + sent.capacity_nbytes), np.uint8)
         finally:
             os.close(fd)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no such process or file; a shorter one
         _await_end(sent.pid)
         raise PeerLostError(peer=f"process {sent.pid}", reason=str(error)) from error
     if memory[_ID_AT : _ID_AT + _ID_NBYTES].tobytes() != sent.uid:
         raise CorruptDataError(path=path, expected="a segment", actual="another file")
-    loan = memory[HEADER_NBYTES:].view(Loan)
-    weakref.finalize(loan, _give_back, memory, sent.mark, os.getpid()).atexit = False
-    return loan
+    return memory
 
 
 def _await_end(pid: int) -> None:

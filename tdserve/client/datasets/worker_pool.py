@@ -7,6 +7,7 @@ connection made for it, which takes longer than a batch of small rows. Here all 
 
 from __future__ import annotations
 
+import copyreg
 import os
 import weakref
 from functools import cache
@@ -15,8 +16,10 @@ from threading import Lock
 from typing import Any, ClassVar
 
 import torch
+from tensordict import TensorDict
 from torch.multiprocessing.reductions import reduce_storage
 
+from tdserve.client.datasets.compact import Tree, put_together, taken_apart
 from tdserve.store.segments import Segment, Sent, receive
 from tdserve.transport.pool import BufferPool, size_class
 
@@ -75,8 +78,22 @@ def _pool_of(pid: int) -> WorkerPool:
         sent = pool.send(storage) if os.getpid() == pid else None
         return (_received, (sent,)) if sent is not None else reduce_storage(storage)  # type: ignore[no-untyped-call]
 
+    def reduce_td(td: TensorDict) -> Any:
+        parts = taken_apart(td) if os.getpid() == pid else None
+        if parts is not None:
+            storage, tree = parts
+            sent = pool.send(storage)
+            if sent is not None:
+                return _put_together, (sent, tree)
+        return copyreg.dispatch_table[TensorDict](td)
+
     ForkingPickler.register(torch.UntypedStorage, reduce)
+    ForkingPickler.register(TensorDict, reduce_td)
     return pool
+
+
+def _put_together(sent: Sent, tree: Tree) -> TensorDict:
+    return put_together(_received(sent), tree)
 
 
 def _received(sent: Sent) -> torch.UntypedStorage:

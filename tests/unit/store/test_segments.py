@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tdserve.errors import CorruptDataError, PeerLostError
-from tdserve.store.segments import NUM_MARKS, Segment, Sent, receive
+from tdserve.store.segments import MAX_KEPT, MAX_KEPT_NBYTES, NUM_MARKS, MappedSegments, Segment, Sent, receive
 
 
 def _sent(segment: Segment, nbytes: int) -> Sent:
@@ -82,3 +83,45 @@ def test_segment_when_dropped_then_its_descriptor_is_closed_and_receivers_keep_t
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= num_fds + 1  # mmap has one of its own
     assert found.tolist() == list(range(64))
+
+
+def test_receive_when_a_segment_comes_again_then_it_is_mapped_still() -> None:
+    segment = Segment(10_000)
+    first = receive(_sent(segment, 100))
+    address = first.ctypes.data
+    del first
+    gc.collect()
+    again = receive(_sent(segment, 10_000))
+    assert (again.ctypes.data, len(again)) == (address, 10_000)
+
+
+def test_receive_when_segments_are_many_then_only_the_last_stay_mapped() -> None:
+    mapped = MappedSegments()
+    segments = [Segment(64) for _ in range(MAX_KEPT + 3)]
+    for segment in segments:
+        mapped.get(_sent(segment, 64))
+    assert len(mapped) == MAX_KEPT
+    large = Segment(MAX_KEPT_NBYTES + 1)
+    mapped.get(_sent(large, 1))
+    assert len(mapped) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_receive_when_a_sender_has_ended_then_its_segments_go_with_the_next() -> None:
+    mapped, here = MappedSegments(), Segment(64)
+    (reading, writing), (held, ends) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        segment = Segment(64)
+        os.write(writing, pickle.dumps(_sent(segment, 64)))
+        os.close(ends)
+        os.read(held, 1)  # until the parent has it
+        os._exit(0)
+    mapped.get(pickle.loads(os.read(reading, 4096)))
+    os.close(ends)
+    os.waitpid(child, 0)
+    assert len(mapped) == 1
+    mapped.get(_sent(here, 64))
+    assert len(mapped) == 1
+    for fd in (reading, writing, held):
+        os.close(fd)

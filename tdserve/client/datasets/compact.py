@@ -1,0 +1,86 @@
+"""Tensordicts over one piece of memory, taken apart for a queue between processes and put together again.
+
+torch sends each tensor for itself, with a class and a function by name for each: for a batch of small rows that takes
+as long as to read it. Here a tensordict is one storage, and where in it its leaves lie.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+
+Leaf = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+"""Dtype, shape, strides and offset in elements."""
+
+
+class Tree(NamedTuple):
+    """A tensordict without its memory.
+
+    Attributes:
+        entries: Under each key a leaf, or a nested tensordict.
+        device: Its name.
+    """
+
+    entries: dict[str, Leaf | Tree]
+    batch_size: tuple[int, ...]
+    names: list[str | None] | None
+    device: str | None
+
+
+def taken_apart(td: TensorDict) -> tuple[torch.UntypedStorage, Tree] | None:
+    """The one storage of all leaves, and where they lie in it; None of a tensordict that is not as plain as that."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    tree = _tree(td, storages)
+    if tree is None or len(storages) != 1:
+        return None
+    (storage,) = storages.values()
+    return storage, tree
+
+
+def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | None:
+    if td.is_locked or getattr(td, "_consolidated", None) is not None:
+        return None
+    entries: dict[str, Leaf | Tree] = {}
+    for key, item in td._tensordict.items():
+        if type(item) is torch.Tensor:
+            if item.requires_grad or item.layout is not torch.strided or item.is_conj() or item.is_neg():
+                return None
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage
+            entries[key] = (item.dtype, tuple(item.shape), item.stride(), int(item.storage_offset()))
+        else:
+            below = _tree(item, storages) if type(item) is TensorDict else None
+            if below is None:
+                return None
+            entries[key] = below
+    names = td._td_dim_names
+    device = None if td.device is None else str(td.device)
+    return Tree(entries, tuple(td.batch_size), None if names is None else list(names), device)
+
+
+def put_together(storage: torch.UntypedStorage, tree: Tree) -> TensorDict:
+    """The reverse of ``taken_apart``."""
+    return _built(storage, tree, {})
+
+
+def _built(storage: torch.UntypedStorage, tree: Tree, bases: dict[torch.dtype, torch.Tensor]) -> TensorDict:
+    source: dict[str, Any] = {}
+    for key, entry in tree.entries.items():
+        if isinstance(entry, Tree):
+            source[key] = _built(storage, entry, bases)
+            continue
+        dtype, shape, stride, offset = entry
+        base = bases.get(dtype)
+        if base is None:
+            base = bases[dtype] = torch.empty(0, dtype=dtype).set_(storage)
+        source[key] = torch.as_strided(base, shape, stride, offset).data  # with a count of versions of its own
+    new: Any = TensorDict._new_unsafe
+    return new(  # type: ignore[no-any-return]
+        source,
+        batch_size=torch.Size(tree.batch_size),
+        device=None if tree.device is None else torch.device(tree.device),
+        names=tree.names,
+        nested=False,
+    )
