@@ -71,7 +71,10 @@ class Selection:
     def listed(self) -> Positions | None:
         """The rows one by one, where the selection is a list of them and nothing else; else None."""
         only = self.items[0] if len(self.items) == 1 else None
-        return only if isinstance(only, np.ndarray) and not is_mask(only) and only.ndim == 1 else None
+        if is_mask(only) or not isinstance(only, np.ndarray) or only.ndim != 1:
+            return None
+        positions: Positions = only.view(np.int64)  # which it is: a mask was sorted out
+        return positions
 
     def check(self, batch_size: Sequence[int], store: str = "") -> None:
         """Raises if the selection does not fit.
