@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch.multiprocessing.reductions import reduce_storage
 
-from tdserve.client.datasets.compact import Tree, put_together, taken_apart
+from tdserve.spec.compact import Tree, put_together, taken_apart
 from tdserve.store.segments import Segment, Sent, receive
 from tdserve.transport.pool import BufferPool, size_class
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.datasets.compact import put_together, taken_apart
+from tdserve.spec.compact import put_together, taken_apart
 
 SIZE = 3
 
