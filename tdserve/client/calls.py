@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tdserve.client.catalog_client import CatalogClient, checked_wait_s
 from tdserve.client.gpu import named_gpu
+from tdserve.client.local.end import LocalEnd
 from tdserve.client.session import Session
 from tdserve.config import TransportName, check_transport
 from tdserve.deadline import Deadline
@@ -230,6 +231,17 @@ class SessionClient(CatalogClient):
         """Whether there is a session that writes content in place."""
         session = self._session
         return session is not None and not session.is_lost and session.local is not None
+
+    @property
+    def local_end(self) -> LocalEnd | None:
+        """Where mapped files are read, as long as the session is open; None without one.
+
+        Raises:
+            ClosedError, ForkedClientError: This client cannot be used.
+        """
+        self._check_usable()
+        session = self._session
+        return None if session is None or session.is_lost else session.local
 
     def next_request(self) -> int:
         """A number for a request; to be handed to ``answered`` when its result is known."""

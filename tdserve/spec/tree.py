@@ -75,6 +75,11 @@ class Spec:
         return tuple(sorted((path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, TensorLeaf)))
 
     @cached_property
+    def tensors_by_path(self) -> dict[Path, TensorLeaf]:
+        """Every tensor leaf by its path."""
+        return dict(self.tensors)
+
+    @cached_property
     def values(self) -> tuple[tuple[Path, ValueLeaf], ...]:
         """Every leaf that is stored value by value in canonical order, sorted by path; packed nodes are such leaves."""
         found = [(path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, ValueLeaf)]

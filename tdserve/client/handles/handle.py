@@ -20,6 +20,7 @@ from tdserve.client.handles.structure import repr_of
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, kept_keys
 from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.local.small_leaves import small_leaf
 from tdserve.client.local.views import map_store
 from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.memmap.memmapped import MemmappedHandle
@@ -78,6 +79,9 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         """``store["key"]``, ``store["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
         path = as_path(index)
         if path is not None:
+            leaf = self._small_leaf(path)
+            if leaf is not None:
+                return leaf
             entry = self._asked(lambda: self.spec.find(path, store=self.name))
             return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         below = None
@@ -120,6 +124,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         An index may go on behind the batch dimensions; then whole rows are fetched, and indexed here.
         """
         path = checked_path(key)
+        if index is ... and pad is None and timeout_s is None:
+            leaf = self._small_leaf(path)
+            if leaf is not None:
+                return leaf
         index, below = split_index(index, len(self.spec.batch_size))
         try:
             found = entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
@@ -237,6 +245,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
     def _live(self, td: Any, index: Any) -> Any:
         return with_live_leaves(td, self, index) if self.shares_non_tensor else td
+
+    def _small_leaf(self, path: Path) -> torch.Tensor | None:
+        check_real("reading a store")
+        return small_leaf(self._client, self.name, self.spec, path)
 
     def _read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
         def read() -> Any:

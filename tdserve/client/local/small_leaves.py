@@ -1,0 +1,45 @@
+"""One small tensor of a mapped store, whole: the read that costs least, since hardly anything is worked out for it."""
+
+from __future__ import annotations
+
+import torch
+
+from tdserve.client.calls import SessionClient
+from tdserve.client.local.reads import MAX_CLONED_BYTES
+from tdserve.data.opened import OpenStore
+from tdserve.spec.blank import META
+from tdserve.spec.nodes import TensorKind, TensorLeaf
+from tdserve.spec.tree import Path, Spec
+
+
+def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:
+    """A copy of a leaf as of one moment; None where it must be read as everything else is, or is none.
+
+    Args:
+        spec: The store's structure, as far as it is known.
+
+    Raises:
+        ClosedError, ForkedClientError: The client cannot be used.
+    """
+    leaf = spec.tensors_by_path.get(path)
+    if leaf is None or leaf.nbytes > MAX_CLONED_BYTES or not _is_plain(spec, leaf):
+        return None
+    local = client.local_end
+    store = None if local is None or client.pool.is_shared else local.known(name, spec)
+    return None if store is None else _copied(store, path)
+
+
+def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
+    """Whether what is read of a leaf is the tensor that lies in the files."""
+    is_marked = leaf.kind is not TensorKind.PLAIN or leaf.requires_grad
+    return not is_marked and not spec.has_ragged and spec.root.device != META
+
+
+def _copied(store: OpenStore, path: Path) -> torch.Tensor | None:
+    generations = store.generations
+    values = generations.values
+    before = int(values[-1])
+    if before & 1:  # it is being written
+        return None
+    found = store.leaves[path].clone()
+    return found if store.is_current and int(values[-1]) == before else None
