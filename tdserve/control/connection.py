@@ -220,7 +220,8 @@ class ControlConnection:
         """Ends the channel and all its calls."""
         with self._lock:
             self._is_closed = True
-            self._channel.close()
+            channel = self._channel
+        channel.close()  # waits for grpc's own threads
 
     def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
         """Our error for grpc's; a call on a channel that another thread has closed ends in either type of it.
