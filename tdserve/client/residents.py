@@ -21,7 +21,6 @@ def resident(recipe: Recipe) -> SessionClient:
             if not _clients:
                 # A process that multiprocessing has forked leaves without atexit, and one that it has spawned may too.
                 Finalize(None, _close_all, exitpriority=0)
-                atexit.register(_close_all)
             found = _clients[recipe] = recipe.make()
         return found
 
@@ -43,3 +42,5 @@ def _begin_anew() -> None:
 _inherited: list[dict[Recipe, SessionClient]] = []
 
 os.register_at_fork(after_in_child=_begin_anew)
+# Here: what others still have to do with these clients is registered later, and done before.
+atexit.register(_close_all)

@@ -108,3 +108,21 @@ def test_client_when_given_to_a_spawned_process_then_works_there(client: tdserve
     assert answer.get(timeout=60.0) == example()["x"].sum()
     process.join(timeout=20.0)
     assert process.exitcode == 0
+
+
+UNAWAITED = """
+import pickle, sys
+replay = pickle.loads(sys.stdin.buffer.read())
+row = replay.sample(1).select("x", "n")
+futures = [replay.extend(row, return_early=True) for _ in range(200)]
+"""
+
+
+def test_extends_when_nobody_waits_for_them_before_the_interpreter_ends_then_stored(
+    client: tdserve.Client, name: str
+) -> None:
+    replay = client.create_replay(name, example()[0], 1_000)
+    replay.extend(example(1))
+    command = [sys.executable, "-c", UNAWAITED]
+    subprocess.run(command, cwd=ROOT, input=pickle.dumps(replay), capture_output=True, check=True, timeout=60)
+    assert len(replay) == 201

@@ -6,12 +6,15 @@ own future and its own row numbers; to readers they become visible together.
 
 from __future__ import annotations
 
+import os
+import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ import torch
 from tdserve.client.calls import SessionClient
 from tdserve.client.leaves import leaves_of
 from tdserve.client.outgoing import Outgoing, Target
+from tdserve.client.parting import before_executors_end, before_the_end
 from tdserve.client.session import Session
 from tdserve.client.tables.claiming import Claimer, Unsure, Wish
 from tdserve.client.value_blocks import joinable_nbytes
@@ -38,6 +42,12 @@ MAX_JOINED_BYTES = 4 * 1024 * 1024
 
 MAX_LOCAL_JOINED_BYTES = 32 * 1024 * 1024
 """Of tensors that the client writes in place: all that it costs is that they become visible together."""
+
+EXIT_FLUSH_S = 3.0
+"""For extends whose futures nobody has waited for, when the interpreter ends."""
+
+SENDING_POLL_S = 0.001
+"""Another thread has parts in its hands: longer than it takes to send most of them."""
 
 MAX_UNDER_WAY = 2
 """While the content of one request arrives, the next one's is put together."""
@@ -134,6 +144,10 @@ class Joining:
         self._under_way: dict[Future[control_pb2.Done], int] = {}
         self._num_waiting_bytes = 0
         self._is_sending = False
+        self._pid = os.getpid()
+        before_executors_end(_finish_all)
+        before_the_end(_finish_all)
+        _joinings.add(self)
 
     @classmethod
     def of_table(cls, client: SessionClient, target: Target, settings: Settings, capacity: int) -> Joining:
@@ -310,6 +324,26 @@ class Joining:
                 self._client.later(self._advance)
             except ClosedError:
                 self._advance()  # each part fails by itself
+
+    def finish(self, end_s: float) -> None:
+        """Waits until nothing is on its way, until this monotonic time at the most."""
+        while time.monotonic() < end_s and os.getpid() == self._pid:
+            with self._lock:
+                unfinished: list[Future[Any]] = [part.future for part in self._waiting] or list(self._under_way)
+                is_over = not unfinished and not self._is_sending
+            if is_over:
+                return
+            wait(unfinished, end_s - time.monotonic()) if unfinished else time.sleep(SENDING_POLL_S)
+
+
+_joinings: WeakSet[Joining] = WeakSet()
+
+
+def _finish_all() -> None:
+    """What nobody has waited for is stored all the same, as of futures of Python's own."""
+    end_s = time.monotonic() + EXIT_FLUSH_S
+    for joining in list(_joinings):
+        joining.finish(end_s)
 
 
 def _fail(parts: Sequence[Part], error: BaseException) -> None:

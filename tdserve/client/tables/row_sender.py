@@ -6,18 +6,17 @@ server, the fewer messages there are. More batches side by side would give up bo
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import math
 import time
 from enum import Enum
-from functools import lru_cache
 from threading import Condition, RLock, Thread
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
+from tdserve.client.parting import before_the_end
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
 from tdserve.client.tables.row_delivery import Delivery, Table, most_rows
@@ -102,7 +101,7 @@ class RowSender:
         self._work = Condition(self._lock)
         self._progress = Condition(self._lock)
         self._thread = Thread(target=self._run, name=f"tdserve-writer-{table.name}-{self._stream}", daemon=True)
-        _drain_with_interpreter()
+        before_the_end(_drain_all)
         _RUNNING.add(self)
         self._thread.start()
 
@@ -383,11 +382,6 @@ class RowSender:
 
 
 _RUNNING: WeakSet[RowSender] = WeakSet()
-
-
-@lru_cache(maxsize=1)
-def _drain_with_interpreter() -> None:
-    atexit.register(_drain_all)
 
 
 def _drain_all() -> None:
