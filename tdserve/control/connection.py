@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
+from tdserve.control.forking import sent_beside_forks, watch_forks
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
@@ -45,7 +46,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 JOIN_TIMEOUT_S = 5.0
-"""For the reader of a stream that was cancelled; it takes milliseconds."""
+"""For the reader of a stream that was cancelled, and a channel's end; they take milliseconds."""
 
 READY_CHECK_S = 5.0
 """Whoever waits for a server looks so often whether its name has another address now."""
@@ -74,7 +75,7 @@ class SessionStream:
         self._on_message = on_message
         self._on_lost = on_lost
         self._outgoing: SimpleQueue[control_pb2.ClientMessage | None] = SimpleQueue()
-        self._call = open_call(iter(self._outgoing.get, None))
+        self._call = open_call(sent_beside_forks(self._outgoing))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
         # Also when the interpreter ends: a thread that drops a gloo group just then aborts the process (measured).
@@ -132,6 +133,7 @@ class ControlConnection:
 
     def _open_channel(self) -> None:
         self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        watch_forks()
         self._stub: Any = ControlServiceStub(self._channel)
         # Once, not for each check: grpc dies of a segmentation fault when a stub is made for a channel that another
         # thread has closed (measured, 1.85); to call one is a ValueError then.
@@ -221,7 +223,7 @@ class ControlConnection:
         with self._lock:
             self._is_closed = True
             channel = self._channel
-        channel.close()  # waits for grpc's own threads
+        _close(channel)
 
     def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
         """Our error for grpc's; a call on a channel that another thread has closed ends in either type of it.
@@ -235,6 +237,18 @@ class ControlConnection:
         if isinstance(error, ValueError):
             raise error
         return from_rpc_error(error, address=self.address, what=what, timeout_s=timeout_s)
+
+
+def _close(channel: grpc.Channel) -> None:
+    """grpc waits for threads of its own, which in a fork of a process that was in the middle of a call stand still for
+    ever: no longer than it takes them elsewhere."""
+    thread = Thread(target=channel.close, name="tdserve-channel-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, and lets no thread begin
+        channel.close()
+        return
+    thread.join(JOIN_TIMEOUT_S)
 
 
 def _why_silent() -> str:
