@@ -7,6 +7,7 @@ bytes are sent from, or received into, their place; otherwise they pass through 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -271,6 +272,18 @@ class RowEnd:
     def trailing(self, slot: int) -> NDArray[np.uint8]:
         """The bytes of a slot behind the leaves, which must have been copied before."""
         return self._trailing.column(slot)
+
+    def pieces(self, buffer: NDArray[np.uint8], piece_nbytes: int) -> list[Callable[[], None]]:
+        """The copies of all leaves to a buffer of the whole layout, of about so many bytes each; in any order."""
+        found: list[Callable[[], None]] = []
+        for number, slot in enumerate(self._layout.slots[: self._layout.num_leaves]):
+            row_nbytes = self._tables[number].shape[1]
+            step = max(piece_nbytes // max(row_nbytes, 1), 1) * row_nbytes
+            for start in range(0, slot.nbytes, step) if step else ():
+                stop = min(start + step, slot.nbytes)
+                target = buffer[slot.offset + start : slot.offset + stop]
+                found.append(partial(self._gather, Part(number, start, stop, 0), target))
+        return found
 
     def direct(self, message: Message) -> torch.Tensor | None:
         if not self._is_run or len(message.parts) != 1 or message.parts[0].slot >= self._layout.num_leaves:

@@ -13,6 +13,7 @@ from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
+from tdserve.client.local.sharing import MIN_SHARED_BYTES
 from tdserve.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.data.opened import OpenStore
 from tdserve.errors import TransferAbortedError
@@ -92,6 +93,23 @@ def test_selection_when_any_index_is_given_then_equal_and_a_copy(
         leaf.zero_()
     assert torch.equal(store.leaves["a",], TD["a"])
     assert torch.equal(store.leaves["wide",], TD["wide"])
+
+
+@pytest.mark.parametrize("num_rows", [MIN_SHARED_BYTES // WIDE, 3 * MIN_SHARED_BYTES // WIDE + 1])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_selection_when_rows_are_many_then_equal_however_many_threads_copy(
+    store: OpenStore, num_rows: int, num_threads: int
+) -> None:
+    index = torch.randint(6, (num_rows,))
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        found = selected(store, index)
+    finally:
+        torch.set_num_threads(before)
+    assert found is not None
+    for path, leaf in found.leaves.items():
+        assert torch.equal(leaf, TD[path][index])
 
 
 @pytest.mark.parametrize("index", [(), slice(1, 5), [3, 1], 2])
