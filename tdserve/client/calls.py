@@ -7,9 +7,11 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from tdserve.client.catalog_client import CatalogClient, checked_wait_s
 from tdserve.client.gpu import named_gpu
@@ -48,7 +50,17 @@ UNTIMED_OPENING_S = 5.0
 MAX_BACKGROUND_THREADS = 4
 """For calls with ``return_early=True``."""
 
+CLOSE_FLUSH_S = 3.0
+"""For the rows of writers that were not closed before their client."""
+
 _Result = TypeVar("_Result")
+
+
+class Sender(Protocol):
+    """What a writer has its rows sent by."""
+
+    def close(self, deadline: Deadline) -> None:
+        """Sends what there is, and ends. Raises TDServeError when that fails, or takes too long."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ class SessionClient(CatalogClient):
         self.allow_pickle = allow_pickle
         self._root = root
         self.pool = BufferPool()
+        self.closed_before: WeakSet[Sender] = WeakSet()
         self._client_id = new_client_id()
         self._requests = itertools.count(1)
         self._unanswered: set[int] = set()
@@ -295,7 +308,13 @@ class SessionClient(CatalogClient):
             self._opening.release()
 
     def close(self) -> None:
-        """Ends the session and the connection. Idempotent; every later call raises ClosedError."""
+        """Ends the session and the connection. Idempotent; every later call raises ClosedError.
+
+        Rows that writers still hold are sent before, for up to ``CLOSE_FLUSH_S``. A writer that could not be rid of
+        them says so at its next call.
+        """
+        if os.getpid() == self._pid:
+            self._close_writers()
         session, self._session = self._session, None
         if session is not None and os.getpid() == self._pid:
             session.groups.leave_all(session.flush)
@@ -308,6 +327,12 @@ class SessionClient(CatalogClient):
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False)  # what it still has to do ends at once, and says ClosedError
+
+    def _close_writers(self) -> None:
+        deadline = Deadline.after(CLOSE_FLUSH_S)
+        for sender in list(self.closed_before):
+            with suppress(TDServeError):
+                sender.close(deadline)
 
 
 def _min_opening_s(deadline: Deadline) -> float:

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorClass, TensorDict
 
 import tdserve
+from tdserve.client import calls
 from tdserve.client.tables import row_sender, writer
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.writer import ReplayWriter
@@ -134,6 +135,7 @@ class TimedTable(RecordingTable):
     def __init__(self, timeout_s: float = WAIT_S) -> None:
         super().__init__()
         self._client = self
+        self.closed_before: set[object] = set()
         self.timeout_s = timeout_s
 
 
@@ -260,13 +262,33 @@ def test_writer_when_the_table_is_deleted_then_calls_say_what_is_stored(
     subject.close()
 
 
-def test_writer_when_the_client_was_closed_then_fails(server: tdserve.Server, replay: tdserve.ReplayHandle) -> None:
+def test_writer_when_the_client_is_closed_before_it_then_its_rows_are_stored(
+    server: tdserve.Server, replay: tdserve.ReplayHandle
+) -> None:
     with server.client() as other:
         subject = ReplayWriter(other.replay(replay.name), flush_s=None)
-        subject.append(row(1))
+        for number in range(5):
+            subject.append(row(number))
+    assert len(replay) == 5
+    subject.close()
+    with pytest.raises(ClosedError):
+        subject.append(row(9))
+
+
+def test_writer_when_the_client_is_closed_and_there_is_no_room_then_says_so(
+    server: tdserve.Server, client: tdserve.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "CLOSE_FLUSH_S", 0.2)
+    queue = client.create_queue("full", like=row(0), max_size=2)
+    with server.client() as other:
+        subject = ReplayWriter(other.queue("full"), batch=1, flush_s=None)
+        for number in range(5):
+            subject.append(row(number))
     with pytest.raises(WriterFailedError) as raised:
         subject.close()
     assert isinstance(raised.value.__cause__, ClosedError)
+    assert len(queue) == raised.value.num_acknowledged == 2
+    client.delete("full")
 
 
 def test_writer_when_the_server_is_gone_then_the_next_calls_say_so(
