@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import os
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,6 +17,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
+from tests.integration.conftest import FreshServer
+from tests.integration.processes import wait_for
+from tests.integration.programs import worker_of
 
 pytestmark = pytest.mark.integration
 
@@ -128,3 +137,40 @@ def test_extends_when_over_then_nothing_is_left_for_the_garbage_collector(server
         finally:
             gc.enable()
         assert num_left < 8 * len(batches), "what an extend holds lives until somebody collects it"
+
+
+NUM_KILLS = 4
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_extends_when_the_worker_is_killed_again_and_again_then_what_was_acknowledged_is_whole(
+    fresh_server: FreshServer, transport: tdserve.TransportName
+) -> None:
+    server = fresh_server()
+    with server.client(transport=transport, timeout_s=60.0) as client:
+        replay = client.create_replay("rows", like=like(), capacity=100 * NUM_ROWS, ragged=["tokens"])
+        is_over, stored = Event(), dict[int, tuple[str, int]]()
+
+        def write() -> None:
+            for number in itertools.count():
+                if is_over.is_set():
+                    return
+                for place, row in enumerate(replay.extend(rows(f"{number}", 2_000)).tolist()):
+                    stored[row] = (f"{number}", place)
+
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(write)
+            for _ in range(NUM_KILLS):
+                target = len(stored) + 2 * NUM_ROWS
+                wait_for(partial(_has_more, stored, target, writing), "more rows")
+                os.kill(worker_of(client), signal.SIGKILL)
+            is_over.set()
+            writing.result(60.0)
+        expected = {tag: content(rows(tag, 2_000)) for tag in {tag for tag, _ in stored.values()}}
+        index = sorted(stored)
+        found = content(replay[index])
+        assert found == [expected[tag][place] for tag, place in map(stored.__getitem__, index)]
+
+
+def _has_more(stored: dict[int, tuple[str, int]], num_rows: int, writing: Future[None]) -> bool:
+    return len(stored) >= num_rows or writing.done()
