@@ -145,7 +145,7 @@ def receive(
     else:
         trailing = (_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))
         columns = [*into.tensors, *trailing]
-        sink = LeafEnd(columns, contents=into.contents or ())
+        sink = LeafEnd(columns, contents=into.contents or (), targets=into.targets)
     if inline is not None:
         unpack(inline, layout.messages, sink)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -31,6 +31,11 @@ class Leaves:
 
     tensors: list[torch.Tensor]
     contents: list[NDArray[np.uint8]] | None
+
+    @cached_property
+    def targets(self) -> list[memoryview]:
+        """Their memory, to be copied to; none where ``contents`` is None."""
+        return [content.data for content in self.contents or ()]
 
 
 def leaves_of(captured: Captured, layout: Layout) -> Leaves:

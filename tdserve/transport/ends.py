@@ -96,6 +96,8 @@ class LeafEnd:
     """Source and sink: one contiguous tensor per slot, used directly where a message lies inside one of them.
 
     NumPy views of the bytes are made once: of two thousand small leaves, slicing tensors costs more than copying them.
+    What arrives is copied by way of memory views, which takes a quarter less than NumPy's assignment for leaves of 32
+    KiB (measured).
 
     Args:
         tensors: One per leaf (and, of a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
@@ -103,6 +105,7 @@ class LeafEnd:
             and shape.
         trailing: As in ``IndexedEnd``; a source only.
         contents: The bytes of the first tensors, where they are known already.
+        targets: The same as memory views, where they are made already; of a sink only.
     """
 
     def __init__(
@@ -111,9 +114,11 @@ class LeafEnd:
         trailing: Trailing | None = None,
         *,
         contents: Sequence[NDArray[np.uint8]] = (),
+        targets: Sequence[memoryview] = (),
     ) -> None:
         self._tensors = tensors
         self._bytes = [*contents, *(as_bytes(tensor).numpy() for tensor in tensors[len(contents) :])]
+        self._targets = targets
         self._trailing = trailing
 
     @property
@@ -160,9 +165,12 @@ class LeafEnd:
         np.concatenate(pieces, out=staging.numpy())
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
-        content = staging.numpy()
+        targets = self._targets
+        if len(targets) < len(self._bytes):
+            targets = self._targets = [*targets, *(content.data for content in self._bytes[len(targets) :])]
+        content = staging.numpy().data
         for slot, start, stop, offset in message.parts:
-            target = self._bytes[slot]
+            target = targets[slot]
             if stop - start != len(target):
                 target = target[start:stop]
             target[:] = content[offset : offset + stop - start]

@@ -29,6 +29,18 @@ def test_leaves_when_some_are_not_contiguous_then_their_bytes_are_not_known() ->
     assert sorted(tuple(leaf.shape) for leaf in leaves.tensors) == [(2,), (2, 3)]
 
 
+def test_targets_when_written_to_then_the_leaves_hold_it_and_made_once() -> None:
+    td = PLAIN.clone()
+    captured = capture(td)
+    leaves = leaves_of(captured, write_layout(captured.spec))
+    assert leaves.targets is leaves.targets
+    assert [target.nbytes for target in leaves.targets] == [leaf.nbytes for leaf in leaves.tensors]
+    leaves.targets[[leaf.numel() for leaf in leaves.tensors].index(2)][:] = bytes([7, *[0] * 7, 9, *[0] * 7])
+    assert td["n", "small"].tolist() == [7, 9]
+    strided = capture(TensorDict({"a": torch.zeros(3, 2).T}, [2]))
+    assert leaves_of(strided, write_layout(strided.spec)).targets == []
+
+
 def test_leaves_when_asked_for_again_then_the_same_for_a_read_too() -> None:
     captured = capture(PLAIN)
     leaves = leaves_of(captured, write_layout(captured.spec))

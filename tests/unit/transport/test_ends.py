@@ -66,6 +66,19 @@ def test_leaf_end_when_bytes_are_known_then_takes_those_and_views_the_rest() -> 
     assert [target[0, 0].item() for target in targets] == [7.0, -1.0]
 
 
+def test_leaf_end_when_targets_are_known_then_copied_to_and_the_rest_all_the_same() -> None:
+    layout = layout_of(SMALL, TensorLeaf("bool", (3, 0)), SMALL)
+    leaves = [torch.arange(6.0).view(3, 2), torch.zeros(3, 0, dtype=torch.bool), -torch.ones(3, 2)]
+    (message,) = layout.messages
+    content = filled(LeafEnd(leaves), message)
+    targets, other = [torch.zeros_like(leaf) for leaf in leaves], torch.zeros(3, 2)
+    end = LeafEnd(targets, targets=[as_bytes(other).numpy().data])
+    for _ in range(2):
+        end.drain(message, content)
+    assert torch.equal(other, leaves[0])
+    assert [target.sum().item() for target in targets] == [0.0, 0, -6.0]
+
+
 def test_flat_end_when_filled_and_drained_then_the_buffer_itself() -> None:
     layout = layout_of(SMALL, LARGE)
     first = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
