@@ -16,7 +16,6 @@ from tdserve.client.pending import Pending
 from tdserve.client.session import Session
 from tdserve.client.tables.padding import Pad, padded
 from tdserve.client.value_blocks import decode_values
-from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.data.values import ReadBlock
 from tdserve.deadline import Deadline
 from tdserve.errors import (
@@ -126,7 +125,10 @@ class Destination:
         self._fitting = spec
 
     def _check(self, spec: Spec) -> None:
-        check_matches(spec, self._captured.spec, store=self._store)
+        memo = self._captured.memo
+        if memo.get("fits") is not spec:  # of thousands of leaves another look takes half a millisecond
+            check_matches(spec, self._captured.spec, store=self._store)
+            memo["fits"] = spec
 
     def places(self, layout: Layout) -> Leaves | None:
         """The leaves in the layout's order; None when they cannot be received into."""
@@ -154,7 +156,6 @@ def finish_read(
     layout: Layout,
     deadline: Deadline,
     destination: Destination | None = None,
-    mismatch: TDServeError | None = None,
     keeps_fault: bool = False,
     device: Any = None,
     allow_pickle: bool | None = None,
@@ -165,7 +166,6 @@ def finish_read(
     channel.
 
     Args:
-        mismatch: Why there is no destination, raised then.
         keeps_fault: Whether values that cannot be decoded are no error here; the content says so.
         device: Where the content will be moved, as of ``receive``.
         allow_pickle: Whether pickled values are unpickled; None: as the client says.
@@ -173,6 +173,7 @@ def finish_read(
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     inline = answer.done.inline if answer.HasField("done") else None
     places = None
+    mismatch: TDServeError | None = None
     if destination is not None:
         try:
             destination.check(spec)
@@ -181,26 +182,18 @@ def finish_read(
             mismatch = error
     timeout_s = transfer_timeout_s(deadline)
     block = _room(client, accepted)
-    if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
-        session.relays.give_up(accepted.link)
-        raise mismatch
     try:
-        if accepted.link:
-            received = receive_linked(
-                client, session, request, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
-            )
-        else:
-            received = receive(
-                layout,
-                session,
-                tag_of(request),
-                pool=client.pool,
-                timeout_s=timeout_s,
-                inline=inline,
-                into=places,
-                values=block,
-                device=device if destination is None else None,
-            )
+        received = receive(
+            layout,
+            session,
+            tag_of(request),
+            pool=client.pool,
+            timeout_s=timeout_s,
+            inline=inline,
+            into=places,
+            values=block,
+            device=device if destination is None else None,
+        )
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error
     if mismatch is not None:

@@ -14,12 +14,13 @@ from tdserve.client.incoming import receive
 from tdserve.client.leaves import Leaves
 from tdserve.client.local.versions import version_here
 from tdserve.client.pending import Pending
-from tdserve.client.reading import Content, Destination, finish_read
+from tdserve.client.reading import Content, Destination
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.deltas import HeldVersions, Rest
 from tdserve.client.weights.modules import ModuleDestination
 from tdserve.client.weights.relay_taking import LinkFailedError
+from tdserve.client.weights.whole import take_whole
 from tdserve.content import read_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import (
@@ -202,6 +203,7 @@ class _Attempt:
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
         sent = converted(spec, wanted.dtype)
+        content: Content | None
         if session.local is not None:
             content = version_here(self._client, session.local, spec, sent, accepted, destination, copy=wanted.copy)
             return self._weights(content, accepted)
@@ -215,14 +217,13 @@ class _Attempt:
                 destination.check(spec)
                 destination.finish(content, was_direct=rest.into is not None)
         else:
-            content = finish_read(
+            content = take_whole(
                 self._client,
                 session,
                 request,
                 pending,
                 answer=answer,
                 spec=sent,
-                layout=read_layout(sent, is_packed=True),
                 deadline=deadline,
                 destination=destination,
                 mismatch=mismatch,
@@ -308,12 +309,11 @@ class _Attempt:
         except TDServeError as error:
             return None, error
 
-    def _weights(self, content: Content, accepted: control_pb2.Accepted) -> Weights:
+    def _weights(self, content: Content | None, accepted: control_pb2.Accepted) -> Weights:
         wanted = self._wanted
-        if wanted.into is not None:
-            data: Any = wanted.into
-        else:
-            data = content.build(wanted.device) if wanted.out is None else wanted.out
+        data: Any = wanted.out if wanted.into is None else wanted.into
+        if data is None and content is not None:
+            data = content.build(wanted.device)
         return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
 
     def _keep(self, weights: Weights, spec: Spec, destination: Destination | None) -> None:

@@ -1,0 +1,96 @@
+"""A version that comes whole: received into the caller's place, or beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.client.calls import SessionClient, transfer_timeout_s
+from tdserve.client.incoming import Received, receive
+from tdserve.client.leaves import Leaves
+from tdserve.client.pending import Pending
+from tdserve.client.reading import Content, Destination
+from tdserve.client.session import Session
+from tdserve.client.value_blocks import decode_values
+from tdserve.client.weights.relay_taking import receive_linked
+from tdserve.content import read_layout
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError, TDServeError, TransportError
+from tdserve.session import tag_of
+from tdserve.spec.tree import Spec
+from tdserve.v1 import control_pb2
+
+
+def take_whole(
+    client: SessionClient,
+    session: Session,
+    request: int,
+    pending: Pending,
+    *,
+    answer: control_pb2.ServerMessage,
+    spec: Spec,
+    deadline: Deadline,
+    destination: Destination | None,
+    mismatch: TDServeError | None,
+    device: Any = None,
+) -> Content | None:
+    """Receives what an answer announces (or holds), and checks that it is whole.
+
+    A destination that does not fit is found out before a byte is written to it, after the content was taken off the
+    channel.
+
+    Args:
+        spec: Of what travels.
+        destination: The caller's place.
+        mismatch: Why there is none, raised then.
+        device: Where the content will be moved, as of ``receive``.
+
+    Returns:
+        The content; None where all of it lies in its destination.
+
+    Raises:
+        LinkFailedError: Another client did not pass it on rightly; ask again.
+        SpecMismatchError, NotSupportedError: As ``mismatch``. Nothing was written to the destination.
+        PeerLostError, DeadlineExceededError: The destination may hold a part of it.
+    """
+    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    places: Leaves | None = None
+    layout = read_layout(spec, is_packed=True)
+    if destination is not None:
+        try:
+            destination.check(spec)
+            places = destination.places(layout)
+        except TDServeError as error:
+            mismatch = error
+    if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
+        session.relays.give_up(accepted.link)
+        raise mismatch
+    timeout_s = transfer_timeout_s(deadline)
+    received: Received
+    try:
+        if accepted.link:
+            received = receive_linked(
+                client, session, request, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
+            )
+        else:
+            received = receive(
+                layout,
+                session,
+                tag_of(request),
+                pool=client.pool,
+                timeout_s=timeout_s,
+                inline=answer.done.inline if answer.HasField("done") else None,
+                into=places,
+                device=device if destination is None else None,
+            )
+    except (TransportError, DeadlineExceededError) as error:
+        raise session.failure_of(pending, error) from error
+    if mismatch is not None:
+        raise mismatch
+    version = received.version
+    built, values = decode_values(spec, accepted.values, allow_pickle=client.allow_pickle)
+    if places is not None and not values:
+        return None
+    content = Content(built, received.leaves(), values, version or accepted.version, accepted)
+    if destination is not None:
+        destination.finish(content, was_direct=places is not None)
+    return content
