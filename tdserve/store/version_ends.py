@@ -6,7 +6,8 @@ thirty megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,22 @@ from tdserve.layout import Layout, Message
 from tdserve.spec.tree import Spec
 from tdserve.store.version_format import layout_of
 
-_Positions = tuple[list[int], dict[int, int]]
+
+class _Span(NamedTuple):
+    """Bytes of neighbouring leaves, which lie in one piece in the file and in a message.
+
+    Attributes:
+        begin, end: In the file.
+        offset: In the message.
+    """
+
+    begin: int
+    end: int
+    offset: int
+
+
+_Positions = dict[int, list[_Span]]
+"""The leaves of every message, by its offset in the layout."""
 
 
 class VersionEnd:
@@ -45,42 +61,55 @@ class VersionEnd:
         positions: _Positions | None = sent.memo.get(key)
         if positions is None:
             positions = sent.memo[key] = _positions(spec, layout)
-        self._starts, self._runs = positions
+        self._positions = positions
 
     def direct(self, message: Message) -> torch.Tensor | None:
         """The file's own memory, where the message lies in it as a whole."""
-        start = self._runs.get(message.offset)
-        return None if start is None else torch.from_numpy(self._content[start : start + message.nbytes])
+        spans = self._positions[message.offset]
+        if len(spans) != 1 or spans[0].end - spans[0].begin != message.nbytes:
+            return None
+        return torch.from_numpy(self._content[spans[0].begin : spans[0].end])
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
         """Copies the parts of a message together."""
         target = staging.numpy()
-        for slot, start, stop, offset in message.parts:
-            piece = target[offset : offset + stop - start]
+        for begin, end, at in self._positions[message.offset]:
+            target[at : at + end - begin] = self._content[begin:end]
+        for slot, start, stop, offset in reversed(message.parts):
             if slot < self._num_leaves:
-                at = self._starts[slot]
-                piece[:] = self._content[at + start : at + stop]
-            elif self._trailing is not None:
-                piece[:] = self._trailing(slot)
+                break
+            if self._trailing is not None:
+                target[offset : offset + stop - start] = self._trailing(slot)
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         """Copies the parts of a message to their places."""
         found = staging.numpy()
-        for slot, start, stop, offset in message.parts:
-            at = self._starts[slot]
-            self._content[at + start : at + stop] = found[offset : offset + stop - start]
+        for begin, end, at in self._positions[message.offset]:
+            self._content[begin:end] = found[at : at + end - begin]
 
 
 def _positions(spec: Spec, layout: Layout) -> _Positions:
-    """Where each leaf begins in the file, and each message that lies in one piece, by its offset in the layout."""
     offsets = layout_of(spec).offsets
     starts = [offsets[slot.path] for slot in layout.slots[: layout.num_leaves]]
-    runs: dict[int, int] = {}
-    for message in layout.messages:
-        first = message.parts[0]
-        if message.parts[-1].slot >= layout.num_leaves:
+    return {message.offset: [*_spans(message, starts)] for message in layout.messages}
+
+
+def _spans(message: Message, starts: list[int]) -> Iterator[_Span]:
+    """Where the leaves of a message lie, neighbours taken together.
+
+    Args:
+        starts: Where each leaf begins in the file.
+    """
+    last: _Span | None = None
+    for slot, start, stop, offset in message.parts:
+        if slot >= len(starts):
+            break
+        begin, end = starts[slot] + start, starts[slot] + stop
+        if last is not None and last.end == begin and last.offset + last.end - last.begin == offset:
+            last = last._replace(end=end)
             continue
-        begin = starts[first.slot] + first.start - first.offset
-        if all(starts[part.slot] + part.start == begin + part.offset for part in message.parts):
-            runs[message.offset] = begin
-    return starts, runs
+        if last is not None:
+            yield last
+        last = _Span(begin, end, offset)
+    if last is not None:
+        yield last

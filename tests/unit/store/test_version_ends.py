@@ -66,6 +66,15 @@ def test_end_when_messages_go_in_and_out_then_every_leaf_is_what_it_was(tmp_path
     assert found[layout.slots[-1].offset :][:64].eq(layout.num_leaves).all()
 
 
+def test_end_when_leaves_are_neighbours_in_file_and_message_then_they_move_as_one_piece(tmp_path: Path) -> None:
+    many = capture(TensorDict({f"l{number}": torch.rand(100) for number in range(50)}, [])).spec
+    file = VersionFile.create(tmp_path / "1.safetensors", many)
+    for sent, num_pieces in ((many, 1), (only_leaves(many, [0, 1, 2, 7, 8, 30]), 3)):
+        layout = read_layout(sent, is_packed=True)
+        end = VersionEnd(file.content, many, sent, layout, lambda slot: np.ones(64, np.uint8))
+        assert [len(end._positions[message.offset]) for message in layout.messages] == [num_pieces]
+
+
 def test_end_when_the_message_lies_in_the_file_as_it_travels_then_its_memory_is_used(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     layout = write_layout(SPEC, is_packed=True)
