@@ -19,7 +19,7 @@ from tdserve.integers import integer_of
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707

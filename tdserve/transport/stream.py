@@ -11,14 +11,14 @@ from typing import TypeVar
 import torch
 
 from tdserve.errors import DeadlineExceededError
-from tdserve.layout import LARGE_LEAF_BYTES, Message
+from tdserve.layout import Message
 from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.ends import Sink, Source
 from tdserve.transport.filling import filled, filled_ahead
 from tdserve.transport.pool import BufferPool
 
 MESSAGES_UNDER_WAY = 6
-"""Of those that are copied together or apart in staging buffers of 4 to 8 MiB: while one is on the wire, the next is
+"""Of those that are copied together or apart in staging buffers of 2 to 4 MiB: while one is on the wire, the next is
 being copied and others are posted."""
 
 MAX_POSTED = 256
@@ -27,7 +27,11 @@ measured): gloo then goes from one to the next without waiting for a thread of P
 
 MESSAGES_AT_ONCE = 3
 """Of staging buffers that were sent so many are waited for together: every wait for a large message costs a change of
-threads. Those that arrive are waited for one by one, so that one is taken while the next comes."""
+threads."""
+
+BYTES_AT_ONCE = 4 * 1024 * 1024
+"""Of messages that arrive in staging buffers so much is waited for together, or one that is longer: it is taken while
+the next ones come."""
 
 _Item = TypeVar("_Item")
 
@@ -153,11 +157,12 @@ def recv_messages(
 
 
 def _num_finished(under_way: Sequence[tuple[Work, Message, torch.Tensor | None]], *, is_followed: bool) -> int:
-    """How many of the oldest messages are waited for together: a long one that must be distributed alone, or those in
-    front of it; few where somebody passes on what has arrived."""
+    """How many of the oldest messages are waited for together; few where somebody passes on what has arrived."""
     limit = MESSAGES_AT_ONCE if is_followed else MAX_POSTED // 2
+    nbytes = 0
     for number, (_, message, staging) in enumerate(under_way):
-        if number == limit or (staging is not None and message.nbytes >= LARGE_LEAF_BYTES):
+        nbytes += 0 if staging is None else message.nbytes
+        if number == limit or nbytes > BYTES_AT_ONCE:
             return max(number, 1)
     return len(under_way)
 

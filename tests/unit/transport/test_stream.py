@@ -11,13 +11,22 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.errors import DeadlineExceededError, PeerLostError
-from tdserve.layout import LARGE_LEAF_BYTES, Layout, Trailing
+from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import PerMessage
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.stream import MESSAGES_UNDER_WAY, pack, recv_messages, send_messages, start_send, unpack
+from tdserve.transport.stream import (
+    MESSAGES_AT_ONCE,
+    MESSAGES_UNDER_WAY,
+    _num_finished,
+    pack,
+    recv_messages,
+    send_messages,
+    start_send,
+    unpack,
+)
 
 STATE = Trailing("state", "int64", (1,))
 
@@ -107,6 +116,25 @@ def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_
         ours.wait_all(start_send(ours, 0, layout.messages[1:], LeafEnd(leaves), BufferPool()), 5.0)
         receiving.result(5.0)
     assert all(map(torch.equal, leaves, received))
+
+
+def test_num_finished_when_they_must_be_distributed_then_4_mib_at_a_time_or_one() -> None:
+    def together(*sizes_mib: float, is_followed: bool = False) -> int:
+        channel, _ = LoopbackChannel.pair()
+        under_way = []
+        for size_mib in sizes_mib:
+            nbytes = round(abs(size_mib) * 1024 * 1024)
+            buffer = torch.empty(nbytes, dtype=torch.uint8)
+            staging = buffer if size_mib > 0 else None  # below 0: received in its place
+            under_way.append((channel.recv(buffer, 1), Message(0, nbytes, ()), staging))
+        return _num_finished(under_way, is_followed=is_followed)
+
+    assert together(2, 2, 2) == 2
+    assert together(4, 4) == together(8, 1) == 1
+    assert together(0.5, 0.5) == 2
+    assert together(-4, -4, -4, 0.1) == 4
+    assert together(-4, -4, 8) == 2
+    assert together(*[-4] * 5, is_followed=True) == MESSAGES_AT_ONCE
 
 
 def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> None:
