@@ -27,7 +27,8 @@ MIN_SHARE = 1 / 8
 """Of a version must be unchanged: to verify that costs the reader about a third of receiving it."""
 
 PATIENCE = 4
-"""Versions in a row that had less of those before them, after which the next ones are looked at more rarely."""
+"""Versions in a row that had less of those before them, or a successor before that was known, after which the next
+ones are looked at more rarely."""
 
 MAX_PASSED_OVER = 64
 """Versions between two looks, at most: so late it is noticed that from now on most leaves stay as they are."""
@@ -259,7 +260,7 @@ class Versions:
         return True
 
     def is_worth_checksums(self, version: int) -> bool:
-        """Whether a version should get checksums: all do, until some in a row have had nothing of those before."""
+        """Whether a version should get checksums: all do, until those of some in a row were made in vain."""
         return version >= self._next_checksummed
 
     def note_unchanged(self, version: int, before: int, *, share: float) -> None:
@@ -272,9 +273,21 @@ class Versions:
         if share >= MIN_SHARE:
             self._num_in_vain = self._next_checksummed = 0
         elif before >= self._next_checksummed:
-            self._num_in_vain += 1
-            num_passed_over = min(2 ** max(self._num_in_vain - PATIENCE, 0), MAX_PASSED_OVER)
-            self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
+            self._note_in_vain(version)
+
+    def note_superseded(self, version: int) -> None:
+        """A version had a successor before its checksums were made, and has none.
+
+        Where that happens time after time, they are work for nothing too, and take from the publishes and pulls of a
+        fast sequence of versions; unless most leaves stay as they are, when readers wait for them.
+        """
+        if not self.is_mostly_unchanged:
+            self._note_in_vain(version)
+
+    def _note_in_vain(self, version: int) -> None:
+        self._num_in_vain += 1
+        num_passed_over = min(2 ** max(self._num_in_vain - PATIENCE, 0), MAX_PASSED_OVER)
+        self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
 
     def checksums(self, version: int) -> Checksums | None:
         """Those of a version, which may be retired by now; None when they are not known."""

@@ -269,6 +269,23 @@ def test_is_worth_checksums_when_everything_changes_time_after_time_then_ever_ra
     assert not versions.is_mostly_unchanged
 
 
+@pytest.mark.parametrize("is_mostly_unchanged", [False, True])
+def test_is_worth_checksums_when_each_version_has_a_successor_too_soon_then_ever_rarer_unless_readers_wait_for_them(
+    is_mostly_unchanged: bool,
+) -> None:
+    versions = Versions()
+    _looked_at(versions, 2, share=1.0 if is_mostly_unchanged else 0.0)
+    num_begun = 0
+    for _ in range(1000):
+        _publish(versions)
+        if versions.is_worth_checksums(versions.files[-1]):
+            num_begun += 1
+            versions.note_superseded(versions.files[-1])
+    assert num_begun == 1000 if is_mostly_unchanged else num_begun < 50
+    _looked_at(versions, 2 * MAX_PASSED_OVER, share=1.0)  # the publisher has slowed down
+    assert versions.is_mostly_unchanged
+
+
 def test_restore_when_the_state_is_of_a_server_without_checksums_then_none_are_known() -> None:
     versions = Versions()
     _publish(versions)

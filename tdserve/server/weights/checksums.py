@@ -140,6 +140,8 @@ class Checksums:
             with self._stores.db.transaction() as txn:
                 self._stores.save_state(entry, txn, versions.state())
             entry.changed.wake()
+        elif not content and spec.tensors:
+            versions.note_superseded(version.version)
 
 
 def _nbytes(spec: Spec, is_meant: NDArray[np.bool_]) -> int:

@@ -220,7 +220,8 @@ class Relays:
                 if known is not None:
                     return known.content
                 newest = entry.weight_versions().newest
-                is_made = newest is not None and newest.version == version and newest.nbytes >= MIN_NBYTES
+                is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_NBYTES
+                is_made = is_newest and entry.weight_versions().is_worth_checksums(version)
                 return None if is_made else b""
 
             with suppress(DeadlineExceededError):

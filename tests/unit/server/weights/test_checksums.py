@@ -16,6 +16,7 @@ from tdserve.spec.sent import decode_numbers
 from tdserve.store.version_checksums import leaf_checksum
 from tdserve.transport.ends import as_bytes
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.weights import PATIENCE
 from tests.unit.server.world import Loop, World, content_of
 
 NEVER = Deadline.after(None)
@@ -132,6 +133,20 @@ def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(weigh
 
     assert run(at_once(False)) is None
     assert run(at_once(True)) is not None
+
+
+def test_made_when_the_worker_gives_them_up_for_the_next_version_time_after_time_then_made_more_rarely(
+    weights: Weights, run: Loop
+) -> None:
+    async def given_up(version: int) -> None:
+        done: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
+        done.set_result(worker_pb2.Worked())
+        weights.checksums._made(weights.entry, weights.entry.weight_versions().get(version), done)
+
+    for number in range(2 * PATIENCE):
+        version = weights.publish(number, 7)
+        run(given_up(version))
+    assert not weights.entry.weight_versions().is_worth_checksums(version + 1)
 
 
 def test_make_when_the_store_is_deleted_meanwhile_then_nothing_happens(weights: Weights, run: Loop) -> None:

@@ -20,7 +20,7 @@ from tdserve.server.weights.relays import MAX_LINE_S, MIN_RELAYED_BYTES, Relays
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
-from tdserve.weights import VersionRecord, Versions
+from tdserve.weights import PATIENCE, VersionRecord, Versions
 from tests.unit.server.world import Loop, World, outbox
 
 SPEC = capture(TensorDict({"w": torch.zeros(MIN_RELAYED_BYTES // 4)}, [])).spec
@@ -251,6 +251,21 @@ def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_t
         version = trees.publish(nbytes=MIN_NBYTES)
         assert (await trees.root()).link > root.link
         monkeypatch.setattr(relays_module, "MAX_OWN_S", 0.01)
+        await trees.taken(2, (await trees.place(2)).link, RIGHT)
+
+    run(scenario())
+
+
+def test_taken_when_the_server_makes_none_of_this_version_then_those_of_who_got_it_there_count_at_once(
+    trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        versions = trees.entry.weight_versions()
+        for _ in range(2 * PATIENCE):
+            versions.note_superseded(trees.publish(nbytes=MIN_NBYTES).version)
+        assert not versions.is_worth_checksums(trees.publish(nbytes=MIN_NBYTES).version)
+        await trees.root()
+        monkeypatch.setattr(relays_module, "MAX_OWN_S", 600.0)
         await trees.taken(2, (await trees.place(2)).link, RIGHT)
 
     run(scenario())
