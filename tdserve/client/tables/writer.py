@@ -35,7 +35,7 @@ class ReplayWriter:
 
     As a context manager it is closed at the end of the block. If the block raises, what was appended is still sent, for
     a short time, and the exception goes on. A writer that is dropped without ``close`` sends what it has in the
-    background; nobody hears of it when that fails.
+    background; nobody hears of it when that fails. The end of its client closes it too, within three seconds.
 
     Trajectories: the rows of one writer follow each other, until ``end_trajectory`` (or, with ``n_step``, a done flag).
     The newest row of an open trajectory waits for the next one, or for ``flush_s`` or ``flush``, because it may turn
