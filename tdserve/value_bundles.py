@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdserve.errors import RemoteProtocolError
-from tdserve.value_columns import Buffer, JoinedValues, Sizes, sizes_of
+from tdserve.value_columns import Buffer, JoinedValues, Sizes, packed_rows, sizes_of
 
 _SIZE_BYTES = 4
+
+_FEW_BYTES = 1024
+"""Values of up to about this size are copied together faster than each is handed on by itself."""
 
 
 class SplitColumn(NamedTuple):
@@ -46,11 +49,24 @@ class SplitColumn(NamedTuple):
 def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
     """Bytes of each row's bundle, and all bundles one after the other, in parts that are no copies."""
     table = np.stack([column.sizes for column in columns], axis=1)
-    width = _SIZE_BYTES * len(columns)
-    packed = table.astype("<u4").tobytes()
-    heads = [packed[at : at + width] for at in range(0, len(packed), width)]
-    lists = [heads, *(piece for column in columns for piece in column.pieces)]
-    return table.sum(axis=1) + width, list(chain.from_iterable(zip(*lists, strict=True)))
+    lists: list[Sequence[Buffer]] = []
+    small: list[Sequence[Buffer]] = [packed_rows(table.astype("<u4"))]  # side by side in each row, until a large one
+    for column in columns:
+        *heads, bodies = column.pieces
+        small += heads
+        if int(column.sizes.sum()) <= _FEW_BYTES * len(table):
+            small.append(bodies)
+        else:
+            lists += [_joined(small), bodies]
+            small = []
+    if small:
+        lists.append(_joined(small))
+    return table.sum(axis=1) + _SIZE_BYTES * len(columns), list(chain.from_iterable(zip(*lists, strict=True)))
+
+
+def _joined(lists: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
+    """What stands side by side in each row, as one."""
+    return lists[0] if len(lists) == 1 else list(map(b"".join, zip(*lists, strict=True)))
 
 
 class Unbundled:
@@ -134,10 +150,8 @@ class Unbundled:
 
 def bundles_of(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:
     """Each row's bundle, of the values of every path."""
-    split = [SplitColumn(sizes_of(values), (values,)) for values in columns]
-    _, parts = bundle(split)
-    step = len(columns) + 1
-    return [b"".join(parts[at : at + step]) for at in range(0, len(parts), step)]
+    heads = packed_rows(np.stack([sizes_of(values) for values in columns], axis=1).astype("<u4"))
+    return list(map(b"".join, zip(heads, *columns, strict=True)))
 
 
 def _no_bundle(bundles: Sequence[Buffer]) -> RemoteProtocolError:

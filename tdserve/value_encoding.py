@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, cycle
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,6 +263,9 @@ def _write_texts(texts: Iterable[str]) -> list[bytes]:
 def _names_of(dicts: Sequence[dict[Any, Any]]) -> tuple[str, ...] | None:
     """The keys of all of them; None where they differ, or some are no texts."""
     names = tuple(dicts[0])
+    is_as_long = set(map(len, dicts)) == {len(names)}
+    if is_as_long and all(map(is_, chain.from_iterable(dicts), cycle(names))):  # as of literals: the same objects
+        return names if {str}.issuperset(map(type, names)) else None
     if any(tuple(each) != names for each in dicts):
         return None
     return names if {str}.issuperset(map(type, chain.from_iterable(dicts))) else None

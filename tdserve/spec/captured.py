@@ -77,7 +77,7 @@ def conformed(captured: Captured, expected: Spec) -> Captured:
                 changed[path] = TensorLeaf(ragged.dtype, tuple(dense.shape))
                 tensors[path] = dense
                 del values[path]
-        elif entry.ragged is not None:
+        elif entry.ragged is not None and entry.ragged != ragged:
             changed[path] = as_declared(values[path], value_leaf, entry.ragged)
     if not changed:
         return captured

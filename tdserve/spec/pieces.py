@@ -18,7 +18,7 @@ from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.nodes import Ragged
 from tdserve.spec.torch_types import to_torch
 from tdserve.value_bundles import SplitColumn
-from tdserve.value_columns import Buffer, JoinedValues, join
+from tdserve.value_columns import Buffer, JoinedValues, join, packed_rows
 
 Shapes = NDArray[np.int64]
 
@@ -93,15 +93,13 @@ class Pieces(Sequence[torch.Tensor]):
         """What is stored of each element: its shape, and its bytes, which are no copies."""
         shapes = self.shapes
         itemsize = self._flat.element_size()
-        packed = shapes.astype("<i8").tobytes()
         width = 8 * shapes.shape[1]
-        heads = [packed[width * number : width * (number + 1)] for number in range(len(shapes))]
         content = _bytes_of(self._flat).numpy().data
         ends = (self._ends * itemsize).tolist()
-        bodies: list[Buffer] = [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        bodies: list[Buffer] = list(map(content.__getitem__, map(slice, [0, *ends], ends)))
         for number, tensor in self._replaced.items():
             bodies[number] = _bytes_of(tensor).numpy().data
-        return SplitColumn(shapes.prod(axis=1) * itemsize + width, [heads, bodies])
+        return SplitColumn(_numels(shapes) * itemsize + width, [packed_rows(shapes.astype("<i8")), bodies])
 
     def __len__(self) -> int:
         return len(self._shapes)

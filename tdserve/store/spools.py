@@ -41,14 +41,16 @@ class Spool:
         self._end = 0
         self._free: dict[int, list[int]] = {}
 
-    def put(self, parts: Sequence[Buffer]) -> tuple[int, int]:
+    def put(self, parts: Sequence[Buffer], nbytes: int) -> tuple[int, int]:
         """Puts content, given in parts, into the file; returns where it begins, and how many bytes it has.
+
+        Args:
+            nbytes: Of all parts together.
 
         Raises:
             CapacityError, InvalidRequestError: The file cannot be written.
             ConnectError: The session is over.
         """
-        nbytes = sum(map(len, parts))
         size = _size_class(nbytes)
         with self._lock:
             if self._is_closed:
@@ -63,9 +65,7 @@ class Spool:
             self._end = max(self._end, offset + size)
         try:
             with os_faults(self._path, asked=nbytes):
-                at = offset
-                for first in range(0, len(parts), _MAX_PARTS):
-                    at += _write(fd, parts[first : first + _MAX_PARTS], at)
+                _write(fd, parts, nbytes, offset)
         finally:
             os.close(fd)
         return offset, nbytes
@@ -84,15 +84,15 @@ class Spool:
             self._path.unlink(missing_ok=True)
 
 
-def _write(fd: int, parts: Sequence[Buffer], offset: int) -> int:
-    """Writes all of it; returns how many bytes that are."""
-    nbytes = sum(map(len, parts))
-    written = os.pwritev(fd, parts, offset)
-    if written < nbytes:  # a signal, or more than the kernel writes at once
-        content = b"".join(parts)
+def _write(fd: int, parts: Sequence[Buffer], nbytes: int, offset: int) -> None:
+    written = 0
+    for first in range(0, len(parts), _MAX_PARTS):
+        written += os.pwritev(fd, parts[first : first + _MAX_PARTS], offset + written)
+    if written < nbytes:  # a signal, or more than the kernel writes at once: some part of it, and what followed
+        content = memoryview(b"".join(parts))
+        written = 0
         while written < nbytes:
-            written += os.pwrite(fd, memoryview(content)[written:], offset + written)
-    return nbytes
+            written += os.pwrite(fd, content[written:], offset + written)
 
 
 def spool_path(folder: Path, lock_name: str) -> Path:

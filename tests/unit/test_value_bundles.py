@@ -23,6 +23,16 @@ def test_bundle_when_of_columns_in_pieces_then_is_what_bundles_of_gives() -> Non
     assert found[0] == np.array([3, 3], "<u4").tobytes() + b"one" + b"aAA"
 
 
+def test_bundle_when_values_are_large_then_they_are_not_copied_and_small_ones_side_by_side_are_one_part() -> None:
+    large = [bytes([number]) * 5_000 for number in range(3)]
+    columns = [TEXTS, NUMBERS, large, TEXTS, NUMBERS]
+    _, parts = bundle([SplitColumn(sizes_of(values), [values]) for values in columns])
+    assert len(parts) == 3 * 3
+    assert all(parts[3 * row + 1] is large[row] for row in range(3))
+    assert b"".join(parts) == b"".join(bundles_of(columns))
+    assert bundle([SplitColumn(sizes_of([]), [[]])])[1] == []
+
+
 @pytest.mark.parametrize("kind", [bytes, memoryview])
 def test_unbundled_when_asked_for_paths_then_gives_their_values(kind: type) -> None:
     found = Unbundled([kind(each) for each in bundles_of([TEXTS, NUMBERS])], 2)

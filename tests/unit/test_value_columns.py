@@ -16,6 +16,7 @@ from tdserve.value_columns import (
     decode_block,
     encode_block,
     join,
+    packed_rows,
     row_column,
     sizes_of,
 )
@@ -147,6 +148,12 @@ def test_parts_when_values_stand_one_after_the_other_then_one_that_is_no_copy() 
     (part,) = join(VALUES)[1:4].parts()  # type: ignore[attr-defined]
     assert bytes(part) == b"".join(VALUES[1:4])
     assert isinstance(part, memoryview)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (1, 1), (0, 2), (3, 0)])
+def test_packed_rows_when_zeros_are_at_the_end_then_they_stay(shape: tuple[int, int]) -> None:
+    table = np.arange(shape[0] * shape[1], dtype="<u4").reshape(shape)[::-1].copy()
+    assert packed_rows(table) == [row.tobytes() for row in table]
 
 
 def test_join_when_a_value_is_shorter_than_a_head_then_none_has_one() -> None:

@@ -162,8 +162,8 @@ class LocalEnd:
         Raises:
             CapacityError, InvalidRequestError: There is no room for them.
         """
-        is_spooled = self._spool is not None and sum(map(len, values)) >= MIN_SPOOLED_BYTES
-        return self._spool.put(values) if self._spool is not None and is_spooled else None
+        nbytes = sum(map(len, values))
+        return None if self._spool is None or nbytes < MIN_SPOOLED_BYTES else self._spool.put(values, nbytes)
 
     def free(self, spooled: tuple[int, int]) -> None:
         """The values there were fetched, or will not be."""

@@ -81,6 +81,7 @@ class TableHandle(TableRows, ByAddress):
         self._stored = self.spec.prepend((self.capacity,))
         self.__dict__.pop("_joining", None)
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
+        self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
@@ -341,6 +342,9 @@ class TableHandle(TableRows, ByAddress):
 
     def _taken_apart(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
+        fitting, keys = self._fitting
+        if captured.spec is fitting:
+            return captured, keys
         batch_size = captured.spec.batch_size
         if len(batch_size) != len(self.spec.batch_size) + 1:
             if (rows := by_rows(batch)) is not batch:
@@ -348,7 +352,7 @@ class TableHandle(TableRows, ByAddress):
             expected = f"batch size {['n', *self.spec.batch_size]}"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
         expected_spec = self._stored.with_rows(batch_size[0])
-        keys: tuple[Path, ...] = ()
+        keys = ()
         found = {path for path, _ in (*captured.spec.tensors, *captured.spec.values)}
         if found and found < set(self._paths):
             keys = tuple(path for path in self._paths if path in found)
@@ -358,6 +362,7 @@ class TableHandle(TableRows, ByAddress):
         check_matches(expected_spec, given, store=self.name)
         if batch_size[0] > self.capacity:
             raise CapacityError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
+        self._fitting = captured.spec, keys  # of which a writer's next batch most likely is, too
         return captured, keys
 
 

@@ -44,6 +44,12 @@ def test_conformed_when_another_form_is_wanted_then_it_has_that() -> None:
     assert found == wanted.find(("a",))
 
 
+def test_conformed_when_ragged_rows_have_the_form_already_then_nothing_is_made_anew() -> None:
+    wanted = capture(TensorDict({"t": jagged([3, 1])}, [2])).spec
+    captured = capture(TensorDict({"t": jagged([2, 2, 5])}, [3]))
+    assert conformed(captured, wanted) is captured
+
+
 def test_capture_when_values_travel_then_they_are_encoded_already() -> None:
     values = capture(TensorDict({"s": NonTensorStack("a", "b")}, [2])).values["s",]
     assert isinstance(values, EncodedValues)

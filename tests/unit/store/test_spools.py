@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tdserve.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
 from tdserve.store.spools import Spool, SpoolWriter, read_spooled, remove_spool, spool_path
+from tdserve.value_columns import Buffer
 from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 
@@ -19,11 +21,16 @@ def read(folder: Path, place: tuple[int, int]) -> bytes:
     return read_spooled(str(spool_path(folder, "lock")), *place)
 
 
+def put(spool: Spool, parts: Sequence[Buffer]) -> tuple[int, int]:
+    """As a client does."""
+    return spool.put(parts, sum(map(len, parts)))
+
+
 def test_put_when_several_then_each_is_read_as_it_was(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "lock")
     assert os.listdir(tmp_path) == []
     contents = [b"", b"a", bytes(range(256)) * 300, b"z" * (1 << 16), b"y" * ((1 << 16) + 1)]
-    places = [spool.put([content]) for content in contents]
+    places = [put(spool, [content]) for content in contents]
     assert [read(tmp_path, place) for place in places] == contents
     spool.close()
     spool.close()
@@ -34,8 +41,8 @@ def test_put_when_several_then_each_is_read_as_it_was(tmp_path: Path) -> None:
 def test_put_when_given_in_parts_then_they_follow_one_another(tmp_path: Path, num_parts: int) -> None:
     spool = Spool(tmp_path, "lock")
     parts = [memoryview(b"%d" % number) for number in range(num_parts)]
-    spool.put([b"before"])
-    assert read(tmp_path, spool.put(parts)) == b"".join(parts)
+    put(spool, [b"before"])
+    assert read(tmp_path, put(spool, parts)) == b"".join(parts)
     spool.close()
 
 
@@ -46,21 +53,21 @@ def test_put_when_the_kernel_writes_less_at_once_then_the_rest_too(
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: whole(fd, parts[:1], offset))
     monkeypatch.setattr(os, "pwrite", lambda fd, content, offset: alone(fd, content[:7], offset))
     spool = Spool(tmp_path, "lock")
-    assert read(tmp_path, spool.put([b"abc", b"defghijklm", b"", b"nopq"])) == b"abcdefghijklmnopq"
+    assert read(tmp_path, put(spool, [b"abc", b"defghijklm", b"", b"nopq"])) == b"abcdefghijklmnopq"
     spool.close()
 
 
 def test_put_when_others_were_freed_then_their_place_is_used_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "lock")
-    first, second = spool.put([b"a" * 70_000]), spool.put([b"b" * 70_000])
+    first, second = put(spool, [b"a" * 70_000]), put(spool, [b"b" * 70_000])
     spool.free(*first)
-    third = spool.put([b"c" * 90_000])
+    third = put(spool, [b"c" * 90_000])
     assert third[0] == first[0]
     assert read(tmp_path, second) == b"b" * 70_000
     nbytes = spool_path(tmp_path, "lock").stat().st_size
     for number in range(50):
         spool.free(*third)
-        third = spool.put([b"%c" % number * 90_000])
+        third = put(spool, [b"%c" % number * 90_000])
     assert read(tmp_path, third) == b"%c" % 49 * 90_000
     assert spool_path(tmp_path, "lock").stat().st_size <= nbytes + 90_000
     spool.close()
@@ -69,26 +76,26 @@ def test_put_when_others_were_freed_then_their_place_is_used_again(tmp_path: Pat
 def test_put_when_several_threads_do_then_none_touches_the_others(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "lock")
 
-    def put(number: int) -> bool:
+    def fill(number: int) -> bool:
         content = bytes([number]) * (40_000 + 1000 * number)
         for _ in range(20):
-            place = spool.put([content])
+            place = put(spool, [content])
             if read(tmp_path, place) != content:
                 return False
             spool.free(*place)
         return True
 
     with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(put, range(8)))
+        assert all(threads.map(fill, range(8)))
     spool.close()
 
 
 def test_put_when_the_session_is_over_then_refused_and_no_file_comes_back(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "lock")
-    spool.put([b"a"])
+    put(spool, [b"a"])
     spool.close()
     with pytest.raises(ConnectError, match="over"):
-        spool.put([b"b"])
+        put(spool, [b"b"])
     assert os.listdir(tmp_path) == []
 
 
@@ -96,7 +103,7 @@ def test_put_when_done_then_only_the_spools_own_file_is_open(tmp_path: Path) -> 
     num_open = num_open_below(tmp_path)
     spool = Spool(tmp_path, "lock")
     for _ in range(3):
-        spool.put([b"a" * 100_000])
+        put(spool, [b"a" * 100_000])
     assert num_open_below(tmp_path) == num_open + 1
     spool.close()
     assert num_open_below(tmp_path) == num_open
@@ -106,7 +113,7 @@ def test_put_when_somebody_put_a_link_there_then_refused_and_its_target_is_not_w
     (tmp_path / "target").write_bytes(b"mine")
     spool_path(tmp_path, "lock").symlink_to(tmp_path / "target")
     with pytest.raises(TDServeError):
-        Spool(tmp_path, "lock").put([b"theirs"])
+        put(Spool(tmp_path, "lock"), [b"theirs"])
     assert (tmp_path / "target").read_bytes() == b"mine"
     with pytest.raises(RemoteProtocolError):
         read(tmp_path, (0, 4))
@@ -115,7 +122,7 @@ def test_put_when_somebody_put_a_link_there_then_refused_and_its_target_is_not_w
 def test_put_when_the_disk_is_full_then_capacity_error(small_disk: Path) -> None:
     spool = Spool(small_disk, "lock")
     with pytest.raises(CapacityError):
-        spool.put([bytes(2 * SMALL_DISK_BYTES)])
+        put(spool, [bytes(2 * SMALL_DISK_BYTES)])
     spool.close()
 
 

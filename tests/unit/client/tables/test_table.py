@@ -45,6 +45,19 @@ def test_extend_when_leaves_are_unknown_or_none_then_refused(table: tdserve.Repl
     assert table.info()["inserts"] == 5
 
 
+def test_extend_when_batches_of_several_structures_follow_one_another_then_each_is_looked_at(
+    table: tdserve.ReplayHandle,
+) -> None:
+    for start in (5, 20):
+        for number in range(2):
+            index = table.extend(rows(2, start + number))
+            assert table[index]["a"].tolist() == [start + number, start + number + 1]
+        with pytest.raises(SpecMismatchError, match="'n'"):
+            table.extend(TensorDict({"a": torch.arange(2), "n": {"b": torch.zeros(2, 3)}, "g": torch.arange(2)}, [2]))
+        index = table.extend(rows(2, start).exclude(("n", "b")))
+        assert not set(table.sample(50)["index"].tolist()) & set(index.tolist())  # they are not whole
+
+
 @pytest.mark.parametrize("ends", [[0, 1], np.ones(3, np.bool_), "end", torch.ones(2)])
 def test_extend_when_ends_are_none_then_refused(table: tdserve.ReplayHandle, ends: Any) -> None:
     with pytest.raises(InvalidRequestError) as raised:
