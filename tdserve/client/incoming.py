@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from tdserve.layout import Layout, Message, Slot
 from tdserve.spec.dtypes import ITEMSIZE
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path
+from tdserve.spec.untracked import untracked
 from tdserve.transport.behind import SinkBehind
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
@@ -184,11 +185,11 @@ class _Run(NamedTuple):
 
 
 def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them.
+    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
+    return untracked(partial(_views, layout, buffer))
 
-    Each counts its versions for itself (``data``): what is done in place to one leaf is no matter of a backward that
-    needs another.
-    """
+
+def _views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
     typed: dict[str, torch.Tensor] = {}
     found: list[torch.Tensor] = []
     for dtype, num_slots, size, stride, offset in _runs(layout):
@@ -197,9 +198,9 @@ def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
             base = typed[dtype] = buffer.view(to_torch(dtype))
         run = torch.as_strided(base, size, stride, offset)
         if num_slots > 1:
-            found += [each.data for each in run.unbind(0)]
+            found += run.unbind(0)
         else:
-            found.append(run.data)
+            found.append(run)
     return found
 
 

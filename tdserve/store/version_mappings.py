@@ -16,6 +16,7 @@ import torch
 
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Path, Spec, TensorLeaf
+from tdserve.spec.untracked import untracked
 from tdserve.store.mapped import map_private, map_shared
 from tdserve.store.version_format import LENGTH, layout_of
 
@@ -111,15 +112,14 @@ class VersionMapping:
 
 
 def leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
-    """The leaves in canonical order as views of bytes that lie as a version's file has them.
+    """The leaves in canonical order as views of bytes that lie as a version's file has them, each like a tensor of its
+    own.
 
     Args:
         content: uint8, aligned for the widest dtype.
     """
     runs, order = _runs(spec)
-    found: list[torch.Tensor] = []
-    for run in runs:
-        found += run.views(content)
+    found = untracked(lambda: [view for run in runs for view in run.views(content)])
     if len(order) == len(spec.tensors):
         return dict(zip(order, map(found.__getitem__, order.values()), strict=True))
     return {path: found[order[path]] if path in order else _empty(leaf) for path, leaf in spec.tensors}

@@ -23,6 +23,19 @@ def test_latest_when_into_a_module_then_filled_in_place(client: tdserve.Client, 
     assert torch.equal(other.weight, policy.weight)
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_latest_when_one_leaf_is_changed_in_place_then_backward_through_another_goes_on(
+    client: tdserve.Client, name: str, copy: bool
+) -> None:
+    client.publish(name, TensorDict({"w": torch.ones(3), "v": torch.ones(3), "x": torch.ones(4, 4)}, []))
+    found = client.latest(name, copy=copy)
+    assert found is not None
+    loss: Any = nn.functional.linear(torch.ones(3, requires_grad=True), found.data["w"][None]).sum()
+    found.data["v"].add_(1)
+    loss.backward()
+    assert found.data["w"].tolist() == [1.0] * 3
+
+
 def test_latest_when_out_does_not_fit_then_refused_and_unchanged(client: tdserve.Client, name: str) -> None:
     client.publish(name, TensorDict({"w": torch.ones(3)}, []))
     out = TensorDict({"w": torch.zeros(4)}, [])
