@@ -126,7 +126,7 @@ def _read_known(
     if session.local is not None:
         store = session.local.known(wanted.name, stored)
         return None if store is None else _read_here(client, store, wanted)
-    if not session.welcome.expects_reads or wanted.destination is not None:
+    if wanted.destination is not None:
         return None
     chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
     if chosen.values:

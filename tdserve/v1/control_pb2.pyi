@@ -110,7 +110,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., oldest_request: _Optional[int] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not_nccl", "interface", "expects_reads")
+    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not_nccl", "interface")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -121,7 +121,6 @@ class Welcome(_message.Message):
     GPU_FIELD_NUMBER: _ClassVar[int]
     WHY_NOT_NCCL_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
-    EXPECTS_READS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session: int
     worker: int
@@ -132,8 +131,7 @@ class Welcome(_message.Message):
     gpu: str
     why_not_nccl: str
     interface: str
-    expects_reads: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ..., expects_reads: bool = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
     __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key", "takes_bundles")

@@ -118,7 +118,6 @@ class Sessions:
             gpu="" if why_not else worker.gpu,
             why_not_nccl=why_not if hello.gpu or hello.transport == "nccl" else "",
             interface=interface,
-            expects_reads=True,
         )
         if session.invitation is not None:
             welcome.local.CopyFrom(session.invitation.message(self._root))
