@@ -70,10 +70,6 @@ STATUS = Trailing("status", "int64", (8,))
 """[ReadStatus, content version, missing rows, 0...]: 64 bytes behind the content of every read."""
 
 
-_MAX_KEPT_ROW_COUNTS = 64
-"""Numbers of rows whose structure is kept: batches of a reader have the same, again and again."""
-
-
 def status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
     """The column that ends a read."""
     return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
@@ -103,14 +99,11 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
 
 def _listed_spec(spec: Spec, num_rows: int) -> Spec:
     """The structure of so many rows; the same object for the same number."""
-    kept: dict[int, Spec] = spec.memo.setdefault("listed", {})
-    found = kept.get(num_rows)
-    if found is None:
-        batch_size = (num_rows, *spec.batch_size[1:])
-        if len(kept) >= _MAX_KEPT_ROW_COUNTS:
-            kept.clear()
-        found = kept[num_rows] = spec.with_batch(len(batch_size), batch_size, (None,) * len(batch_size))
-    return found
+    nameless: Spec | None = spec.memo.get("nameless")
+    if nameless is None:
+        num_dims = len(spec.batch_size)
+        nameless = spec.memo["nameless"] = spec.with_batch(num_dims, spec.batch_size, (None,) * num_dims)
+    return nameless.with_rows(num_rows)
 
 
 def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
