@@ -55,9 +55,10 @@ class BufferPool:
         return torch.from_numpy(loan)
 
     def _give_back(self, memory: np.ndarray) -> None:
-        if self._idle_nbytes + len(memory) <= self._max_pooled_bytes:
-            self._idle_nbytes += len(memory)
-            self._idle[len(memory)].append(memory)
+        size = len(memory)
+        if self._idle_nbytes + size <= self._max_pooled_bytes:
+            self._idle_nbytes += size
+            self._idle[size].append(memory)
 
 
 def size_class(nbytes: int) -> int:

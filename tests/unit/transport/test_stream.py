@@ -15,11 +15,13 @@ from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import PerMessage
 from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
+from tdserve.transport.filling import MIN_APART_BYTES
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import (
+    FILLED_UNDER_WAY,
     MESSAGES_AT_ONCE,
-    MESSAGES_UNDER_WAY,
+    RECEIVES_UNDER_WAY,
     _num_finished,
     pack,
     recv_messages,
@@ -36,6 +38,13 @@ def layout_of(num_large: int, *, num_small: int = 0, trailing: tuple[Trailing, .
     leaves = [TensorLeaf("uint8", (LARGE_LEAF_BYTES,))] * num_large + [TensorLeaf("float32", (3,))] * num_small
     entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
     return Layout.of(Spec(Node((), None, None, None, entries)), trailing)
+
+
+def small_leaves() -> tuple[list[torch.Tensor], Layout]:
+    """Forty leaves that travel four at a time in ten messages."""
+    leaves = [random_bytes(LARGE_LEAF_BYTES - 1) for _ in range(40)]
+    entries = tuple((f"k{number:02}", TensorLeaf("uint8", (len(leaf),))) for number, leaf in enumerate(leaves))
+    return leaves, Layout.of(Spec(Node((), None, None, None, entries)))
 
 
 def random_bytes(nbytes: int) -> torch.Tensor:
@@ -99,19 +108,34 @@ def test_move_when_memory_is_direct_and_nothing_tells_of_others_then_all_is_post
         receiving.result(5.0)
 
 
+def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_for_the_wire() -> None:
+    leaves, layout = small_leaves()
+    assert layout.nbytes >= MIN_APART_BYTES
+    received = [torch.zeros_like(leaf) for leaf in leaves]
+    ours, theirs = LoopbackChannel.pair()
+    with ThreadPoolExecutor(1) as thread:
+        arguments = layout.messages, LeafEnd(leaves)
+        sending = thread.submit(
+            send_messages, ours, 0, *arguments, pool=BufferPool(), timeout_s=5.0, tells_of_others=False
+        )
+        for messages in (layout.messages[:1], layout.messages[1:]):
+            wait_for_posted(ours.wire.sends, FILLED_UNDER_WAY)
+            recv_messages(theirs, 0, messages, LeafEnd(received), pool=BufferPool(), timeout_s=5.0)
+        sending.result(5.0)
+    assert all(map(torch.equal, leaves, received))
+
+
 def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_each_is_taken_as_it_comes() -> None:
-    leaves = [random_bytes(LARGE_LEAF_BYTES - 1) for _ in range(40)]
-    entries = tuple((f"k{number:02}", TensorLeaf("uint8", (len(leaf),))) for number, leaf in enumerate(leaves))
-    layout = Layout.of(Spec(Node((), None, None, None, entries)))
+    leaves, layout = small_leaves()
     assert len(layout.messages) == 10
     received = [torch.zeros_like(leaf) for leaf in leaves]
     ours, theirs = LoopbackChannel.pair()
     with ThreadPoolExecutor(1) as thread:
         arguments = layout.messages, LeafEnd(received)
         receiving = thread.submit(recv_messages, theirs, 0, *arguments, pool=BufferPool(), timeout_s=5.0)
-        wait_for_posted(ours.wire.recvs, MESSAGES_UNDER_WAY)
+        wait_for_posted(ours.wire.recvs, RECEIVES_UNDER_WAY)
         ours.wait_all(start_send(ours, 0, layout.messages[:1], LeafEnd(leaves), BufferPool()), 5.0)
-        wait_for_posted(ours.wire.recvs, MESSAGES_UNDER_WAY)  # one more
+        wait_for_posted(ours.wire.recvs, RECEIVES_UNDER_WAY)  # one more
         assert torch.equal(received[0], leaves[0])
         ours.wait_all(start_send(ours, 0, layout.messages[1:], LeafEnd(leaves), BufferPool()), 5.0)
         receiving.result(5.0)
