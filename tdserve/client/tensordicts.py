@@ -11,10 +11,10 @@ from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.memmap.live import with_live_leaves
+from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, Destination, only
 from tdserve.client.selected_reads import brought, read_selection
 from tdserve.client.session import Session
-from tdserve.client.tables.padding import Pad
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.writing import write_selection

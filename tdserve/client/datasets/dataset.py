@@ -14,7 +14,7 @@ from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.datasets.worker_pool import worker_pool
 from tdserve.client.devices import resolved
 from tdserve.client.fake_modes import check_real
-from tdserve.client.tables.padding import Pad
+from tdserve.client.padding import Pad
 from tdserve.errors import InvalidRequestError, WrongStateError
 from tdserve.integers import check_integer
 from tdserve.replay.epochs import epoch_order, share_of

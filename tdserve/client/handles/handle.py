@@ -24,8 +24,8 @@ from tdserve.client.local.small_leaves import small_leaf
 from tdserve.client.local.views import map_store
 from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.memmap.memmapped import MemmappedHandle
+from tdserve.client.padding import Pad
 from tdserve.client.selected_reads import brought, read_selection
-from tdserve.client.tables.padding import Pad
 from tdserve.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.selection import Selection, encode
 from tdserve.selection_items import split_index

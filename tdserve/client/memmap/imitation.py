@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from tdserve.client.memmap.arguments import named_device
+from tdserve.client.padding import Pad, padded
 from tdserve.client.reading import on_cpu
-from tdserve.client.tables.padding import Pad, padded
 from tdserve.errors import NotSupportedError
 from tdserve.spec.build import build
 from tdserve.spec.entries import change_tensors

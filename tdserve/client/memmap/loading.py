@@ -15,9 +15,9 @@ from tdserve.client.memmap.arguments import check_mode, check_part, device_of, h
 from tdserve.client.memmap.imitation import imitate, is_imitation
 from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.memmap.shown_stores import ShownStores
+from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, Destination
 from tdserve.client.selected_reads import brought
-from tdserve.client.tables.padding import Pad
 from tdserve.client.tensordicts import TensorDictClient
 from tdserve.deadline import Deadline
 from tdserve.errors import (

@@ -13,10 +13,10 @@ from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.incoming import Posted, post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
+from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending
 from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
 from tdserve.client.session import Session
-from tdserve.client.tables.padding import Pad, padded
 from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline

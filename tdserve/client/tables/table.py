@@ -17,11 +17,11 @@ from tdserve.client.fake_modes import ROWS, check_real
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.keys import checked_path
 from tdserve.client.outgoing import Target
+from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, finish_read
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
 from tdserve.client.tables.joining import Joining, Part
-from tdserve.client.tables.padding import Pad
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.widening import makes_dense, renewed, widen
 from tdserve.client.tables.writer import ReplayWriter

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack, pad_sequence
 
-from tdserve.client.tables.padding import padded
+from tdserve.client.padding import padded
 from tdserve.errors import InvalidRequestError
 from tdserve.spec.build import build
 from tdserve.spec.capture import capture
