@@ -17,8 +17,8 @@ from typing import Any
 from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.devices import begin, resolved
 from tdserve.client.session import Session
+from tdserve.client.tables.policy_versions import newest_version, oldest_version
 from tdserve.client.tables.sampling import Asked, Query, ask, mended, take
-from tdserve.client.weights.policy_versions import newest_version, oldest_version
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     ClosedError,

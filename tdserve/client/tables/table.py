@@ -22,10 +22,10 @@ from tdserve.client.reading import Content, finish_read
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
 from tdserve.client.tables.joining import Joining, Part
+from tdserve.client.tables.policy_versions import checked_max_lag, say_of_rows
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.widening import makes_dense, renewed, widen
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.client.weights.policy_versions import checked_max_lag, say_of_rows
 from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import (

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from tdserve.client.tables.nstep import NStep
+from tdserve.client.tables.policy_versions import check_policy, checked_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.row_delivery import Table
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.client.value_blocks import row_nbytes
-from tdserve.client.weights.policy_versions import check_policy, checked_version
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
 from tdserve.integers import check_integer

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.weights.policy_versions import checked_max_lag, checked_version, oldest_version, say_of_rows
+from tdserve.client.tables.policy_versions import checked_max_lag, checked_version, oldest_version, say_of_rows
 from tdserve.errors import InvalidRequestError
 from tdserve.replay.settings import Settings
 from tdserve.v1 import control_pb2

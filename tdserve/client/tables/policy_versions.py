@@ -1,4 +1,4 @@
-"""Versions of the policy that made rows, as users give and ask for them."""
+"""Versions of the policy that made rows, as users give and ask for them; and what else they say of rows."""
 
 from __future__ import annotations
 
