@@ -10,7 +10,7 @@ from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.memmap.live import with_live_leaves
+from tdserve.client.handles.live import with_live_leaves
 from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, Destination, only
 from tdserve.client.selected_reads import brought, read_selection

@@ -14,6 +14,8 @@ from tdserve.client.description import StoreDescription
 from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.altering import first_unknown
 from tdserve.client.handles.key_list import KeyList
+from tdserve.client.handles.live import with_live_leaves
+from tdserve.client.handles.memmapped import MemmappedHandle
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
 from tdserve.client.handles.structure import repr_of
@@ -22,8 +24,6 @@ from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.local.small_leaves import small_leaf
 from tdserve.client.local.views import map_store
-from tdserve.client.memmap.live import with_live_leaves
-from tdserve.client.memmap.memmapped import MemmappedHandle
 from tdserve.client.padding import Pad
 from tdserve.client.selected_reads import brought, read_selection
 from tdserve.errors import KeyNotFoundError, SpecMismatchError

@@ -7,9 +7,9 @@ from typing import Any
 
 from tdserve.catalog import checked_max_object_bytes
 from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.handles.live import show_stored
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.memmap.arguments import check_no_archive, check_no_files, checked_sizes
-from tdserve.client.memmap.live import show_stored
 from tdserve.client.memmap.loading import LoadingClient
 from tdserve.client.writing import write_selection
 from tdserve.deadline import Deadline

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tdserve.client.fake_modes import fake_mode
 from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.handles.live import with_live_leaves
 from tdserve.client.memmap.arguments import check_mode, check_part, device_of, has_parameters, split_name
 from tdserve.client.memmap.imitation import imitate, is_imitation
-from tdserve.client.memmap.live import with_live_leaves
 from tdserve.client.memmap.shown_stores import ShownStores
 from tdserve.client.padding import Pad
 from tdserve.client.reading import Content, Destination

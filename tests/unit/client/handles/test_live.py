@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.client.memmap.live import StoreSource, expanded, show_stored, with_live_leaves
+from tdserve.client.handles.live import StoreSource, expanded, show_stored, with_live_leaves
 from tdserve.spec.capture import capture
 from tdserve.spec.entries import entry_at
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
