@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tdserve.client.handles import structure
+from tdserve.client import structure
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2

@@ -18,7 +18,6 @@ from tdserve.client.handles.live import with_live_leaves
 from tdserve.client.handles.memmapped import MemmappedHandle
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
-from tdserve.client.handles.structure import repr_of
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, kept_keys
 from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
@@ -26,6 +25,7 @@ from tdserve.client.local.small_leaves import small_leaf
 from tdserve.client.local.views import map_store
 from tdserve.client.padding import Pad
 from tdserve.client.selected_reads import brought, read_selection
+from tdserve.client.structure import repr_of
 from tdserve.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.selection import Selection, encode
 from tdserve.selection_items import split_index

@@ -25,11 +25,11 @@ from tdserve.client.handles.steps import (
     placed,
     spread,
 )
-from tdserve.client.handles.structure import repr_of
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
 from tdserve.client.handles.tensordict_names import REFUSED
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.padding import Pad, filled_up
+from tdserve.client.structure import repr_of
 from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.selection import Selection, encode
 from tdserve.selection_names import result_names

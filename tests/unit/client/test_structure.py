@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
 
-from tdserve.client.handles.structure import composite, repr_of, tree
+from tdserve.client.structure import composite, repr_of, tree
 from tdserve.errors import NotSupportedError
 from tdserve.spec.capture import capture
 from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
@@ -53,7 +53,7 @@ warnings.simplefilter("ignore")
 import torch
 from torchrl.data import Composite, NonTensor
 from tensordict import TensorDict, lazy_stack
-from tdserve.client.handles.structure import composite
+from tdserve.client.structure import composite
 from tdserve.spec.capture import capture
 flags = {"flag": torch.zeros(2, dtype=torch.bool)}
 td = TensorDict({"x": torch.zeros(2, 3, dtype=torch.int16), "n": flags, "t": "a"}, [2])
