@@ -15,14 +15,14 @@ from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.altering import first_unknown
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.live import with_live_leaves
+from tdserve.client.handles.mapping import map_store
 from tdserve.client.handles.memmapped import MemmappedHandle
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
+from tdserve.client.handles.small_leaves import small_leaf
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, kept_keys
 from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
-from tdserve.client.local.small_leaves import small_leaf
-from tdserve.client.local.views import map_store
 from tdserve.client.padding import Pad
 from tdserve.client.selected_reads import brought, read_selection
 from tdserve.client.structure import repr_of

@@ -12,12 +12,12 @@ from torch import nn
 from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
 from tdserve.client.incoming import receive
 from tdserve.client.leaves import Leaves
-from tdserve.client.local.versions import version_here
 from tdserve.client.pending import Pending
 from tdserve.client.reading import Content, Destination
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.deltas import HeldVersions, Rest
+from tdserve.client.weights.local_versions import version_here
 from tdserve.client.weights.modules import ModuleDestination
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.client.weights.whole import take_whole

@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tdserve.client.local.versions import version_here
 from tdserve.client.weights import versions
+from tdserve.client.weights.local_versions import version_here
 from tdserve.errors import DeadlineExceededError, SpecMismatchError
 
 

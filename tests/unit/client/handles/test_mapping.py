@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.local.views import map_store
+from tdserve.client.handles.mapping import map_store
 from tdserve.deadline import Deadline
 from tdserve.errors import NotSupportedError, StoreNotFoundError
 from tdserve.spec.capture import capture

@@ -12,10 +12,10 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.versions import version_here
 from tdserve.client.local.writes import put_version
 from tdserve.client.reading import Content, Destination
 from tdserve.client.value_blocks import encode_values
+from tdserve.client.weights.local_versions import version_here
 from tdserve.errors import CorruptDataError, SpecMismatchError, TransferAbortedError
 from tdserve.spec.capture import capture
 from tdserve.store.versions import retire

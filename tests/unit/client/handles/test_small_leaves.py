@@ -10,8 +10,8 @@ from tensordict.nn import TensorDictParams
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tdserve
+from tdserve.client.handles.small_leaves import small_leaf
 from tdserve.client.local.reads import MAX_CLONED_BYTES
-from tdserve.client.local.small_leaves import small_leaf
 from tdserve.data.opened import OpenStore
 from tdserve.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
 
