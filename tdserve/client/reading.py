@@ -10,10 +10,11 @@ import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
 from tdserve.client.devices import to_device
-from tdserve.client.incoming import Posted, Received, receive
+from tdserve.client.incoming import Posted, receive
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending
+from tdserve.client.received import Received
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.data.values import ReadBlock

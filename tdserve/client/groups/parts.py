@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tdserve.client.incoming import views
 from tdserve.client.leaves import leaves_of, source_of
 from tdserve.client.reading import Content, Destination
+from tdserve.client.received import views
 from tdserve.client.value_blocks import decode_values, encode_values
 from tdserve.content import values_messages, write_layout
 from tdserve.errors import NotSupportedError

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tdserve.client.incoming import Received, views
 from tdserve.client.leaves import Leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
+from tdserve.client.received import Received, views
 from tdserve.content import ReadStatus, rows_layout, status_column
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import ReadPlan, plan_selection

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.client.incoming import views
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.reading import Destination
+from tdserve.client.received import views
 from tdserve.content import read_layout, write_layout
 from tdserve.errors import RemoteProtocolError, TDServeError
 from tdserve.layout import Layout

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient
-from tdserve.client.incoming import Received, views
 from tdserve.client.leaves import Leaves
+from tdserve.client.received import Received, views
 from tdserve.client.session import Session
 from tdserve.client.weights.relay import Relays
 from tdserve.client.weights.relay_kept import Kept, checksums

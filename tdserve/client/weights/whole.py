@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.calls import SessionClient, transfer_timeout_s
-from tdserve.client.incoming import Received, receive
+from tdserve.client.incoming import receive
 from tdserve.client.leaves import Leaves
 from tdserve.client.pending import Pending
 from tdserve.client.reading import Content, Destination
+from tdserve.client.received import Received
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.relay_taking import receive_linked

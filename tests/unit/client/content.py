@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tdserve.client.incoming import Received
 from tdserve.client.reading import Content
+from tdserve.client.received import Received
 from tdserve.client.value_blocks import decode_values, encode_values
 from tdserve.content import ReadStatus, rows_layout
 from tdserve.spec.capture import capture

@@ -5,8 +5,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.incoming import views
 from tdserve.client.outgoing import Outgoing, Target
+from tdserve.client.received import views
 from tdserve.client.session import Session
 from tdserve.content import write_layout
 from tdserve.deadline import Deadline

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tdserve.client.incoming import Received, views
+from tdserve.client.received import Received, views
 from tdserve.content import GENERATION_KEY, INDEX_KEY, MISSING_GENERATION, rows_layout
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.data.rows import rows_source

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from tdserve.client.incoming import views
 from tdserve.client.leaves import contents_of
+from tdserve.client.received import views
 from tdserve.client.value_blocks import encode_values
 from tdserve.content import write_layout
 from tdserve.control.servicer import SessionLink

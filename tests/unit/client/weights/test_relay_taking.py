@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.incoming import Received
 from tdserve.client.leaves import Leaves, leaves_of
+from tdserve.client.received import Received
 from tdserve.client.weights import relay_link
 from tdserve.client.weights.relay_kept import checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
