@@ -10,7 +10,7 @@ from typing import Any
 
 from tdserve.client.gpu import NO_GPU, Gpu, agreed
 from tdserve.client.greeting import hello
-from tdserve.client.groups.inbox import GroupInbox
+from tdserve.client.group_inbox import GroupInbox
 from tdserve.client.interfaces import address_towards, unformed
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.mailbox import Mailbox

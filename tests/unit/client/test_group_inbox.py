@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.client.groups.inbox import GroupInbox
+from tdserve.client.group_inbox import GroupInbox
 from tdserve.errors import ConnectError, TDServeError
 from tdserve.v1 import control_pb2
 
