@@ -15,7 +15,7 @@ from tdserve.client.interfaces import address_towards, unformed
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.mailbox import Mailbox
 from tdserve.client.pending import OnAnswer, OnGranted, Pending
-from tdserve.client.weights.relay import Relays
+from tdserve.client.relays.relay import Relays
 from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure

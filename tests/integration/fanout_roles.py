@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.client.client import connect  # here, before the forks
-from tdserve.client.weights.relay_kept import Kept
+from tdserve.client.relays.kept import Kept
 
 Say = Callable[..., None]
 

@@ -1,1 +1,1 @@
-"""Versions of weights: published, pulled, followed, and passed on to other clients."""
+"""Versions of weights: published, pulled, and followed."""

@@ -11,10 +11,10 @@ import torch
 from tdserve.client.calls import SessionClient
 from tdserve.client.leaves import Leaves
 from tdserve.client.received import Received, views
+from tdserve.client.relays.kept import Kept, checksums
+from tdserve.client.relays.link import take
+from tdserve.client.relays.relay import Relays
 from tdserve.client.session import Session
-from tdserve.client.weights.relay import Relays
-from tdserve.client.weights.relay_kept import Kept, checksums
-from tdserve.client.weights.relay_link import take
 from tdserve.errors import DeadlineExceededError, TDServeError
 from tdserve.layout import Layout
 from tdserve.session import tag_of

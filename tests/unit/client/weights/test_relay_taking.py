@@ -8,8 +8,8 @@ from tensordict import TensorDict
 
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.received import Received
-from tdserve.client.weights import relay_link
-from tdserve.client.weights.relay_kept import checksums
+from tdserve.client.relays import link as links
+from tdserve.client.relays.kept import checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
 from tdserve.errors import CorruptDataError, PeerLostError
 from tdserve.spec.capture import capture
@@ -17,7 +17,7 @@ from tdserve.transport.ends import FlatEnd
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2
-from tests.unit.client.weights.relaying import LAYOUT, POOL, SPEC, TD, Office, content, office
+from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, TD, Office, content, office
 
 Verify = Callable[[control_pb2.TakenRequest], None]
 
@@ -25,8 +25,8 @@ Verify = Callable[[control_pb2.TakenRequest], None]
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
-    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
-    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+    monkeypatch.setattr(links, "STALL_S", 60.0)
+    monkeypatch.setattr(links, "CONNECT_S", 60.0)
 
 
 def out() -> tuple[TensorDict, Leaves]:
@@ -100,7 +100,7 @@ def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept()
 def test_take_when_the_relay_has_nothing_then_the_link_has_failed_unconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay_link, "CONNECT_S", 0.2)
+    monkeypatch.setattr(links, "CONNECT_S", 0.2)
     with office() as between:
         with pytest.raises(LinkFailedError) as caught:
             taken(between)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread, current_thread
 
-from tdserve.client.weights.relay_kept import Kept, checksums
-from tdserve.client.weights.relay_link import PULLER_RANK, RELAY_RANK, Link, pass_on
+from tdserve.client.relays.kept import Kept, checksums
+from tdserve.client.relays.link import PULLER_RANK, RELAY_RANK, Link, pass_on
 from tdserve.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.layout import Layout
 from tdserve.spec.tree import Spec

@@ -12,7 +12,7 @@ from threading import Lock
 
 import torch
 
-from tdserve.client.weights.relay_kept import Kept
+from tdserve.client.relays.kept import Kept
 from tdserve.errors import PeerLostError, TDServeError
 from tdserve.layout import Layout
 from tdserve.transport.channel import Channel, Work

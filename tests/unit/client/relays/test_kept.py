@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.weights.relay_kept import Kept, checksums
+from tdserve.client.relays.kept import Kept, checksums
 from tdserve.content import read_layout
 from tdserve.errors import PeerLostError
 from tdserve.spec.capture import capture

@@ -9,8 +9,8 @@ from threading import Condition
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.weights.relay import Relays
-from tdserve.client.weights.relay_kept import Kept
+from tdserve.client.relays.kept import Kept
+from tdserve.client.relays.relay import Relays
 from tdserve.content import ReadStatus, read_layout, status_column
 from tdserve.spec.capture import capture
 from tdserve.transport.pool import BufferPool

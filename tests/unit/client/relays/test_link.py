@@ -7,12 +7,12 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from tdserve.client.weights import relay_link
-from tdserve.client.weights.relay_kept import Kept
-from tdserve.client.weights.relay_link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, take
+from tdserve.client.relays import link as links
+from tdserve.client.relays.kept import Kept
+from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, take
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport.loopback import LoopbackChannel
-from tests.unit.client.weights.test_relay_kept import LAYOUT
+from tests.unit.client.relays.test_kept import LAYOUT
 
 NUM_MESSAGES = len(LAYOUT.messages)
 
@@ -20,8 +20,8 @@ NUM_MESSAGES = len(LAYOUT.messages)
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
-    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
-    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+    monkeypatch.setattr(links, "STALL_S", 60.0)
+    monkeypatch.setattr(links, "CONNECT_S", 60.0)
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends lose their patience soon."""
-    monkeypatch.setattr(relay_link, "STALL_S", 0.05)
-    monkeypatch.setattr(relay_link, "CONNECT_S", 0.2)
+    monkeypatch.setattr(links, "STALL_S", 0.05)
+    monkeypatch.setattr(links, "CONNECT_S", 0.2)
 
 
 def content() -> torch.Tensor:

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from tdserve.client.weights import relay_link
-from tdserve.client.weights.relay_kept import checksums
-from tdserve.client.weights.relay_link import take as receive
+from tdserve.client.relays import link as links
+from tdserve.client.relays.kept import checksums
+from tdserve.client.relays.link import take as receive
 from tdserve.errors import ClosedError, PeerLostError
 from tdserve.v1 import control_pb2
-from tests.unit.client.weights.relaying import LAYOUT, POOL, SPEC, Office, content, office
+from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
-    monkeypatch.setattr(relay_link, "STALL_S", 60.0)
-    monkeypatch.setattr(relay_link, "CONNECT_S", 60.0)
+    monkeypatch.setattr(links, "STALL_S", 60.0)
+    monkeypatch.setattr(links, "CONNECT_S", 60.0)
 
 
 def threads() -> list[str]:
@@ -103,7 +103,7 @@ def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:
         between.introduce(4, kept=3)
         channel = between.ends[1].open_link(4).connect()
         first = torch.empty(LAYOUT.messages[0].nbytes, dtype=torch.uint8)
-        channel.recv(first, relay_link.CONTENT_TAG).wait(20.0)  # it waits for the second message by now
+        channel.recv(first, links.CONTENT_TAG).wait(20.0)  # it waits for the second message by now
         assert threads() == ["tdserve-relay-4"]
         between.ends[0].close()
         assert threads() == []
