@@ -25,8 +25,8 @@ from tdserve.server.entry import Entry
 from tdserve.server.recovery.claim_records import unfilled_claims
 from tdserve.server.recovery.departures import Departures
 from tdserve.server.recovery.redo import Redo
-from tdserve.server.recovery.unfinished import Unfinished
 from tdserve.server.specs import Specs
+from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.spec.tree import Node, Spec
 from tdserve.store import rows as row_files

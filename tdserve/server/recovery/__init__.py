@@ -1,1 +1,1 @@
-"""What outlives a crash: on record while it is under way, then repaired, or kept until its writer is proved gone."""
+"""What outlives a crash: on record while it is under way, then repaired; and the proof that a writer is gone."""

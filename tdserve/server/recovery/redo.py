@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tdserve.row_numbers import decode_rows, encode_rows
-from tdserve.server.entry import Entry
 from tdserve.store.catalog_db import CatalogDB, Transaction
 
 _KEY = b"last-commit"
@@ -36,9 +35,9 @@ class Redo:
     encoded: bytes = b""
 
     @classmethod
-    def of(cls, entry: Entry, rows: np.ndarray, *, encoded: bytes = b"") -> Redo:
-        """For a commit of reserved (odd) rows of a store."""
-        return cls(entry.record.uid, rows, entry.generation_values()[rows] + 1, encoded)
+    def of(cls, uid: str, values: np.ndarray, rows: np.ndarray, *, encoded: bytes = b"") -> Redo:
+        """For a commit of reserved (odd) rows of a store, whose generations are ``values``."""
+        return cls(uid, rows, values[rows] + 1, encoded)
 
     def save(self, txn: Transaction) -> None:
         """Writes it beside the commit, over the one before."""

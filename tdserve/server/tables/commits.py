@@ -48,7 +48,7 @@ def commit_rows(
     done = control_pb2.Done(
         indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :])
     )
-    redo = Redo.of(entry, reservation.rows, encoded=reservation.encoded)
+    redo = Redo.of(entry.record.uid, entry.generation_values(), reservation.rows, encoded=reservation.encoded)
     state = entry.table_state()
     state["inserts"] += len(reservation)
     with answers.transaction(client_id, request, done.SerializeToString()) as txn:

@@ -37,7 +37,7 @@ def test_of_when_rows_are_reserved_then_their_next_generations(world: World, run
     reservation = entry.replay_table().plan_extend(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
-    redo = Redo.of(entry, reservation.rows, encoded=encoded)
+    redo = Redo.of(entry.record.uid, entry.generation_values(), reservation.rows, encoded=encoded)
     assert (redo.uid, redo.generations.tolist()) == (entry.record.uid, [2, 2, 2])
     with world.db.transaction() as txn:
         redo.save(txn)
@@ -52,7 +52,7 @@ def test_restore_when_killed_between_record_and_generations_then_rows_are_live(w
     reservation = table.plan_extend(3)
     assert reservation is not None
     with world.db.transaction() as txn:
-        Redo.of(entry, reservation.rows).save(txn)
+        Redo.of(entry.record.uid, entry.generation_values(), reservation.rows).save(txn)
         world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").replay_table()
