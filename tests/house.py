@@ -171,11 +171,10 @@ def private_name_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def circles(modules: Sequence[Module], *, rooms_of: str = "") -> list[str]:
-    """Import circles among modules, each once, as "a -> b -> a"; or among the rooms of a folder, whose own modules may
-    import them, and they these."""
-    rooms = [m.name for m in modules if m.is_package and m.name.startswith(f"{rooms_of}.")]
-    place = {m.name: room for room in rooms for m in modules if f"{m.name}.".startswith(f"{room}.")}
-    place = place if rooms_of else {m.name: m.name for m in modules}
+    """Import circles among modules, each once, as "a -> b -> a"; or among the rooms of a folder: what lies in it."""
+    below = f"{rooms_of}." if rooms_of else ""
+    depth = below.count(".") + 1 if rooms_of else None
+    place = {m.name: ".".join(m.name.split(".")[:depth]) for m in modules if m.name.startswith(below)}
     graph: dict[str, set[str]] = {name: set() for name in place.values()}
     for module, target, _ in edges(modules):
         if module.name in place and place.get(target, place[module.name]) != place[module.name]:
