@@ -59,11 +59,19 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes ``[offset, offset + nbytes)`` of the flat buffer, sent as one; padding between parts is undefined."""
+    """Bytes ``[offset, offset + nbytes)`` of the flat buffer, sent as one; those between parts are sent as zeros."""
 
     offset: int
     nbytes: int
     parts: tuple[Part, ...]
+
+    @cached_property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """The bytes between parts, as (start, stop). Whoever copies parts together makes them zero: staging memory
+        holds what was there before, perhaps of another client."""
+        ends = [part.offset + part.stop - part.start for part in self.parts]
+        starts = [part.offset for part in self.parts[1:]]
+        return tuple((end, start) for end, start in zip(ends, starts, strict=False) if start > end)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class VersionEnd:
                 break
             if self._trailing is not None:
                 target[offset : offset + stop - start] = self._trailing(slot)
+        for start, stop in message.gaps:
+            target[start:stop] = 0
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         """Copies the parts of a message to their places."""

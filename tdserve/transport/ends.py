@@ -24,7 +24,7 @@ class Source(Protocol):
         """The message's bytes where they lie, uint8 ``[message.nbytes]``; None if they must be copied together."""
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        """Copies the message's bytes into ``staging``, uint8 ``[message.nbytes]``."""
+        """Copies the message's bytes into ``staging``, uint8 ``[message.nbytes]``: all of it, ``gaps`` as zeros."""
 
 
 class Sink(Protocol):
@@ -130,7 +130,8 @@ class LeafEnd:
         if message.parts[-1].slot >= len(self._bytes):
             return None
         if len(message.parts) > 1:
-            return self._run(message)
+            # What lies in the gaps of such a run is somebody else's: neither to be sent nor to be received over.
+            return None if message.gaps else self._run(message)
         part = message.parts[0]
         return torch.from_numpy(self._bytes[part.slot][part.start : part.stop])
 
@@ -235,12 +236,14 @@ class IndexedEnd:
         return self._leaf(part.slot)[part.start : part.stop]
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        for part in message.parts:
-            is_leaf = part.slot < self._layout.num_leaves
-            target = staging[part.offset : part.offset + part.stop - part.start].numpy()
-            target[:] = (
-                self._leaf(part.slot)[part.start : part.stop].numpy() if is_leaf else self._trailing.column(part.slot)
+        target = staging.numpy()
+        for slot, start, stop, offset in message.parts:
+            is_leaf = slot < self._layout.num_leaves
+            target[offset : offset + stop - start] = (
+                self._leaf(slot)[start:stop].numpy() if is_leaf else self._trailing.column(slot)
             )
+        for start, stop in message.gaps:
+            target[start:stop] = 0
 
     def _leaf(self, slot: int) -> torch.Tensor:
         if slot != self._slot:
@@ -306,6 +309,8 @@ class RowEnd:
                 piece[:] = self._trailing.column(part.slot)
             else:
                 self._gather(part, piece)
+        for start, stop in message.gaps:
+            target[start:stop] = 0
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         content = staging.numpy()

@@ -38,6 +38,8 @@ class ReadEnd:
         for slot, start, stop, offset in message.parts:
             leaf = self._leaves[slot]
             target[offset : offset + stop - start] = _read(leaf, start, stop) if callable(leaf) else leaf[start:stop]
+        for start, stop in message.gaps:
+            target[start:stop] = 0
 
 
 def _read(read: Read, start: int, stop: int) -> NDArray[np.uint8]:

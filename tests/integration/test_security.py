@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +335,27 @@ def test_create_when_it_makes_no_sense_then_a_typed_error_and_nothing_is_made(
     assert not isinstance(caught.value, tdserve.LocalProtocolError)
     assert client.stores() == sorted({"replay", "store", *client.stores()} - {"made"})
     assert not (Path(server.config.root) / "stores" / "made").exists()
+
+
+def test_read_when_others_have_moved_secrets_then_none_of_them_lies_between_its_leaves(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    narrow = TensorDict({"a": torch.zeros(100, 3).byte(), "b": torch.zeros(100, 30).byte()}, [100])
+    client.init_remote(narrow, "narrow")
+    client.create_replay("narrow-rows", like=narrow[0], capacity=100).extend(narrow)
+    client.init_remote(TensorDict({"a": torch.full((100, 34), 0xAB).byte()}, [100]), "secret")
+    order = torch.randperm(100)
+    with server.client(transport="gloo") as reader:
+        store, replay = reader["narrow"], reader.replay("narrow-rows")
+        asks: list[Callable[[], Any]] = [lambda: store[:], lambda: store[order], lambda: replay.sample(90)]
+        for ask in asks:
+            for _ in range(20):
+                assert bool((client["secret"][order]["a"] == 0xAB).all())
+                assert 0xAB not in memory_of(ask()["b"])
+
+
+def memory_of(leaf: torch.Tensor) -> list[int]:
+    """All bytes of the buffer in which a leaf has come, those around it included."""
+    storage: Any = leaf.untyped_storage()
+    found: list[int] = storage.tolist()
+    return found

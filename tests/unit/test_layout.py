@@ -75,6 +75,17 @@ def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
 
 
 @given(specs, trailings, st.booleans())
+def test_gaps_when_added_to_the_parts_then_every_byte_of_a_message_once(
+    spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
+) -> None:
+    for message in Layout.of(spec, trailing, is_packed=is_packed).messages:
+        spans = [(part.offset, part.offset + part.stop - part.start) for part in message.parts]
+        covered = sorted([*spans, *message.gaps])
+        assert [start for start, _ in covered] == [0, *(stop for _, stop in covered[:-1])]
+        assert covered[-1][1] == message.nbytes
+
+
+@given(specs, trailings, st.booleans())
 def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
 ) -> None:

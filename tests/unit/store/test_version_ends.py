@@ -52,12 +52,13 @@ def test_end_when_messages_go_in_and_out_then_every_leaf_is_what_it_was(tmp_path
     sent = only_leaves(SPEC, numbers)
     layout = read_layout(sent, is_packed=True)
     source = VersionEnd(file.content, SPEC, sent, layout, lambda slot: np.full(64, slot, np.uint8))
-    found = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    found = torch.full((layout.nbytes,), 0xAB, dtype=torch.uint8)
     for message in layout.messages:
         place = found[message.offset : message.offset + message.nbytes]
         memory = source.direct(message)
         if memory is None:
             source.fill(message, place)
+            assert all(not place[start:stop].any() for start, stop in message.gaps)
         else:
             place.copy_(memory)
     for slot in layout.slots[: layout.num_leaves]:

@@ -7,16 +7,27 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Part, Trailing
+from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Part
+from tdserve.layout import Trailing as Column
 from tdserve.spec.tree import Node, Spec, TensorLeaf
-from tdserve.transport.ends import FlatEnd, IndexedEnd, JoinedEnd, LeafEnd, RowEnd, as_bytes, row_table
+from tdserve.transport.ends import (
+    FlatEnd,
+    IndexedEnd,
+    JoinedEnd,
+    LeafEnd,
+    RowEnd,
+    Source,
+    Trailing,
+    as_bytes,
+    row_table,
+)
 
 SMALL = TensorLeaf("float32", (3, 2))
 LARGE = TensorLeaf("uint8", (3, LARGE_LEAF_BYTES))
-COUNT = Trailing("count", "int64", (1,))
+COUNT = Column("count", "int64", (1,))
 
 
-def layout_of(*leaves: TensorLeaf, trailing: tuple[Trailing, ...] = ()) -> Layout:
+def layout_of(*leaves: TensorLeaf, trailing: tuple[Column, ...] = ()) -> Layout:
     """Leaves of three rows, in this order."""
     entries = tuple((f"k{number}", leaf) for number, leaf in enumerate(leaves))
     return Layout.of(Spec(Node((3,), None, None, None, entries)), trailing)
@@ -27,6 +38,37 @@ def filled(end: Any, message: Message) -> torch.Tensor:
     staging = torch.zeros(message.nbytes, dtype=torch.uint8)
     end.fill(message, staging)
     return staging
+
+
+@pytest.mark.parametrize("kind", ["leaves", "joined", "indexed", "rows", "run of rows"])
+def test_ends_when_filled_then_what_memory_held_between_the_parts_is_gone(kind: str) -> None:
+    layout = layout_of(SMALL, TensorLeaf("uint8", (3, 0)), TensorLeaf("uint8", (3, 5)), trailing=(COUNT, COUNT))
+    leaves = [torch.rand(3, 2), torch.zeros(3, 0, dtype=torch.uint8), torch.ones(3, 5, dtype=torch.uint8)]
+    columns = [np.array([5]), np.array([6])]
+    tables, contents = [row_table(leaf) for leaf in leaves], [as_bytes(leaf).numpy() for leaf in leaves]
+    ends: dict[str, Source] = {
+        "leaves": LeafEnd(leaves, Trailing(layout, lambda: columns)),
+        "joined": JoinedEnd([[each] for each in (*contents, *(column.view(np.uint8) for column in columns))]),
+        "indexed": IndexedEnd(layout, lambda slot: leaves[slot], lambda: columns),
+        "rows": RowEnd(layout, tables, np.array([2, 0, 1]), lambda: columns),
+        "run of rows": RowEnd(layout, tables, np.array([0, 1, 2]), lambda: columns),
+    }
+    (message,) = layout.messages
+    staging = torch.full((message.nbytes,), 0xAB, dtype=torch.uint8)
+    ends[kind].fill(message, staging)
+    assert message.gaps == ((24, 64), (79, 128), (136, 192))
+    assert all(not staging[start:stop].any() for start, stop in message.gaps)
+    assert staging[64:79].tolist() == [1] * 15
+
+
+def test_leaf_end_when_something_lies_between_its_leaves_then_neither_sent_nor_received_over() -> None:
+    storage = torch.arange(100, dtype=torch.float32)
+    leaves = [storage[:6].view(3, 2), storage[16:22].view(3, 2)]  # 64 bytes apart, just as in the layout
+    (message,) = layout_of(SMALL, SMALL).messages
+    assert LeafEnd(leaves).direct(message) is None
+    content = filled(LeafEnd([torch.zeros(3, 2), torch.zeros(3, 2)]), message)
+    LeafEnd(leaves).drain(message, content)
+    assert torch.equal(storage[6:16], torch.arange(6.0, 16.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float8_e5m2])

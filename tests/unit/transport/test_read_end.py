@@ -33,8 +33,9 @@ def test_read_end_when_leaves_are_read_then_sends_what_memory_would() -> None:
     for message in plan.messages:
         content = source.direct(message)
         if content is None:
-            content = torch.zeros(message.nbytes, dtype=torch.uint8)
+            content = torch.full((message.nbytes,), 0xAB, dtype=torch.uint8)
             source.fill(message, content)
+            assert all(not content[start:stop].any() for start, stop in message.gaps)
         sink.drain(message, content)
     for slot in plan.slots:
         found = buffer[slot.offset : slot.offset + slot.nbytes].numpy()
