@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import suppress
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 MAX_POOLED_BYTES = 512 * 1024 * 1024
-"""What may lie idle; beyond it, buffers are freed."""
+"""What may lie idle; beyond it, buffers are freed of the size that nobody has asked for the longest."""
 
 
 class _Loan(np.ndarray):
@@ -37,6 +39,8 @@ class BufferPool:
         self._max_pooled_bytes = max_pooled_bytes
         self._idle: dict[int, deque[np.ndarray]] = {}
         self._idle_nbytes = 0
+        self._clock = count()
+        self._last_taken: dict[int, int] = {}
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Returns a uint8 tensor ``[nbytes]`` with undefined content.
@@ -44,6 +48,7 @@ class BufferPool:
         It and all its views may be used freely; the memory returns to the pool when the last of them is gone.
         """
         size = size_class(nbytes)
+        self._last_taken[size] = next(self._clock)
         shelf = self._idle.setdefault(size, deque())
         try:
             memory = shelf.pop()
@@ -56,9 +61,24 @@ class BufferPool:
 
     def _give_back(self, memory: np.ndarray) -> None:
         size = len(memory)
-        if self._idle_nbytes + size <= self._max_pooled_bytes:
+        if size <= self._max_pooled_bytes and self._has_room(size):
             self._idle_nbytes += size
             self._idle[size].append(memory)
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Frees buffers of other sizes until so many bytes fit, those first that were asked for least recently: what a
+        few long transfers have left behind must not keep out what every message needs."""
+        while self._idle_nbytes + nbytes > self._max_pooled_bytes:
+            others = [size for size, shelf in list(self._idle.items()) if shelf and size != nbytes]
+            if not others:
+                return False
+            oldest = min(others, key=self._last_taken.__getitem__)
+            if self._last_taken[oldest] > self._last_taken[nbytes]:
+                return False
+            with suppress(IndexError):  # another thread took the last one
+                self._idle[oldest].popleft()
+                self._idle_nbytes -= oldest
+        return True
 
 
 def size_class(nbytes: int) -> int:

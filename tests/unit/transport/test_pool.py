@@ -44,6 +44,27 @@ def test_pool_when_full_then_drops_what_comes_back() -> None:
     assert pool._idle_nbytes <= 100_000
 
 
+def test_pool_when_full_then_what_was_asked_for_last_takes_the_place_of_what_was_not() -> None:
+    pool = BufferPool(max_pooled_bytes=100_000)
+    large = pool.take(90_000)
+    del large
+    small = pool.take(20_000)
+    address = small.data_ptr()
+    del small  # the pool is full of what nobody has asked for since
+    small = pool.take(20_000)
+    assert small.data_ptr() == address
+    assert pool._idle_nbytes == 0
+
+
+def test_pool_when_full_then_what_comes_back_late_takes_nobody_s_place() -> None:
+    pool = BufferPool(max_pooled_bytes=100_000)
+    large = pool.take(90_000)
+    small = pool.take(20_000)
+    address = small.data_ptr()
+    del small, large
+    assert pool.take(20_000).data_ptr() == address
+
+
 def test_take_when_many_threads_do_then_no_two_share_memory() -> None:
     pool = BufferPool()
 
