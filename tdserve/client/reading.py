@@ -140,6 +140,15 @@ class Destination:
             self._placed = layout, None if leaves.contents is None else leaves
         return self._placed[1]
 
+    def places_for(self, spec: Spec, layout: Layout) -> tuple[Leaves | None, TDServeError | None]:
+        """The leaves for content of this structure, as of ``places``, or what says why it does not fit: for who must
+        take the content off the channel before raising that."""
+        try:
+            self.check(spec)
+            return self.places(layout), None
+        except TDServeError as error:
+            return None, error
+
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place."""
         if not was_direct or content.values:
@@ -173,14 +182,7 @@ def finish_read(
     """
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
     inline = answer.done.inline if answer.HasField("done") else None
-    places = None
-    mismatch: TDServeError | None = None
-    if destination is not None:
-        try:
-            destination.check(spec)
-            places = destination.places(layout)
-        except TDServeError as error:
-            mismatch = error
+    places, mismatch = (None, None) if destination is None else destination.places_for(spec, layout)
     timeout_s = transfer_timeout_s(deadline)
     block = _room(client, accepted)
     try:

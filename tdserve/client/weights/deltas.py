@@ -124,14 +124,6 @@ def _of_returned(returned: _Returned, name: str) -> Held | None:
     return None if leaves.contents is None else Held(returned.version, leaves)
 
 
-def _places(destination: Destination, spec: Spec) -> Leaves | None:
-    """Where a version is received to; None where it cannot be, or does not fit: then that is found out later."""
-    try:
-        return _of_destination(destination, spec)
-    except TDServeError:
-        return None
-
-
 def _of_destination(destination: Destination, spec: Spec) -> Leaves | None:
     destination.check(spec)
     return destination.places(read_layout(spec, is_packed=True))
@@ -173,7 +165,9 @@ class Rest:
             )
         self._checksums: dict[int, int] = dict(zip(numbers, checksums.tolist(), strict=True))
         self._held = None if held is None else _by_path(spec, held.leaves)
-        places = None if destination is None else _places(destination, spec)
+        places = None
+        if destination is not None:  # that it does not fit is found out when the leaves are here
+            places, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
         self._places = None if places is None else _by_path(spec, places)
         self.layout = read_layout(only_leaves(spec, self._numbers_but(self._checksums)), is_packed=True)
         self.into = None if self._places is None else pick(self.layout, self._places)

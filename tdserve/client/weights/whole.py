@@ -6,7 +6,6 @@ from typing import Any
 
 from tdserve.client.calls import SessionClient, transfer_timeout_s
 from tdserve.client.incoming import receive
-from tdserve.client.leaves import Leaves
 from tdserve.client.pending import Pending
 from tdserve.client.reading import Content, Destination
 from tdserve.client.received import Received
@@ -54,14 +53,8 @@ def take_whole(
         PeerLostError, DeadlineExceededError: The destination may hold a part of it.
     """
     accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-    places: Leaves | None = None
     layout = read_layout(spec, is_packed=True)
-    if destination is not None:
-        try:
-            destination.check(spec)
-            places = destination.places(layout)
-        except TDServeError as error:
-            mismatch = error
+    places, mismatch = (None, mismatch) if destination is None else destination.places_for(spec, layout)
     if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
         session.relays.give_up(accepted.link)
         raise mismatch

@@ -44,6 +44,17 @@ def test_check_when_it_does_not_fit_then_error_names_store_and_key() -> None:
     assert (raised.value.store, raised.value.key) == ("x", "b")
 
 
+def test_places_for_when_it_fits_then_its_leaves_else_the_error() -> None:
+    spec = capture(TD).spec
+    out = TD.clone()
+    places, mismatch = Destination(out, store="x").places_for(spec, Layout.of(spec))
+    assert places is not None
+    assert (places.tensors[0].data_ptr(), mismatch) == (out["a"].data_ptr(), None)
+    places, mismatch = Destination(out.exclude("b"), store="x").places_for(spec, Layout.of(spec))
+    assert places is None
+    assert isinstance(mismatch, SpecMismatchError)
+
+
 def test_destination_when_rows_share_memory_then_refused() -> None:
     with pytest.raises((NotSupportedError, InvalidSpecError, SpecMismatchError)):
         Destination(TensorDict({"a": torch.zeros(1, 2).expand(3, 2)}, [3]), store="x")
