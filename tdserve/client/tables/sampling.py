@@ -27,6 +27,7 @@ from tdserve.spec.build import build
 from tdserve.spec.one_value import with_one_value
 from tdserve.spec.torch_types import indexable
 from tdserve.spec.tree import Path, Spec, TensorLeaf
+from tdserve.spec.untracked import untracked
 from tdserve.v1 import content_pb2, control_pb2
 
 _TRUNCATED = ("next", "truncated")
@@ -135,20 +136,22 @@ class Sampled:
         return build(*padded(self.spec, self.tensors, values, self._pad))
 
     def split(self, num_rows: int) -> list[Any]:
-        """The tensordicts of the batches, each of ``num_rows`` rows, as views."""
+        """The tensordicts of the batches, each of ``num_rows`` rows, as views of one buffer."""
         total = self.spec.batch_size[0]
         if total == num_rows:
             return [self.build()]
         spec = self.spec.with_rows(num_rows)
-        columns = {path: [part.data for part in torch.split(tensor, num_rows)] for path, tensor in self.tensors.items()}
+        firsts = range(0, total, num_rows)
+        columns = self.tensors.values()
+        parts = untracked(lambda: [part for column in columns for part in torch.split(column, num_rows)])
         is_per_row = {path: leaf.per_row for path, leaf in self.spec.values}
         whole = with_one_value(self.values, self.spec, self._stored)
         batches = []
-        for number, first in enumerate(range(0, total, num_rows)):
+        for number, first in enumerate(firsts):
             values = {
                 path: column[first : first + num_rows] if is_per_row[path] else column for path, column in whole.items()
             }
-            tensors = {path: column[number] for path, column in columns.items()}
+            tensors = dict(zip(self.tensors, parts[number :: len(firsts)], strict=True))
             batches.append(build(*padded(spec, tensors, values, self._pad)))
         return batches
 

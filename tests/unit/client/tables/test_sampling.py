@@ -164,6 +164,12 @@ def test_split_when_of_several_batches_then_views_of_one_buffer() -> None:
     assert len(rows.split(4)) == 1
 
 
+def test_split_when_one_batch_is_changed_then_the_versions_of_the_others_stay() -> None:
+    first, second = sampled([1, 2, 3, 4]).split(2)
+    second["a"].add_(1)
+    assert (first["a"]._version, second["a"]._version) == (0, 1)
+
+
 def test_split_when_rows_have_values_then_each_batch_has_its_own() -> None:
     _, second = sampled([1, 2, 3, 4], with_values=True).split(2)
     assert [second[row]["v"] for row in range(2)] == ["value 3", "value 4"]
