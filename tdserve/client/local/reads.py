@@ -91,9 +91,9 @@ def _columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch
 
 def _filled(source: Source, layout: Layout, pool: BufferPool) -> torch.Tensor:
     buffer = pool.take(layout.nbytes)
-    if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and num_threads() > 1:
+    if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and (threads := num_threads()) > 1:
         target = buffer.numpy()
-        share(source.pieces(target, PIECE_BYTES))
+        share(source.pieces(target, PIECE_BYTES), threads)
         for number, slot in enumerate(layout.slots[layout.num_leaves :], layout.num_leaves):
             target[slot.offset : slot.offset + slot.nbytes] = source.trailing(number)
         return buffer

@@ -1,8 +1,8 @@
 """Long copies that several threads share.
 
 One core does not fill a memory bus: two threads gather 14 MB of rows a fifth faster on a virtual machine of two cores
-(measured). The caller and its helpers take one piece after the other, so that a helper
-that gets no core takes none, and delays the others by the piece that it is at, at the most.
+(measured). The caller and its helpers take one piece after the other, so that a helper that gets no core takes none,
+and delays the others by the piece that it is at, at the most.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ def num_threads() -> int:
     return min(MAX_THREADS, torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
-def share(pieces: Sequence[Piece]) -> None:
+def share(pieces: Sequence[Piece], threads: int) -> None:
     """Makes copies, in any order and several at once; returns when all are made. Threads: safe.
+
+    Args:
+        pieces: Each makes a part.
+        threads: How many take part, the caller among them: as of ``num_threads``.
 
     Raises:
         Exception: What one of them has raised; the others are made nevertheless.
     """
     job = _Job(pieces)
     helpers = _helpers(os.getpid())
-    for _ in range(min(num_threads() - 1, len(pieces) - 1)):
+    for _ in range(min(threads, len(pieces)) - 1):
         helpers.put(job)
     job.run()
 
