@@ -90,7 +90,11 @@ class Recipe:
 
 
 class SessionClient(CatalogClient):
-    """Adds the session: numbered requests, retried over fresh sessions until their deadline."""
+    """Adds the session: numbered requests, retried over fresh sessions until their deadline.
+
+    Attributes:
+        senders: Of writers that use this client; it closes them before it ends.
+    """
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class SessionClient(CatalogClient):
         self.allow_pickle = allow_pickle
         self._root = root
         self.pool = BufferPool()
-        self.closed_before: WeakSet[Sender] = WeakSet()
+        self.senders: WeakSet[Sender] = WeakSet()
         self._client_id = new_client_id()
         self._requests = itertools.count(1)
         self._unanswered: set[int] = set()
@@ -202,9 +206,8 @@ class SessionClient(CatalogClient):
             ClosedError: The interpreter ends.
         """
         with self._lock:
-            if (
-                self._executor is None
-            ):  # also once more after close(): work that finds the client closed fails by itself
+            if self._executor is None:
+                # Also once more after close(): work that finds the client closed fails by itself.
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             try:
                 return self._executor.submit(work)
@@ -330,7 +333,7 @@ class SessionClient(CatalogClient):
 
     def _close_writers(self) -> None:
         deadline = Deadline.after(CLOSE_FLUSH_S)
-        for sender in list(self.closed_before):
+        for sender in list(self.senders):
             with suppress(TDServeError):
                 sender.close(deadline)
 

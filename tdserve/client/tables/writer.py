@@ -98,7 +98,7 @@ class ReplayWriter:
             max_bytes=max_bytes,
             window=n_step.window(table.spec) if n_step is not None else None,
         )
-        handle._client.closed_before.add(self._sender)
+        handle._client.senders.add(self._sender)
         self._finalizer = weakref.finalize(self, self._sender.drain)
         self._finalizer.atexit = False  # the sender itself looks to that
 

@@ -128,14 +128,14 @@ def append_all(subject: ReplayWriter, numbers: Iterable[int]) -> None:
 
 
 class TimedTable(RecordingTable):
-    """A recording table with the two things more that a writer looks up."""
+    """A recording table with what more a writer looks up."""
 
     allow_pickle = False
 
     def __init__(self, timeout_s: float = WAIT_S) -> None:
         super().__init__()
         self._client = self
-        self.closed_before: set[object] = set()
+        self.senders: set[object] = set()
         self.timeout_s = timeout_s
 
 
