@@ -297,7 +297,7 @@ class SessionClient(CatalogClient):
             failure = self._session.nccl_failure if self._session is not None else ""
             if failure and self.transport == "auto":  # not tried again
                 self._gpu = self._gpu._replace(uuid="", why_not=failure)
-            self._session = Session(
+            session = self._session = Session(
                 self._connection,
                 client_id=self._client_id,
                 transport=self.transport,
@@ -306,7 +306,10 @@ class SessionClient(CatalogClient):
                 oldest_request=oldest_request,
                 timeout_s=opening.remaining_s or 0.0,
             )
-            return self._session
+            if self._is_closed:  # by another thread, which may not have seen this session
+                session.close()
+                self._check_usable()
+            return session
         finally:
             self._opening.release()
 
@@ -314,12 +317,14 @@ class SessionClient(CatalogClient):
         """Ends the session and the connection. Idempotent; every later call raises ClosedError.
 
         Rows that writers still hold are sent before, for up to ``CLOSE_FLUSH_S``. A writer that could not be rid of
-        them says so at its next call.
+        them says so at its next call. Overwrites that other threads have under way end before, in some seconds at most.
         """
         if os.getpid() == self._pid:
             self._close_writers()
+        self._is_closed = True
         session, self._session = self._session, None
         if session is not None and os.getpid() == self._pid:
+            session.end_overwrites()
             session.groups.leave_all(session.flush)
         super().close()
         if os.getpid() != self._pid:

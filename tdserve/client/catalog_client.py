@@ -121,10 +121,9 @@ class CatalogClient:
 
     def close(self) -> None:
         """Ends the connection. Idempotent; every later call raises ClosedError."""
-        if not self._is_closed:
-            self._is_closed = True
-            if os.getpid() == self._pid:
-                self._connection.close()
+        self._is_closed = True
+        if os.getpid() == self._pid:
+            self._connection.close()
 
     def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
         return self

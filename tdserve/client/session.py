@@ -93,7 +93,7 @@ class Session:
         self.told_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
-        greeting = Pending(on_silence=self.close)
+        greeting = Pending(on_silence=self._give_up)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
         self._channel: Channel | None = None
@@ -157,7 +157,7 @@ class Session:
         """
         # The server answers within the time that it was told. When it does not, and then grants after all, its content
         # would stand in the channel in front of everything else.
-        pending = Pending(on_answer, on_silence=self.close, place=place)
+        pending = Pending(on_answer, on_silence=self._give_up, place=place)
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -278,11 +278,19 @@ class Session:
         self.close()
         return told
 
+    def end_overwrites(self) -> None:
+        """Before the end: what a local client overwrites just now would be lost. See ``LocalEnd.end_overwrites``."""
+        if self.local is not None and self._lost is None:
+            self.local.end_overwrites()
+
     def close(self) -> None:
-        """Ends the session and everything under way in it. Idempotent."""
-        self._on_lost(ConnectError(address=self.address, reason="the session was closed by this client"))
-        if self.local is not None:
-            self.local.close()
+        """Ends the session and everything under way in it, but overwrites of a local client end first. Idempotent."""
+        self.end_overwrites()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """As ``close``, when the server does not answer any more: waits for nothing."""
+        self._lose(ConnectError(address=self.address, reason="the session was closed by this client"))
         self._stream.close()
 
     def interface(self) -> str:
@@ -290,13 +298,9 @@ class Session:
         return address_towards(self.address, self.welcome.interface)
 
     def _make_channel(self) -> Channel:
+        host, timeout_s = self.interface(), self.connect_timeout_s
         return open_channel(
-            self._kv_store,
-            CLIENT_RANK,
-            host=self.interface(),
-            device=self.device,
-            peer=self._peer,
-            timeout_s=self.connect_timeout_s,
+            self._kv_store, CLIENT_RANK, host=host, device=self.device, peer=self._peer, timeout_s=timeout_s
         )
 
     def _publish(self, key: str, value: bytes) -> None:

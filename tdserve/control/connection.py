@@ -219,11 +219,12 @@ class ControlConnection:
             raise self._ours(error, what="the session", timeout_s=0.0) from error
 
     def close(self) -> None:
-        """Ends the channel and all its calls."""
+        """Ends the channel and all its calls. Idempotent."""
         with self._lock:
-            self._is_closed = True
+            was_closed, self._is_closed = self._is_closed, True
             channel = self._channel
-        _close(channel)
+        if not was_closed:
+            _close(channel)
 
     def _ours(self, error: grpc.RpcError | ValueError, *, what: str, timeout_s: float) -> TDServeError:
         """Our error for grpc's; a call on a channel that another thread has closed ends in either type of it.

@@ -154,6 +154,11 @@ class SocketEnd:
             raise ConnectError(address=str(root / SOCKET_NAME), reason=error.strerror or str(error)) from error
         self._thread = Thread(target=self._read, name="tdserve-local-socket", daemon=True)
 
+    @property
+    def is_reading_here(self) -> bool:
+        """Whether the calling thread is the one that reads."""
+        return self._thread is current_thread()
+
     def start(self) -> None:
         """Begins to read."""
         self._thread.start()

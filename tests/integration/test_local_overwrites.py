@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.integration.crashing import Crashing
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
 from tests.integration.nursery import TIMEOUT_S, Child, Nursery
 from tests.integration.processes import state_of, wait_for
-from tests.integration.strikes import BEHIND
+from tests.integration.strikes import BEHIND, outgoing
 
 pytestmark = pytest.mark.integration
 
@@ -192,6 +193,48 @@ def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_t
             for each in (second, third):
                 assert each.line() == "done stored"
     assert len(set(numbers_in(handle[:NUM_ROWS]))) == 1
+
+
+class Gate:
+    """Holds a write in the middle of its copying, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_reached = Event()
+        self.may_go_on = Event()
+        put_selection = outgoing.put_selection
+
+        def holding(*arguments: Any) -> None:
+            put_selection(*arguments)
+            self.is_reached.set()
+            assert self.may_go_on.wait(TIMEOUT_S)
+            put_selection(*arguments)
+
+        monkeypatch.setattr(outgoing, "put_selection", holding)
+
+
+def test_close_when_another_thread_is_overwriting_then_that_ends_first_and_no_other_begins(
+    server: tdserve.Server, client: tdserve.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"closed-{client.transport}"
+    handle = client.memmap(rows(BEFORE, TOTAL), name)
+    gate = Gate(monkeypatch)
+    writer = server.client(transport="shm", timeout_s=20.0)
+    with ThreadPoolExecutor(3) as threads:
+        written = writer[name]
+        writing = threads.submit(written.__setitem__, slice(0, NUM_ROWS), rows(AFTER))
+        assert gate.is_reached.wait(TIMEOUT_S)
+        waiting = threads.submit(written.set_at_, "body", torch.zeros(1).double(), 0)  # for the same rows
+        wait_for(lambda: client.describe(name).num_waiting == 1, "the other write to wait")
+        closing = threads.submit(writer.close)
+        wait_for(lambda: writer.is_closed, "the client to be closing")
+        with pytest.raises(tdserve.ClosedError):
+            written[NUM_ROWS:] = rows(LOST)
+        gate.may_go_on.set()
+        writing.result(TIMEOUT_S)
+        with pytest.raises(tdserve.ClosedError):
+            waiting.result(TIMEOUT_S)
+        closing.result(TIMEOUT_S)
+    assert numbers_in(handle[:]) == [AFTER] * NUM_ROWS + [BEFORE] * NUM_ROWS
 
 
 def _stopped(writers: list[Child]) -> list[Child]:

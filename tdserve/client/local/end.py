@@ -6,12 +6,14 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path as FilePath
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
+from tdserve.client.local.overwrites import Overwrites
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.errors import ConnectError, CorruptDataError, NotSupportedError, StoreNotFoundError, TransferAbortedError
@@ -27,6 +29,9 @@ from tdserve.value_columns import Buffer
 
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent along faster than they are written to a file and read again."""
+
+OVERWRITES_TIMEOUT_S = 5.0
+"""For overwrites under way when their session is closed: a copy, and two messages of a server that runs."""
 
 
 class Filling(Protocol):
@@ -58,6 +63,7 @@ class LocalEnd:
         self._claims: WeakSet[Filling] = WeakSet()
         self._claims_lock = Lock()
         self._is_over = False
+        self._overwrites = Overwrites(str(root))
         self._welcomed: SimpleQueue[bool] = SimpleQueue()
         _ends.add(self)
 
@@ -99,9 +105,11 @@ class LocalEnd:
         return end
 
     def send(self, message: control_pb2.ClientMessage) -> None:
-        """Sends a message. Raises ConnectError when the server is gone."""
+        """Sends a message. Raises ConnectError when the server is gone, or the message begins what must not begin any
+        more."""
         if self._socket is None:
             raise ConnectError(address=str(self.root), reason="the local socket was closed")
+        self._overwrites.begin(message)
         self._socket.send(message)
 
     def flush(self, timeout_s: float) -> None:
@@ -187,6 +195,19 @@ class LocalEnd:
             reason = f"this process may not write the files in {self.root}; connect with transport='gloo' to write"
             raise NotSupportedError(feature=what, reason=reason)
 
+    def end_overwrites(self) -> None:
+        """Gives up the overwrites that wait, and waits for those under way, for some seconds; none begins any more.
+
+        What is overwritten when the connection ends is lost, also where all of it was written. Does nothing in the
+        thread that brings messages, which would wait for itself.
+        """
+        if self._socket is not None and not self._socket.is_reading_here:
+            self._overwrites.end(self._give_up, OVERWRITES_TIMEOUT_S)
+
+    def _give_up(self, request: int) -> None:
+        with suppress(ConnectError):  # the session is over: nothing is to be given up
+            self.send(control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request)))
+
     def close(self) -> None:
         """Ends the connection; content that is being written now is written first. Idempotent."""
         if self._socket is not None:
@@ -207,8 +228,10 @@ class LocalEnd:
                 self._welcomed.put(True)
             else:
                 on_message(message)
+                self._overwrites.on_message(message)
 
         def on_end() -> None:
+            self._overwrites.lose()
             with self._claims_lock:
                 self._is_over, claims = True, list(self._claims)
             for claim in claims:
@@ -272,6 +295,7 @@ def _forget_all() -> None:
 
 def _close_all() -> None:
     for end in list(_ends):
+        end.end_overwrites()
         end.close()
 
 

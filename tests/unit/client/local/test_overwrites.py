@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tdserve.client.local.overwrites import Overwrites
+from tdserve.errors import ConnectError
+from tdserve.v1 import control_pb2
+
+TIMEOUT_S = 20.0
+
+
+def asked(request: int) -> control_pb2.ClientMessage:
+    """An overwrite."""
+    return control_pb2.ClientMessage(request=request, write=control_pb2.WriteRequest())
+
+
+def let_do(request: int) -> control_pb2.ServerMessage:
+    """The server lets it be done."""
+    return control_pb2.ServerMessage(request=request, accepted=control_pb2.Accepted())
+
+
+def done(request: int) -> control_pb2.ServerMessage:
+    """It is over."""
+    return control_pb2.ServerMessage(request=request, done=control_pb2.Done())
+
+
+def test_end_when_nothing_is_under_way_then_at_once_and_none_begins_any_more() -> None:
+    overwrites = Overwrites("here")
+    overwrites.begin(asked(1))
+    overwrites.on_message(let_do(1))
+    overwrites.on_message(done(1))
+    overwrites.end(lambda request: pytest.fail(f"{request} is over"), TIMEOUT_S)
+    with pytest.raises(ConnectError, match="closed by this client"):
+        overwrites.begin(asked(2))
+    overwrites.begin(control_pb2.ClientMessage(request=3, extend=control_pb2.ExtendRequest()))
+
+
+def test_end_when_some_are_under_way_then_all_are_given_up_and_the_last_answer_ends_it() -> None:
+    overwrites = Overwrites("here")
+    given_up: list[int] = []
+
+    def answer(request: int) -> None:
+        given_up.append(request)
+        overwrites.on_message(let_do(request))
+        if len(given_up) == 2:
+            for each in given_up:
+                overwrites.on_message(done(each))
+
+    for request in (1, 2):
+        overwrites.begin(asked(request))
+    overwrites.end(answer, TIMEOUT_S)
+    assert given_up == [1, 2]
+
+
+def test_end_when_no_answer_comes_then_waits_so_long_or_until_the_session_is_lost() -> None:
+    overwrites = Overwrites("here")
+    overwrites.begin(asked(1))
+    overwrites.end(lambda request: None, 0.0)
+    with ThreadPoolExecutor(1) as threads:
+        overwrites.end(lambda request: threads.submit(overwrites.lose).result(), TIMEOUT_S)
