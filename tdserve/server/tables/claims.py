@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tdserve.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
 from tdserve.replay.plans import PLAIN_ARRIVAL
@@ -36,42 +35,36 @@ class TableClaims:
     """The claim of one client (``tdserve.replay.claims.Claims``). A table has one at most.
 
     Args:
-        stores: The book.
-        answers: Of requests that were committed.
-        traffic: Counts what is committed.
+        claiming: Who lets it claim.
         entry: The table.
         file: Its claim file.
         record: What the client may claim; saved already.
+        session: The client's, which is ended when the file contradicts itself: nothing of it is believed any more; None
+            for a claim of before a restart.
         window: Rows that it may be ahead.
-        on_broken: Called when the file contradicts itself: nothing of it is believed any more.
-        on_end: Called when the claim is over, all that was claimed is settled, and its file is gone.
         unfilled: Rows that were claimed before a restart, an array per claim.
     """
 
     def __init__(
         self,
-        stores: Stores,
-        answers: Answers,
-        traffic: Traffic,
+        claiming: Claiming,
         entry: Entry,
         file: ClaimFile,
         record: ClaimRecord,
         *,
-        window: int,
-        on_broken: Callable[[], None],
-        on_end: Callable[[], object],
+        session: ClientSession | None = None,
+        window: int = 0,
         unfilled: Sequence[Reservation] = (),
     ) -> None:
-        self._stores = stores
-        self._answers = answers
-        self._traffic = traffic
+        self._stores = claiming.stores
+        self._answers = claiming.answers
+        self._traffic = claiming.traffic
         self._entry = entry
         self._table = entry.replay_table()
         self._file = file
         self._record = record
+        self._session = session
         self._window = window
-        self._on_broken = on_broken
-        self._on_end = on_end
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
         self._is_over = self._is_looking = self._is_broken = self._is_listening = False
@@ -100,7 +93,8 @@ class TableClaims:
         except TDServeError as error:
             self._is_broken = True
             _log.error("rows that were claimed of store %r cannot be committed: %s", self._entry.name, error)
-            self._on_broken()
+            if self._session is not None:
+                self._session.ended.set()
         finally:
             self._is_looking = False
         self._settle()
@@ -137,7 +131,8 @@ class TableClaims:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
         self._entry.changed.wake()
-        self._on_end()
+        if self._session is not None:
+            self._session.local_client().claims.pop(self._record.uid)
 
     def _claim(self, num_rows: int) -> Reservation:
         if self._num_claimed + num_rows > self._record.num_allowed:
@@ -221,16 +216,16 @@ class TableClaims:
 class Claiming:
     """Lets local clients claim rows, and follows them to their end, over a restart too.
 
-    Args:
+    Attributes:
         stores: The book.
         answers: Of requests that were committed.
         traffic: Counts what is committed.
     """
 
     def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
-        self._stores = stores
-        self._answers = answers
-        self._traffic = traffic
+        self.stores = stores
+        self.answers = answers
+        self.traffic = traffic
         self._nums = count(1)
 
     def offer(self, session: ClientSession, entry: Entry, asked: control_pb2.ExtendRequest) -> control_pb2.Claim | None:
@@ -251,17 +246,10 @@ class Claiming:
         except TDServeError as error:  # such as a full disk: it is let extend all the same
             _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
             return None
-        record.save(self._stores.db)
-        local.claims[uid] = self._follow(
-            entry,
-            file,
-            record,
-            window=asked.wished_claim,
-            on_broken=session.ended.set,
-            on_end=partial(local.claims.pop, uid),
-        )
+        record.save(self.stores.db)
+        local.claims[uid] = TableClaims(self, entry, file, record, session=session, window=asked.wished_claim)
         claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
-        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self._stores.root.path))
+        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self.stores.root.path))
         return claim
 
     def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
@@ -276,7 +264,7 @@ class Claiming:
 
     def catch_up(self) -> None:
         """Commits all that was filled."""
-        for entry in self._stores.opened():
+        for entry in self.stores.opened():
             if entry.table is not None and entry.table.claims is not None:
                 entry.table.claims.catch_up()
 
@@ -291,9 +279,9 @@ class Claiming:
 
     def restore(self) -> None:
         """After a restart: commits what was filled, and waits for those who may still fill the others."""
-        for uid in ClaimRecord.uids(self._stores.db):
+        for uid in ClaimRecord.uids(self.stores.db):
             try:
-                entry = self._stores.find_uid(uid)
+                entry = self.stores.find_uid(uid)
             except TDServeError as error:
                 _log.error("rows that were claimed before the restart cannot be looked at: %s", error)
                 continue
@@ -310,26 +298,21 @@ class Claiming:
             return
         for reservation in unfilled:
             table.ring.resume(reservation)
-        claims = self._follow(
-            entry, file, record, window=0, on_broken=lambda: None, on_end=lambda: None, unfilled=unfilled
-        )
+        claims = TableClaims(self, entry, file, record, unfilled=unfilled)
         claims.take_back()
         if not claims.is_settled:
             self._wait_for_end(record.lock_name, claims.abandon)
 
-    def _follow(self, entry: Entry, file: ClaimFile, record: ClaimRecord, **options: Any) -> TableClaims:
-        return TableClaims(self._stores, self._answers, self._traffic, entry, file, record, **options)
-
     def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
-        if self._stores.departures.is_gone(lock_name):
+        if self.stores.departures.is_gone(lock_name):
             on_gone()
         else:
-            self._stores.departures.watch(lock_name, on_gone)
+            self.stores.departures.watch(lock_name, on_gone)
 
     def _free(self, entry: Entry, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         for reservation in unfilled:
             entry.replay_table().release(reservation)
-        self._stores.db.delete("pending", record.key)
+        self.stores.db.delete("pending", record.key)
         entry.changed.wake()
 
 
