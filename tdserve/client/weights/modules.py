@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from tensordict import TensorDict
 from torch import nn
 
@@ -27,11 +26,19 @@ class ModuleDestination(Destination):
     """
 
     def __init__(self, module: nn.Module, *, store: str) -> None:
-        super().__init__(TensorDict.from_module(module).data, store=store)
+        super().__init__(TensorDict.from_module(module), store=store)
         self._is_converted = False
 
     def _check(self, spec: Spec) -> None:
         """Names the parameter or buffer as the module does."""
+        memo = self._captured.memo
+        fits: tuple[Spec, bool] | None = memo.get("fits a module")
+        if fits is None or fits[0] is not spec:  # to look at thousands of parameters takes milliseconds
+            self._compare(spec)
+            fits = memo["fits a module"] = spec, self._is_converted
+        self._is_converted = fits[1]
+
+    def _compare(self, spec: Spec) -> None:
         came: Mapping[Path, Entry] = dict((*spec.tensors, *spec.values))
         mine: Mapping[Path, Entry] = dict(self._captured.spec.tensors)
         self._is_converted = False
@@ -54,9 +61,8 @@ class ModuleDestination(Destination):
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place, on whatever device it goes to."""
         if not was_direct:
-            with torch.no_grad():
-                for path, tensor in self._captured.tensors.items():
-                    tensor.copy_(content.leaves[path])
+            for path, tensor in self._captured.tensors.items():
+                tensor.data.copy_(content.leaves[path])  # as memory, which autograd does not count as a change
 
 
 def _is_convertible(theirs: Entry | None, own: Entry | None) -> bool:

@@ -100,3 +100,41 @@ def test_finish_when_numbers_are_of_another_dtype_then_converted_as_load_state_d
     expected = policy()
     expected.load_state_dict(source.state_dict())
     assert all(torch.equal(*pair) for pair in zip(state(target).values(), state(expected).values(), strict=True))
+
+
+def deep(num_layers: int = 40) -> nn.Sequential:
+    """As many parameters as a look at them is kept for."""
+    return nn.Sequential(*(nn.Linear(3, 3) for _ in range(num_layers)))
+
+
+def fill_with(source: nn.Module, target: nn.Module) -> None:
+    """As a pull does that cannot be received in place."""
+    destination, content = ModuleDestination(target, store="w"), content_of(source)
+    destination.check(content.spec)
+    destination.finish(content, was_direct=False)
+
+
+def test_check_when_a_known_module_fits_no_more_then_error_and_when_it_fits_again_filled() -> None:
+    source, target = deep(), deep()
+    fill_with(source, target)
+    replaced = target[7].weight
+    target[7].weight = nn.Parameter(torch.ones(3, 4))
+    with pytest.raises(SpecMismatchError, match=r"7\.weight"):
+        fill_with(source, target)
+    target[7].weight = replaced
+    target[3].weight.data = target[3].weight.data.half()  # the same parameter, elsewhere and of another dtype
+    target[5].bias = nn.Parameter(torch.zeros(3))
+    fill_with(source, target)
+    assert target[3].weight.dtype is torch.float16
+    target[3].weight.data = target[3].weight.data.float()
+    fill_with(source, target)
+    assert all(torch.equal(*pair) for pair in zip(state(target).values(), state(source).values(), strict=True))
+
+
+@pytest.mark.parametrize("num_layers", [2, 40])
+def test_finish_when_a_graph_of_the_module_is_alive_then_backward_goes_on(num_layers: int) -> None:
+    target = deep(num_layers)
+    loss = target(torch.ones(2, 3)).sum()
+    fill_with(deep(num_layers), target)
+    loss.backward()  # by the new values, as after load_state_dict of data: nobody counts the change
+    assert all(each.grad is not None for each in target.parameters())
