@@ -84,16 +84,13 @@ class HeldVersions:
         with self._lock:
             returned = self._returned.get(name)
             filled = dict(self._filled.get(name, {}))
-        try:
-            if destination is None:
-                return None if returned is None else _of_returned(returned, name)
-            for spec in {id(place.spec): place.spec for place in filled.values()}.values():
-                leaves = _of_destination(destination, spec)
-                place = None if leaves is None else filled.get(_addresses(leaves))
-                if place is not None and leaves is not None:
-                    return Held(place.version, leaves)
-        except TDServeError:  # it has another structure by now
-            pass
+        if destination is None:
+            return None if returned is None else _of_returned(returned, name)
+        for spec in {id(place.spec): place.spec for place in filled.values()}.values():
+            leaves, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
+            place = None if leaves is None else filled.get(_addresses(leaves))
+            if place is not None and leaves is not None:
+                return Held(place.version, leaves)
         return None
 
     def keep(self, name: str, version: int, spec: Spec, *, destination: Destination | None, td: Any) -> None:
@@ -104,7 +101,7 @@ class HeldVersions:
             with self._lock:
                 self._returned[name] = _Returned(version, spec, weakref.ref(td))
             return
-        leaves = _of_destination(destination, spec)
+        leaves, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
         if leaves is not None:
             with self._lock:
                 places = self._filled.setdefault(name, {})
@@ -118,15 +115,13 @@ def _of_returned(returned: _Returned, name: str) -> Held | None:
     td = returned.td()
     if td is None:
         return None
-    captured = capture(td, store=name)
-    check_matches(returned.spec, captured.spec, store=name)
+    try:
+        captured = capture(td, store=name)
+        check_matches(returned.spec, captured.spec, store=name)
+    except TDServeError:  # it has another structure by now
+        return None
     leaves = leaves_of(captured, read_layout(returned.spec, is_packed=True))
     return None if leaves.contents is None else Held(returned.version, leaves)
-
-
-def _of_destination(destination: Destination, spec: Spec) -> Leaves | None:
-    destination.check(spec)
-    return destination.places(read_layout(spec, is_packed=True))
 
 
 def _addresses(leaves: Leaves) -> tuple[int, ...]:

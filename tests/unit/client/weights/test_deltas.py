@@ -84,6 +84,15 @@ def test_find_when_the_user_has_changed_the_structure_then_nothing_is_held() -> 
     assert held.find("w", Destination(td, store="w")) is None
 
 
+def test_find_when_versions_of_several_structures_were_put_then_each_place_is_known() -> None:
+    held, narrow, wide = HeldVersions(), tree(), tree()
+    wide["more"] = torch.ones(1)
+    for version, td in ((3, narrow), (4, wide)):
+        held.keep("w", version, capture(td).spec, destination=Destination(td, store="w"), td=None)
+    found = [held.find("w", Destination(td, store="w")) for td in (narrow, wide)]
+    assert [each.version for each in found if each is not None] == [3, 4]
+
+
 def test_keep_when_small_then_forgotten_and_of_many_places_only_the_last() -> None:
     held = HeldVersions()
     small = TensorDict({"a": torch.ones(3)}, [])
