@@ -32,6 +32,7 @@ class Ask:
         epoch: The last that it was in; 0: none.
         last_rank: In there.
         last_world_size: Of that epoch.
+        above: Numbers up to this one it takes for those of epochs that are over.
     """
 
     member: int
@@ -42,6 +43,7 @@ class Ask:
     epoch: int = 0
     last_rank: int = 0
     last_world_size: int = 0
+    above: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class GroupRule:
         for ask in chosen:
             del self._asks[ask.member]
         _check_devices(chosen)
-        number = max(self._epoch.number, *(ask.epoch for ask in chosen)) + 1
+        number = max(self._epoch.number, *(max(ask.epoch, ask.above) for ask in chosen)) + 1
         self._epoch = Epoch(number, tuple(ask.member for ask in chosen))
         self._living = set(self._epoch.members)
         return self._epoch

@@ -142,6 +142,7 @@ def _announce(group: _Group, epoch: Epoch) -> None:
         for number in epoch.members
     ]
     for rank, number in enumerate(epoch.members):
+        group.sessions[number].last_epoch = epoch.number
         future = group.waiting.pop(number)
         if not future.done():
             future.set_result(control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members))
@@ -164,6 +165,7 @@ def _ask_of(session: ClientSession, asked: control_pb2.JoinGroup) -> Ask:
         epoch=asked.epoch,
         last_rank=asked.last_rank,
         last_world_size=asked.last_world_size,
+        above=session.last_epoch,
     )
 
 

@@ -43,6 +43,8 @@ class ClientSession:
         local: The client, once it reads and writes the files by itself.
         cancelled_requests: Those under way that are to be given up when they begin to wait.
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
+        last_epoch: Number of the last epoch of a group that it was in. The next one has a higher number, whatever its
+            group: what comes late of one that is over must not be taken for the next one's.
         told_orders: What names the order of keys in which the client has told each structure last, by fingerprint.
     """
 
@@ -71,6 +73,7 @@ class ClientSession:
         self.accepted_requests: set[int] = set()
         self.mailed_requests: set[int] = set()
         self.cancelled_requests: set[int] = set()
+        self.last_epoch = 0
         self.told_orders: dict[bytes, str] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface

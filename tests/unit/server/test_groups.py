@@ -71,6 +71,24 @@ def test_join_when_refused_then_who_asked_before_still_waits(run: Loop, world: W
     assert outbox(third).messages[0].group_formed.rank == 0
 
 
+def test_join_when_a_group_of_the_name_is_over_then_its_numbers_do_not_come_again(run: Loop, world: World) -> None:
+    groups, sessions = Groups(), [world.session(1), world.session(2)]
+
+    async def play() -> list[int]:
+        numbers = []
+        for _ in range(3):
+            numbers.append((await formed(groups, *sessions))[0].epoch)
+            leaving = control_pb2.GroupNotice(name="g", epoch=numbers[-1], leave=True)
+            for session in sessions:
+                groups.on_notice(session, leaving)
+            assert (await event_of(sessions[1])).loss.has_left
+        return numbers
+
+    numbers = run(play())
+    assert len(groups) == 0
+    assert numbers == sorted(set(numbers))
+
+
 def test_join_when_cancelled_then_it_asks_no_more(run: Loop, world: World) -> None:
     groups, first = Groups(), world.session(1)
 
