@@ -11,6 +11,9 @@ from tdserve.v1 import control_pb2
 MAX_EARLY_EVENTS = 65_536
 """Of epochs that this client does not know of yet: entries of the other members' rendezvous, one each."""
 
+MAX_NAMES = 1024
+"""Of groups whose epochs are told apart from those that are over; one for each client that comes and goes, in some."""
+
 OnEvent = Callable[[control_pb2.GroupEvent], None]
 OnLost = Callable[[TDServeError], None]
 Leave = Callable[..., None]
@@ -28,7 +31,8 @@ class GroupInbox:
         self._lock = Lock()
         self._listeners: dict[_Key, tuple[OnEvent, OnLost, Leave]] = {}
         self._early: dict[_Key, list[control_pb2.GroupEvent]] = {}
-        self._last: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # by name, the one that was attached last at the end
+        self._over = 0  # the numbers of a session grow: up to here they are of epochs that are over, of any other name
         self._lost: TDServeError | None = None
 
     def on_event(self, event: control_pb2.GroupEvent) -> None:
@@ -38,7 +42,7 @@ class GroupInbox:
             listener = self._listeners.get(key)
             if listener is None:
                 kept = self._early.setdefault(key, [])
-                if event.epoch > self._last.get(event.name, 0) and len(kept) < MAX_EARLY_EVENTS:
+                if event.epoch > self._last.get(event.name, self._over) and len(kept) < MAX_EARLY_EVENTS:
                     kept.append(event)
                 if not kept:
                     del self._early[key]
@@ -49,7 +53,9 @@ class GroupInbox:
         """From here on these are called; at once with what came before."""
         with self._lock:
             self._listeners[name, epoch] = (on_event, on_lost, leave)
-            self._last[name] = max(epoch, self._last.get(name, 0))
+            self._last[name] = max(epoch, self._last.pop(name, 0))
+            if len(self._last) > MAX_NAMES:
+                self._over = max(self._over, self._last.pop(next(iter(self._last))))
             for early in [key for key in self._early if key[0] == name and key[1] <= epoch]:
                 for event in self._early.pop(early):
                     if early[1] == epoch:

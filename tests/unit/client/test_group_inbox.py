@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.client.group_inbox import GroupInbox
+from tdserve.client.group_inbox import MAX_NAMES, GroupInbox
 from tdserve.errors import ConnectError, TDServeError
 from tdserve.v1 import control_pb2
 
@@ -71,3 +71,16 @@ def test_leave_all_when_the_client_is_closed_then_connections_end_when_the_other
     inbox.detach("gone", 5)
     inbox.leave_all(lambda: flushed.append(list(first.left)))
     assert (flushed, first.left, gone.left) == ([[True]], [True, False], [])
+
+
+def test_attach_when_groups_come_and_go_then_few_are_remembered_and_late_events_are_dropped() -> None:
+    inbox = GroupInbox()
+    for epoch in range(1, 2 * MAX_NAMES + 1):
+        Listener(inbox, epoch, f"g{epoch}")
+        inbox.detach(f"g{epoch}", epoch)
+    assert len(inbox._last) == MAX_NAMES
+    for epoch in range(1, 2 * MAX_NAMES + 1):
+        inbox.on_event(event(epoch, "late", name=f"g{epoch}"))
+    assert inbox._early == {}
+    inbox.on_event(event(2 * MAX_NAMES + 1, "early"))
+    assert Listener(inbox, 2 * MAX_NAMES + 1).keys == ["early"]
