@@ -145,6 +145,12 @@ class Versions:
         return tuple(sorted({*self._kept, *self._held, *self._pool, *begun}))
 
     @property
+    def structures(self) -> set[tuple[bytes, str]]:
+        """Fingerprint and order of keys of every version that is readable, or being written."""
+        several: tuple[VersionRecord | Publishing, ...] = (*self._kept.values(), *self._open.values())
+        return {(each.fingerprint, each.order) for each in several}
+
+    @property
     def is_unused(self) -> bool:
         """Whether nothing was ever committed, and nothing is being written."""
         return not (self._kept or self._open)

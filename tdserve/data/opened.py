@@ -185,15 +185,20 @@ class OpenStores:
         self._stores: dict[str, OpenStore] = {}
         self._granted: dict[str, OpenStore] = {}
         self._specs: dict[bytes, Spec] = {}
+        self._specs_before: dict[bytes, Spec] = {}
 
     def learn(self, fingerprint: bytes, message: spec_pb2.Spec) -> None:
         """Remembers a structure that control has sent along; called before the order itself is queued."""
         if fingerprint not in self._specs:
             self._specs[fingerprint] = codec.decode(message)
 
+    def forget_specs(self) -> None:
+        """Control will tell every structure again. Orders that wait may name what it has told since the last time."""
+        self._specs, self._specs_before = {}, self._specs
+
     def spec(self, fingerprint: bytes) -> Spec:
         """The structure with this fingerprint."""
-        spec = self._specs.get(fingerprint)
+        spec = self._specs.get(fingerprint) or self._specs_before.get(fingerprint)
         if spec is None:
             raise LocalProtocolError(reason="control names a spec that this process was never told")
         return spec

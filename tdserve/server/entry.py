@@ -17,6 +17,7 @@ from tdserve.replay.ring import Reservation
 from tdserve.replay.table import Table
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.lost import LostRows
+from tdserve.server.told_specs import ToldSpecs
 from tdserve.server.waiting import Waiters
 from tdserve.spec import codec
 from tdserve.spec.tree import Path, Spec, quote
@@ -152,7 +153,7 @@ class Entry:
         """How many writes were applied to a tensordict store; 0 before the first."""
         return self.generations.content_version if self.generations is not None else 0
 
-    def ref(self, known_specs: set[bytes]) -> worker_pb2.StoreRef:
+    def ref(self, known_specs: ToldSpecs) -> worker_pb2.StoreRef:
         """How orders to a worker name this store; the spec goes along the first time that worker meets it."""
         fingerprint = self.spec.fingerprint
         ref = worker_pb2.StoreRef(
@@ -162,7 +163,6 @@ class Entry:
             max_object_bytes=self.record.max_object_bytes,
             structure=self.record.structure,
         )
-        if fingerprint not in known_specs:
-            known_specs.add(fingerprint)
+        if known_specs.must_tell(fingerprint):
             ref.spec.CopyFrom(codec.encode(self.spec))
         return ref

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from tdserve.errors import InvalidSpecError
 from tdserve.spec import codec
@@ -10,17 +11,26 @@ from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.v1 import spec_pb2
 
+MIN_KEPT = 64
+"""Of fewer it is not worth looking which of them nothing has any more."""
+
 
 class Specs:
     """Structures by fingerprint and, where several differ in nothing else, by their order of keys.
 
+    Stores and versions come and go, each perhaps with a structure of its own: what none of them has any more is
+    forgotten when so many have been learnt as were left the last time, so that this costs next to nothing.
+
     Args:
         db: The catalog.
+        in_use: Keys, as of :func:`keys_of`, of all that stores and versions have, those that are being made too.
     """
 
-    def __init__(self, db: CatalogDB) -> None:
+    def __init__(self, db: CatalogDB, in_use: Callable[[], set[bytes]]) -> None:
         self._db = db
+        self._in_use = in_use
         self._known: dict[bytes, Spec] = {}
+        self._max_kept = MIN_KEPT
 
     def get(self, fingerprint: bytes, order: str = "") -> Spec:
         """A structure that some store or version has, in that order of keys which :meth:`learn` has named so.
@@ -35,10 +45,15 @@ class Specs:
 
     def learn(self, spec: Spec) -> str:
         """Remembers a structure, also on disk; returns what names its order of keys among those with its fingerprint:
-        "" for the first of them, else the digest of its message."""
+        "" for the first of them, else the digest of its message.
+
+        Whoever takes it into use does so before anything else is learnt.
+        """
         first = self._find(spec.fingerprint)
-        if first == spec:
+        if first is spec or first == spec:
             return ""
+        self._forget_unused()
+        first = self._find(spec.fingerprint)
         content = codec.encode(spec).SerializeToString(deterministic=True)
         order = b"" if first is None else hashlib.sha256(content).digest()
         key = spec.fingerprint + order
@@ -47,6 +62,18 @@ class Specs:
             self._known[key] = spec
         return order.hex()
 
+    def _forget_unused(self) -> None:
+        if self._db.num_records("specs") < self._max_kept:
+            return
+        kept, in_use = self._db.keys("specs"), self._in_use()
+        unused = [key for key in kept if key not in in_use]
+        with self._db.transaction() as txn:
+            for key in unused:
+                txn.delete("specs", key)
+        for key in unused:
+            self._known.pop(key, None)
+        self._max_kept = max(MIN_KEPT, 2 * (len(kept) - len(unused)))
+
     def _find(self, key: bytes) -> Spec | None:
         spec = self._known.get(key)
         if spec is None:
@@ -54,6 +81,12 @@ class Specs:
             if content is not None:
                 spec = self._known[key] = codec.decode(spec_pb2.Spec.FromString(content))
         return spec
+
+
+def keys_of(fingerprint: bytes, order: str) -> tuple[bytes, bytes]:
+    """What must be kept for a structure, by its fingerprint and what :meth:`Specs.learn` has named its order of keys:
+    the first structure of a fingerprint stands for it where the order does not matter."""
+    return fingerprint, fingerprint + bytes.fromhex(order)
 
 
 def message_of(spec: Spec) -> spec_pb2.Spec:

@@ -25,7 +25,7 @@ from tdserve.server.entry import Entry
 from tdserve.server.recovery.claim_records import unfilled_claims
 from tdserve.server.recovery.departures import Departures
 from tdserve.server.recovery.redo import Redo
-from tdserve.server.specs import Specs
+from tdserve.server.specs import Specs, keys_of
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.spec.tree import Node, Spec
@@ -60,7 +60,7 @@ class Stores:
         self.root = root
         self.db = db
         self.catalog = Catalog()
-        self.specs = Specs(db)
+        self.specs = Specs(db, self._specs_in_use)
         self.changed = Waiters()
         self.followers: dict[str, set[str]] = {}
         self._entries: dict[str, Entry] = {}
@@ -258,6 +258,24 @@ class Stores:
     def save_state(self, entry: Entry, txn: Transaction, state: object) -> None:
         """Writes what a store's rules need after a restart: counters and cursor, or versions."""
         txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
+
+    def _specs_in_use(self) -> set[bytes]:
+        """Keys of the structures that stores and versions have."""
+        found: set[bytes] = set()
+        # What an entry knows of a store that is being made is newer than the catalog's record.
+        for record in (*self.catalog, *(entry.record for entry in self._entries.values())):
+            found.update(keys_of(record.fingerprint, record.order))
+            if record.kind == "weights":
+                for fingerprint, order in self._versions_of(record).structures:
+                    found.update(keys_of(fingerprint, order))
+        return found
+
+    def _versions_of(self, record: StoreRecord) -> Versions:
+        entry = self._entries.get(record.name)
+        if entry is not None and entry.versions is not None:
+            return entry.versions
+        state = self.db.get("states", record.uid.encode())
+        return Versions.restore(json.loads(state)) if state else Versions()
 
     def _show(self, entry: Entry) -> None:
         self.catalog.replace(entry.record)

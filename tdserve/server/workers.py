@@ -15,6 +15,7 @@ from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.errors import LocalProtocolError, PeerLostError
 from tdserve.server.entry import Entry
+from tdserve.server.told_specs import ToldSpecs
 from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1
@@ -59,7 +60,7 @@ class DataWorker:
     ) -> None:
         self.number = number
         self.num_restarts = 0
-        self.known_specs: set[bytes] = set()
+        self.known_specs = ToldSpecs(self._forget_specs)
         self.ready = asyncio.Event()
         self.gpu = ""
         self.why_no_gpu = ""
@@ -139,6 +140,11 @@ class DataWorker:
                 return
             except PeerLostError:
                 await asyncio.sleep(0)
+
+    def _forget_specs(self) -> None:
+        order = worker_pb2.Order()
+        order.forget_specs.SetInParent()
+        self.send(order)
 
     def _lost(self, reason: str) -> PeerLostError:
         return PeerLostError(peer=f"data worker {self.number}", reason=reason)

@@ -87,6 +87,9 @@ class Worker:
             self._surroundings.stores.drop(order.drop_store.uid)
             drop_unlinked()  # if it held weights, their space is free now
             return
+        if order.HasField("forget_specs"):
+            self._surroundings.stores.forget_specs()
+            return
         if order.HasField("checksum_version"):
             self._learn_spec(order)
             self._checksumming.put(order)

@@ -30,6 +30,9 @@ MAX_COUNT = (1 << 32) - 1
 """Of versions that are kept, and of readers that one passes a version on to: as the message holds it."""
 
 
+MAX_TOLD_SPECS = 16
+"""Structures that are not told again in a session. The server remembers four times as many."""
+
 MIN_ANNOUNCED_LEAVES = 64
 """Fewer are looked at in a tenth of a millisecond."""
 
@@ -74,12 +77,7 @@ def publish(
 ) -> int:
     """Stores the next version; see ``Client.publish``."""
     check_store_name(name)
-    if isinstance(td, dict):
-        reason = (
-            f"a {type(td).__qualname__} does not say how its names are nested; give the module itself, publish(name, "
-            "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
-        )
-        raise InvalidRequestError(argument="td", reason=reason)
+    _check_named(td)
     said = encode_bytes(_checked_metadata(metadata), key="metadata")
     keep, fanout = (
         check_integer(argument, number, 1, maximum=MAX_COUNT) if number != 0 else 0
@@ -87,6 +85,7 @@ def publish(
     )
 
     announced: Spec | None = None
+    told: tuple[Session, Spec] | None = None
 
     @cache
     def fetch() -> Captured:
@@ -115,12 +114,35 @@ def publish(
             timeout_s=deadline.remaining_s,
             metadata=said,
         )
-        if session.told_specs.get(spec.fingerprint) != spec:  # its keys may have been in another order
-            session.told_specs[spec.fingerprint] = spec
+        nonlocal told
+        is_told = session.told_specs.get(spec.fingerprint) == spec  # its keys may have been in another order
+        told = None if is_told else (session, spec)
+        if not is_told:
             request.spec.CopyFrom(codec.encode(spec))
         return {"publish": request}
 
-    return write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
+    version = write(client, make_outgoing, make_body, deadline=deadline, what=f"a publish of {name!r}").version
+    _note_told(told)
+    return version
+
+
+def _check_named(td: Any) -> None:
+    if isinstance(td, dict):
+        reason = (
+            f"a {type(td).__qualname__} does not say how its names are nested; give the module itself, publish(name, "
+            "module), which latest(into=module) takes, or TensorDict(state_dict) for keys such as '0.weight'"
+        )
+        raise InvalidRequestError(argument="td", reason=reason)
+
+
+def _note_told(told: tuple[Session, Spec] | None) -> None:
+    """To be called when the server has answered: a request may have been refused unread."""
+    if told is None:
+        return
+    session, spec = told
+    session.told_specs = {**session.told_specs, spec.fingerprint: spec}  # another thread may look at those of before
+    if len(session.told_specs) > MAX_TOLD_SPECS:
+        session.told_specs = dict(list(session.told_specs.items())[-MAX_TOLD_SPECS:])
 
 
 def _checked_metadata(metadata: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker
 from tdserve.session import SessionEvent, SessionProtocol, tag_of
+from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")
@@ -45,7 +46,7 @@ class ClientSession:
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
         last_epoch: Number of the last epoch of a group that it was in. The next one has a higher number, whatever its
             group: what comes late of one that is over must not be taken for the next one's.
-        told_orders: What names the order of keys in which the client has told each structure last, by fingerprint.
+        told_specs: Structures of versions that the client has told, each in its last order of keys, by fingerprint.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ClientSession:
         self.mailed_requests: set[int] = set()
         self.cancelled_requests: set[int] = set()
         self.last_epoch = 0
-        self.told_orders: dict[bytes, str] = {}
+        self.told_specs: dict[bytes, Spec] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface
         self._is_opened: set[bool] = set()

@@ -29,6 +29,9 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.weights import Publishing as UnfinishedVersion
 from tdserve.weights import VersionRecord
 
+MAX_TOLD_SPECS = 64
+"""Structures that a session need not tell again: more than clients rely on, since requests may overtake one another."""
+
 
 class Publishing:
     """What sessions ask of weights stores.
@@ -61,9 +64,10 @@ class Publishing:
             PeerLostError: The publisher or its worker went away. The same.
             StoreNotFoundError: The store was deleted meanwhile.
         """
-        spec, order = self._spec(session, asked)
+        spec = self._spec(session, asked)
         entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
         versions = entry.weight_versions()
+        order = self._stores.specs.learn(spec)
         publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
         try:
             self._drop(entry, publishing.drops)
@@ -248,15 +252,18 @@ class Publishing:
         newest = entry.weight_versions().newest if entry is not None else None
         return newest is None or newest.version <= asked.newer_than
 
-    def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> tuple[Spec, str]:
-        """The structure that came along, or the last with this fingerprint that the session has sent; and what names
-        the order of its keys."""
+    def _spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
+        """The structure that came along, or the last with this fingerprint that the session has told."""
+        specs, told_specs = self._stores.specs, session.told_specs
         if asked.HasField("spec"):
             told = codec.decode(asked.spec)
-            session.told_orders[told.fingerprint] = self._stores.specs.learn(told)
+            told_specs.pop(told.fingerprint, None)
+            told_specs[told.fingerprint] = specs.get(told.fingerprint, specs.learn(told))  # one object for all sessions
+            while len(told_specs) > MAX_TOLD_SPECS:
+                del told_specs[next(iter(told_specs))]
         fingerprint = asked.content.fingerprint
-        order = session.told_orders.get(fingerprint, "")
-        return self._stores.specs.get(fingerprint, order), order
+        spec = told_specs.get(fingerprint)
+        return specs.get(fingerprint) if spec is None else spec
 
     def _give_up(self, session: ClientSession, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
         """Nothing of a publish stays that has failed; of the first, not even the name."""
@@ -270,8 +277,7 @@ class Publishing:
 
     def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
         ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)
-        if spec.fingerprint not in worker.known_specs:
-            worker.known_specs.add(spec.fingerprint)
+        if worker.known_specs.must_tell(spec.fingerprint):
             ref.spec.CopyFrom(message_of(spec))
         return ref
 

@@ -220,3 +220,12 @@ def test_get_when_a_file_has_gone_with_its_key_then_to_be_asked_for_again(
     store.generations.move_structure(1)
     with pytest.raises(TransferAbortedError):
         opened(store).get(store.ref)
+
+
+def test_forget_specs_when_orders_still_wait_then_what_was_told_last_is_known(store: StoredTensorDict) -> None:
+    stores = opened(store)
+    stores.forget_specs()
+    assert stores.spec(store.ref.fingerprint) == store.spec
+    stores.forget_specs()
+    with pytest.raises(LocalProtocolError, match="never told"):
+        stores.spec(store.ref.fingerprint)

@@ -15,6 +15,7 @@ from tdserve.ids import new_client_id
 from tdserve.server.entry import Entry
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.session import ClientSession
+from tdserve.server.told_specs import ToldSpecs
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import INLINE_BYTES, Outbox, World
@@ -133,4 +134,4 @@ class LocalPeer:
 def mapped(entry: Entry) -> OpenStore:
     """The files of a store as a client maps them."""
     stores = OpenStores(writes_values=False)
-    return stores.get(entry.ref(set()), entry.spec)
+    return stores.get(entry.ref(ToldSpecs(lambda: None)), entry.spec)

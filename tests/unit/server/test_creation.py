@@ -17,6 +17,7 @@ from tdserve.errors import (
     TDServeError,
 )
 from tdserve.server.creation import MAX_CAPACITY_ROWS
+from tdserve.server.told_specs import ToldSpecs
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
 from tdserve.v1 import control_pb2
@@ -79,7 +80,7 @@ def test_create_when_it_names_a_limit_of_values_then_kept_described_and_told_to_
     limit = 3 << 20
     answer = run(world.creation.create(asked(max_object_bytes=limit, **fields)))
     assert answer.description.max_object_bytes == limit
-    assert world.stores.get("x").ref(set()).max_object_bytes == limit
+    assert world.stores.get("x").ref(ToldSpecs(lambda: None)).max_object_bytes == limit
     assert not run(world.creation.create(asked(exists_ok=True, **fields))).created
     with pytest.raises(StoreExistsError, match="max_object_bytes"):
         run(world.creation.create(asked(exists_ok=True, max_object_bytes=limit * 2, **fields)))

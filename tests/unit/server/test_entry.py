@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from tdserve.errors import KeyNotFoundError, WrongStateError
 from tdserve.replay.slices import Slices
 from tdserve.server.entry import Entry
+from tdserve.server.told_specs import ToldSpecs
 from tdserve.spec import codec
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World
@@ -21,7 +22,7 @@ def entry(world: World, run: Loop) -> Entry:
 
 
 def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: Entry) -> None:
-    known: set[bytes] = set()
+    known = ToldSpecs(lambda: None)
     first, second = entry.ref(known), entry.ref(known)
     assert codec.decode(first.spec) == entry.spec
     assert not second.HasField("spec")

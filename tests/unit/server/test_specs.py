@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.errors import InvalidSpecError
-from tdserve.server.specs import Specs, message_of
+from tdserve.server.specs import MIN_KEPT, Specs, keys_of, message_of
 from tdserve.spec import codec
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.store.catalog_db import CatalogDB
@@ -29,23 +29,23 @@ def db(tmp_path: Path) -> Iterator[CatalogDB]:
 def test_get_when_learnt_then_known_also_after_a_restart(db: CatalogDB) -> None:
     spec = spec_of("a")
     with pytest.raises(InvalidSpecError, match=spec.fingerprint.hex()[:16]):
-        Specs(db).get(spec.fingerprint)
-    assert Specs(db).learn(spec) == ""
-    assert Specs(db).get(spec.fingerprint) == spec
+        Specs(db, set).get(spec.fingerprint)
+    assert Specs(db, set).learn(spec) == ""
+    assert Specs(db, set).get(spec.fingerprint) == spec
 
 
 def test_get_when_no_fingerprint_is_given_then_refused(db: CatalogDB) -> None:
     with pytest.raises(InvalidSpecError):
-        Specs(db).get(b"")
+        Specs(db, set).get(b"")
 
 
 def test_learn_when_only_the_order_of_keys_differs_then_each_has_a_name_that_stays(db: CatalogDB) -> None:
     first, second = spec_of("a", "b"), spec_of("b", "a")
-    specs = Specs(db)
+    specs = Specs(db, set)
     assert specs.learn(first) == ""
     order = specs.learn(second)
     assert order
-    for known in (specs, Specs(db)):
+    for known in (specs, Specs(db, set)):
         assert (known.learn(first), known.learn(second)) == ("", order)
         assert known.get(first.fingerprint) == first
         assert known.get(second.fingerprint, order) == second
@@ -55,3 +55,43 @@ def test_message_of_when_asked_twice_then_made_once() -> None:
     spec = spec_of("a")
     assert codec.decode(message_of(spec)) == spec
     assert message_of(spec) is message_of(spec)
+
+
+def test_learn_when_structures_come_and_go_then_only_those_in_use_are_kept(db: CatalogDB) -> None:
+    several = [spec_of(f"k{number}") for number in range(1_000)]
+    used = {key for spec in several[:3] for key in keys_of(spec.fingerprint, "")}
+    specs = Specs(db, lambda: used)
+    for spec in several:
+        specs.learn(spec)
+        assert specs.get(spec.fingerprint) == spec
+    assert db.num_records("specs") <= MIN_KEPT
+    assert [Specs(db, set).get(spec.fingerprint) for spec in several[:3]] == several[:3]
+    with pytest.raises(InvalidSpecError):
+        specs.get(several[3].fingerprint)
+
+
+def test_learn_when_most_are_in_use_then_they_are_seldom_looked_at(db: CatalogDB) -> None:
+    used: set[bytes] = set()
+    looks: list[int] = []
+
+    def in_use() -> set[bytes]:
+        looks.append(len(used))
+        return used
+
+    specs = Specs(db, in_use)
+    for number in range(500):
+        spec = spec_of(f"k{number}")
+        specs.learn(spec)
+        used.update(keys_of(spec.fingerprint, ""))
+    assert db.num_records("specs") == 500
+    assert looks == [64, 128, 256]
+
+
+def test_learn_when_the_first_order_of_keys_is_forgotten_then_the_next_is_the_first(db: CatalogDB) -> None:
+    specs = Specs(db, set)
+    first, second = spec_of("a", "b"), spec_of("b", "a")
+    specs.learn(first)
+    for number in range(MIN_KEPT - 1):
+        specs.learn(spec_of(f"k{number}"))
+    assert specs.learn(second) == ""
+    assert specs.get(second.fingerprint) == second

@@ -131,3 +131,11 @@ def test_scan_when_there_are_10000_records_then_takes_less_than_50_ms(db: Catalo
         assert len(db.scan("stores")) == 10_000
         took_s.append(time.thread_time() - start)
     assert min(took_s) < 0.05
+
+
+def test_keys_when_asked_then_all_of_the_table_and_as_many_as_are_counted(db: CatalogDB) -> None:
+    for key in (b"b", b"a"):
+        db.put("stores", key, b"1")
+    db.put("specs", b"c", b"2")
+    assert db.keys("stores") == [b"a", b"b"]
+    assert [db.num_records(table) for table in ("stores", "specs", "states")] == [2, 1, 0]

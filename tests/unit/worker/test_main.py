@@ -108,6 +108,19 @@ def test_store_when_dropped_then_its_files_are_opened_anew(control: Control, sto
     assert control.report().failure.error == "CorruptDataError"
 
 
+def test_specs_when_control_lets_them_go_twice_then_they_must_be_told_again(
+    control: Control, store: StoredTensorDict
+) -> None:
+    control.send(reading(1, store))
+    assert control.report().HasField("done")
+    store.ref.uid = UID[::-1]  # of a store that is not open yet
+    store.ref.ClearField("spec")
+    for number, error in ((2, "CorruptDataError"), (3, "LocalProtocolError")):
+        control.send(worker_pb2.Order(forget_specs=worker_pb2.ForgetSpecs()))
+        control.send(reading(number, store))
+        assert control.report().failure.error == error
+
+
 def test_process_when_its_control_process_goes_then_it_goes_too() -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "tdserve.worker.main", str(theirs.fileno()), "0", "5.0"]

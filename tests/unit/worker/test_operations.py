@@ -63,6 +63,7 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
         "close_session",
         "rendezvous",
         "drop_store",
+        "forget_specs",
         "mail",
         "count_reads",
         "checksum_version",

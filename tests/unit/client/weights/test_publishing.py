@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tdserve.client.weights.publishing import MIN_ANNOUNCED_LEAVES, Published
+from tdserve.client.weights.publishing import MAX_TOLD_SPECS, MIN_ANNOUNCED_LEAVES, Published
 from tdserve.errors import InvalidRequestError, NotSupportedError
+from tdserve.server.specs import MIN_KEPT
 from tdserve.spec.capture import capture
+from tdserve.store.catalog_db import CatalogDB
 
 
 def test_publish_when_of_a_module_then_its_parameters_come_back(client: tdserve.Client, name: str) -> None:
@@ -119,3 +122,17 @@ def test_published_when_another_structure_was_announced_then_no_more_is_of_this_
     published.keep("w", td, "", capture(td).spec, announced=spec)
     published.keep("w", td, "", capture(td).spec, announced=None)
     assert published.take("w", td, "") is None
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_publish_when_structures_come_and_go_then_neither_end_keeps_them_all(tmp_path: Path, transport: Any) -> None:
+    with tdserve.Server(tmp_path / "root") as server, server.client(transport=transport) as client:
+        for width in range(1, 201):
+            client.publish("policy", TensorDict({"w": torch.zeros(width)}, []), keep=1)
+        assert len(client._session.told_specs) == MAX_TOLD_SPECS  # type: ignore[union-attr]
+        assert client.publish("policy", TensorDict({"w": torch.ones(1)}, [])) == 201  # one that both have forgotten
+        weights = client.latest("policy")
+        assert weights is not None
+        assert weights.data["w"].tolist() == [1.0]
+    with CatalogDB(tmp_path / "root" / "catalog") as db:
+        assert db.num_records("specs") <= MIN_KEPT
