@@ -51,6 +51,8 @@ def capture(
         reader = NodeReader(
             store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
         )
+        if not is_destination:
+            reader.take_forms(like.packed_nodes)
         if is_exact:
             reader.take_notes(td, like.packed_nodes)
         return _taken_for(td, like, reader)
@@ -104,6 +106,7 @@ def capture_packed(
         NotSupportedError, InvalidSpecError: As ``capture``.
     """
     reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=is_exact)
+    reader.take_forms({(): wanted})
     if is_exact:
         reader.take_notes(td, {(): wanted})
     return reader.node(td, (), wanted.batch_size), reader.values[()]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
+from tdserve.spec.instances import inside, instance_of
 from tdserve.spec.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.spec.pieces import Jagged, Pieces, pieces_of_jagged
 from tdserve.spec.torch_types import from_torch
@@ -21,12 +22,12 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
     """The elements of a tensordict, or of a stack of values, over the first dimensions of its batch.
 
     Args:
-        td: Neither a tensorclass instance nor another wrapper.
+        td: No instance around a lazy stack, and no TensorDictParams.
         batch_size: Of the elements; () gives the tensordict itself.
     """
     if not batch_size:
         return td
-    rows = list(rows_of(td, 0) if isinstance(td, LazyStackedTensorDict) else td.unbind(0))
+    rows = list(unbound(td, 0))
     return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
 
 
@@ -35,11 +36,36 @@ def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
     if stack.stack_dim == dim:
         held: list[Any] = stack.tensordicts
         return held
+    if any(map(_is_instance, stack.tensordicts)):
+        return _rows_of_instances(stack, dim)
     rows: tuple[Any, ...] = stack.unbind(dim)
     if any(stack.names):
         for row in rows:
             row.names = stack.names[:dim] + stack.names[dim + 1 :]  # which tensordict forgets
     return rows
+
+
+def _rows_of_instances(stack: LazyStackedTensorDict, dim: int) -> list[Any]:
+    """As stacks of instances, where tensordict would make instances around stacks of them."""
+    at = stack.stack_dim - (dim < stack.stack_dim)
+    columns = [unbound(member, dim - (stack.stack_dim < dim)) for member in stack.tensordicts]
+    name = stack.names[stack.stack_dim]
+    return [LazyStackedTensorDict(*row, stack_dim=at, stack_dim_name=name) for row in zip(*columns, strict=True)]
+
+
+def _is_instance(td: Any) -> bool:
+    return isinstance(td, TypedTensorDict) or (is_tensorclass(td) and not isinstance(td, NonTensorData))
+
+
+def unbound(td: Any, dim: int) -> Sequence[Any]:
+    """The rows along a dimension, of an instance as instances."""
+    if isinstance(td, LazyStackedTensorDict):
+        return rows_of(td, dim)
+    if not _is_instance(td):
+        rows: Sequence[Any] = td.unbind(dim)
+        return rows
+    beside = getattr(td, "_non_tensordict", None) or {}
+    return [instance_of(type(td), row, dict(beside)) for row in unbound(inside(td), dim)]
 
 
 def is_by_rows(td: Any, depth: int) -> bool:

@@ -10,11 +10,11 @@ import torch
 from tdserve.errors import TDServeError
 from tdserve.spec.capture import capture_as
 from tdserve.spec.captured import Captured
-from tdserve.spec.elements import flat_elements, nested_list
+from tdserve.spec.elements import flat_elements, nested_list, unbound
 from tdserve.spec.nodes import PACKED, DimNames, Form, Path, ValueLeaf
 from tdserve.spec.notes import told
 from tdserve.spec.packing import Exact, without_marks
-from tdserve.spec.restacking import groups_of, unbound
+from tdserve.spec.restacking import groups_of
 from tdserve.spec.torch_types import indexable, to_torch
 from tdserve.spec.tree import Spec, check_matches
 from tdserve.values import is_same

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from tensordict import TypedTensorDict
+from tensordict import LazyStackedTensorDict, TensorDictBase, TypedTensorDict
 from tensordict.nn import TensorDictParams
 from tensordict.utils import _TENSORCLASS_MEMO
 
@@ -78,6 +78,36 @@ def inside(wrapper: Any) -> Any:
     if isinstance(wrapper, TypedTensorDict):
         return wrapper._source
     return getattr(wrapper, "_tensordict", None)
+
+
+def as_stack(instance: Any) -> Any:
+    """An instance around a lazy stack as a stack of instances, which is how tensordict's indexing changes the one into
+    the other; an instance around anything else as it is."""
+    content = inside(instance)
+    if not isinstance(content, LazyStackedTensorDict) or not content.tensordicts:
+        return instance
+    beside = getattr(instance, "_non_tensordict", None) or {}
+    rows = [as_stack(instance_of(type(instance), row, dict(beside))) for row in content.tensordicts]
+    return LazyStackedTensorDict(*rows, stack_dim=content.stack_dim, stack_dim_name=content.names[content.stack_dim])
+
+
+def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTensorDict, bool]:
+    """The reverse: the stack inside of a stack of instances of a class, and True; any other as it is, and False."""
+    rows = []
+    for row in stack.tensordicts:
+        content = inside(row) if class_name(type(row)) == name else None
+        if not isinstance(content, TensorDictBase):
+            return stack, False
+        beside = getattr(row, "_non_tensordict", None) or {}
+        if beside:
+            content = content.copy()
+        for key, value in beside.items():
+            content.set_non_tensor(key, value)
+        rows.append(content)
+    if not rows:
+        return stack, False
+    name_of_dim = stack.names[stack.stack_dim]
+    return LazyStackedTensorDict(*rows, stack_dim=stack.stack_dim, stack_dim_name=name_of_dim), True
 
 
 def _typed_classes(kind: type) -> Iterator[type]:

@@ -26,7 +26,7 @@ from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.changes import rebatch
 from tdserve.spec.elements import elements_of, flat_elements, is_by_rows, noted_stack_dim
 from tdserve.spec.files import in_memory
-from tdserve.spec.instances import class_name
+from tdserve.spec.instances import as_instance, as_stack, class_name
 from tdserve.spec.leaf_capture import LeafReader
 from tdserve.spec.matching import show
 from tdserve.spec.members import needs_note, num_levels, shared_values
@@ -52,8 +52,13 @@ _NOTHING: dict[str, Any] = {}
 class NodeReader(LeafReader):
     """One walk over one tensordict."""
 
+    _wanted: Mapping[Path, Node] = MappingProxyType({})
     _noted: Mapping[Path, Node] = MappingProxyType({})
     _is_locked = False
+
+    def take_forms(self, nodes: Mapping[Path, Node]) -> None:
+        """Lets instances be elements of the packed nodes that they are for, where these have no class of their own."""
+        self._wanted = nodes
 
     def take_notes(self, td: Any, nodes: Mapping[Path, Node]) -> None:
         """Lets elements tell what members they are of, where the packed nodes that they are for tell of others.
@@ -73,13 +78,7 @@ class NodeReader(LeafReader):
             (td, _NOTHING, None, None) if type(td) is TensorDict else self._unwrap(td, path)
         )
         if path in self.packed:
-            is_element = params is not None and above == ()
-            packed = self._packed(td if is_element else plain, extra, tensorclass, path, above)
-            wanted = self._noted.get(path)
-            if wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
-                is_params = params is not None and tensorclass is None and wanted.stack_dim == -1
-                self._note(td if is_params else plain, extra, path, wanted)
-            return packed
+            return self._for_packed(td, plain, extra, tensorclass, params, path, above)
         if isinstance(plain, LazyStackedTensorDict):
             return self._stack(plain, extra, tensorclass, path, above)
         batch_size = tuple(plain.batch_size)
@@ -114,6 +113,28 @@ class NodeReader(LeafReader):
             params=params,
             is_typed=is_typed,
         )
+
+    def _for_packed(
+        self,
+        td: Any,
+        plain: TensorDictBase,
+        extra: dict[str, Any],
+        tensorclass: str | None,
+        params: Params | None,
+        path: Path,
+        above: tuple[int, ...] | None,
+    ) -> Node:
+        """What is taken apart into elements, in the form in which these are wanted."""
+        wanted = self._wanted.get(path)
+        if wanted is not None and wanted.tensorclass != tensorclass and params is None:
+            plain, extra, tensorclass = _as_wanted(td, plain, extra, tensorclass, wanted.tensorclass)
+        is_element = params is not None and above == ()
+        packed = self._packed(td if is_element else plain, extra, tensorclass, path, above)
+        wanted = self._noted.get(path)
+        if wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
+            is_params = params is not None and tensorclass is None and wanted.stack_dim == -1
+            self._note(td if is_params else plain, extra, path, wanted)
+        return packed
 
     def _unwrap(self, td: Any, path: Path) -> tuple[TensorDictBase, dict[str, Any], str | None, Params | None]:
         """The tensordict inside of a wrapper, non-tensor fields that lie beside it, the wrapper's class name, and how
@@ -308,6 +329,18 @@ def _compared(td: Any, like: Spec) -> tuple[Node, list[Any]]:
     reader.take_notes(td, like.packed_nodes)
     root = reader.node(td, (), like.root.batch_size)
     return root, list(reader.values.values())
+
+
+def _as_wanted(
+    td: Any, plain: TensorDictBase, extra: dict[str, Any], tensorclass: str | None, wanted: str | None
+) -> tuple[TensorDictBase, dict[str, Any], str | None]:
+    """What was unwrapped of ``td``, as a stack of instances or an instance around a stack, whichever is wanted."""
+    if wanted is None:
+        return as_stack(td), _NOTHING, None
+    if tensorclass is None and isinstance(plain, LazyStackedTensorDict):
+        found, is_instance = as_instance(plain, wanted)
+        return found, extra, wanted if is_instance else None
+    return plain, extra, tensorclass
 
 
 @lru_cache(maxsize=64)

@@ -7,12 +7,12 @@ from typing import Any
 
 from tdserve.errors import TDServeError
 from tdserve.spec.changes import moved_to_cpu, relocked
-from tdserve.spec.elements import flat_elements, is_by_rows, nested_list
+from tdserve.spec.elements import flat_elements, is_by_rows, nested_list, unbound
 from tdserve.spec.members import is_alike, needs_note
 from tdserve.spec.nodes import Node
 from tdserve.spec.notes import Note, spec_of
 from tdserve.spec.packing import Exact
-from tdserve.spec.restacking import groups_of, unbound
+from tdserve.spec.restacking import groups_of
 from tdserve.spec.tree import Spec
 
 Look = Callable[[Any, tuple[int, ...]], Node]

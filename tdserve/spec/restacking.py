@@ -20,7 +20,7 @@ from tensordict import (
     is_tensorclass,
 )
 
-from tdserve.spec.elements import rows_of
+from tdserve.spec.elements import unbound
 from tdserve.spec.instances import inside, instance_of
 from tdserve.spec.packing import empty_stack, single_value, without_marks
 from tdserve.spec.torch_types import indexable
@@ -127,16 +127,6 @@ def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[li
     for number, part in enumerate(parts):
         groups[number // stride % sizes[dim]].append(part)
     return groups
-
-
-def unbound(td: Any, dim: int) -> Sequence[Any]:
-    """The rows along a dimension, of an instance as instances."""
-    if isinstance(td, LazyStackedTensorDict):
-        return rows_of(td, dim)
-    if isinstance(td, TensorDict):
-        return td.unbind(dim)
-    beside = getattr(td, "_non_tensordict", None) or {}
-    return [instance_of(type(td), row, dict(beside)) for row in unbound(inside(td), dim)]
 
 
 def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:

@@ -164,6 +164,8 @@ def known_of(
         for key, entry in node.entries:
             known = _known(entry, batch_size)
             entries[key] = known if key not in entries else _either(entries[key], known, batch_size)
+    if -1 in inner:
+        entries = {key: _freed(entry, inner) for key, entry in entries.items()}
     if stack_dim is None:
         return inner, tuple(entries.items())
     return _widened(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
@@ -176,6 +178,20 @@ def _with_rows(entry: Entry, dim: int) -> Entry:
         return entry._replace(inner=_widened(entry.inner or (), dim), entries=entries)
     if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
         return entry._replace(ragged=entry.ragged._replace(shape=_widened(entry.ragged.shape, dim)))
+    return entry
+
+
+def _freed(entry: Entry, inner: tuple[int, ...]) -> Entry:
+    """What is known of an entry of elements that may have other batch sizes."""
+
+    def free(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(-1 if inner[dim : dim + 1] == (-1,) else size for dim, size in enumerate(shape))
+
+    if isinstance(entry, Node):
+        entries = tuple((key, _freed(child, inner)) for key, child in entry.entries)
+        return entry._replace(inner=free(entry.inner or ()), entries=entries)
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return entry._replace(ragged=entry.ragged._replace(shape=free(entry.ragged.shape)))
     return entry
 
 

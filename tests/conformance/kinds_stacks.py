@@ -11,12 +11,13 @@ from tensordict import (
     NonTensorStack,
     TensorClass,
     TensorDict,
+    TypedTensorDict,
     lazy_stack,
     maybe_dense_stack,
 )
 from tensordict.nn import TensorDictParams
 
-from tests.conformance.kind import ROWS, kind, numbers
+from tests.conformance.kind import ROWS, by_tensordict, kind, numbers
 
 
 class Agent(TensorClass):
@@ -24,6 +25,12 @@ class Agent(TensorClass):
 
     x: torch.Tensor
     y: torch.Tensor | None = None
+
+
+class Sight(TypedTensorDict):
+    """Typed, and a tensordict."""
+
+    x: torch.Tensor
 
 
 def row(size: int, **more: Any) -> TensorDict:
@@ -205,10 +212,54 @@ def instances_along_1() -> Any:
     return TensorDict({"agents": lazy_stack(seen(), 1)}, [ROWS])
 
 
-@kind("LazyStackedTensorDict of instances along dimension 1 in a tensordict", has_rows=False)
+def rows_of_stacked(td: Any, index: Any) -> Any:
+    """Rows in which a stack of instances is one still: tensordict's own indexing makes an instance around a stack."""
+    with by_tensordict():
+        rows = td[index]
+    agents = rows["agents"]
+    content = getattr(agents, "_tensordict", None)
+    if isinstance(content, LazyStackedTensorDict) and isinstance(td["agents"], LazyStackedTensorDict):
+        members = [type(agents).from_tensordict(member) for member in content.tensordicts]
+        rows["agents"] = LazyStackedTensorDict(*members, stack_dim=content.stack_dim)
+    return rows
+
+
+@kind("LazyStackedTensorDict of instances along dimension 1 in a tensordict", local=rows_of_stacked)
 def stack_of_instances_along_1() -> Any:
-    """Its members are instances; tensordict makes an instance of a slice of it."""
+    """Its members are instances."""
     return TensorDict({"agents": LazyStackedTensorDict(*seen(), stack_dim=1)}, [ROWS])
+
+
+def sighted(batch_size: list[int], dim: int) -> Any:
+    """A stack of instances of different sizes."""
+    inner = batch_size[:dim] + batch_size[dim + 1 :]
+    members = [Agent(x=numbers(*inner, size + 1), batch_size=inner) for size in range(batch_size[dim])]
+    return LazyStackedTensorDict(*members, stack_dim=dim)  # type: ignore[type-var]  # tensordict takes instances
+
+
+@kind("LazyStackedTensorDict of instances along the first of two batch dimensions", local=rows_of_stacked)
+def stack_of_instances_along_first() -> Any:
+    """What is stacked are the rows."""
+    return TensorDict({"x": numbers(ROWS, 2), "agents": sighted([ROWS, 2], 0)}, [ROWS, 2])
+
+
+@kind("LazyStackedTensorDict of instances along the second of two batch dimensions", local=rows_of_stacked)
+def stack_of_instances_along_second() -> Any:
+    """What is stacked are columns of the batch."""
+    return TensorDict({"x": numbers(ROWS, 2), "agents": sighted([ROWS, 2], 1)}, [ROWS, 2])
+
+
+@kind("LazyStackedTensorDict of instances behind two batch dimensions", local=rows_of_stacked)
+def stack_of_instances_behind() -> Any:
+    """Each element has all of them."""
+    return TensorDict({"x": numbers(ROWS, 2), "agents": sighted([ROWS, 2, 3], 2)}, [ROWS, 2])
+
+
+@kind("lazy stack of TypedTensorDicts along the first of two batch dimensions")
+def stack_of_typed() -> Any:
+    """What is stacked are the rows."""
+    members = [Sight(x=numbers(2, size), batch_size=[2]) for size in range(1, ROWS + 1)]
+    return TensorDict({"x": numbers(ROWS, 2), "agents": lazy_stack(members)}, [ROWS, 2])
 
 
 @kind("locked lazy stack")

@@ -48,6 +48,11 @@ class Trial:
         """What comes back of a whole example."""
         return self.kind.expected(self.kind.make())
 
+    def row_of(self, td: Any, number: int) -> Any:
+        """One row of what was read."""
+        with by_tensordict():
+            return td[number] if self.kind.local is None else self.kind.local(td, number)
+
     def rows(self, index: Any) -> Any:
         """Rows as a table keeps them, which keeps content only: no locks, nothing that requires grad."""
         td = self.kind.rows(index)
@@ -192,6 +197,21 @@ def write_rows(trial: Trial) -> None:
         check_same(handle[list(range(ROWS))], trial.kind.rows(sources.tolist()), f"rows {place}")
 
 
+@operation("rows: write", on_rows=True)
+def write_elements(trial: Trial) -> None:
+    """An element in place of another, where rows have more dimensions than one; and a read of each alone."""
+    if len(trial.store.spec.batch_size) < 2:  # rows of stacks by themselves are written whole
+        return
+    name = trial.fresh("elements")
+    trial.client.init_remote(trial.kind.make(), name)
+    handle = trial.client[name]
+    for place, source in (((2, 1), (0, 0)), ((slice(1, 3), 1), (slice(0, 2), 0)), ((..., 0), (..., 1))):
+        expected = trial.kind.rows(source)
+        check_same(trial.store[source], expected, f"element {source}")
+        handle[place] = expected
+        check_same(handle[place], expected, f"element {place}")
+
+
 @operation("replay, queue", on_rows=True)
 def replay(trial: Trial) -> None:
     """Rows that were extended, by their numbers and drawn."""
@@ -201,13 +221,9 @@ def replay(trial: Trial) -> None:
     drawn = table.sample(3)
     found = table[index]
     for number in range(ROWS):
-        with by_tensordict():
-            row = found[number]
-        check_same(row, trial.rows(number), f"row {number}")
+        check_same(trial.row_of(found, number), trial.rows(number), f"row {number}")
     for number, row in enumerate(drawn["index"].tolist()):
-        with by_tensordict():
-            drawn_row = drawn[number]
-        check_drawn(drawn_row, trial.rows(row), f"drawn {row}")
+        check_drawn(trial.row_of(drawn, number), trial.rows(row), f"drawn {row}")
 
 
 @operation("replay, queue", on_rows=True)
@@ -217,9 +233,7 @@ def queue(trial: Trial) -> None:
     table.extend(trial.kind.make())
     with table.take(ROWS) as found:
         for number in range(ROWS):
-            with by_tensordict():
-                row = found[number]
-            check_drawn(row, trial.rows(number), f"row {number}")
+            check_drawn(trial.row_of(found, number), trial.rows(number), f"row {number}")
 
 
 def check_drawn(found: Any, expected: Any, where: str) -> None:

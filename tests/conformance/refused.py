@@ -61,6 +61,8 @@ REFUSED: dict[str, dict[str, str]] = {
             "lazy stack along the second of two batch dimensions, of members of every kind",
             "lazy stack along the first of two batch dimensions, of members of every kind",
             "lazy stack of instances that hold instances",
+            "LazyStackedTensorDict of instances along the first of two batch dimensions",
+            "lazy stack of TypedTensorDicts along the first of two batch dimensions",
         ),
         "unbatched": ("UnbatchedTensor", "UnbatchedTensor in a lazy stack"),
     }.items()

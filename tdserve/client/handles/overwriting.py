@@ -11,6 +11,7 @@ from tdserve.content import selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import NotSupportedError
 from tdserve.selection import encode
+from tdserve.selection_items import split_index
 from tdserve.spec.tree import Path, Spec
 
 
@@ -42,6 +43,8 @@ def overwrite(
     """
     if stored.root.inner is not None and not stored.root.batch_size:
         index = _everything(index, stored, store=name)
+    elif stored.root.inner:
+        _check_whole_rows(index, stored, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
     captured, keys = fitted(
@@ -59,6 +62,14 @@ def overwrite(
         generations=generations,
         deadline=deadline,
     )
+
+
+def _check_whole_rows(index: Any, stored: Spec, *, store: str) -> None:
+    """Raises where an index selects parts of rows that are kept in one piece each."""
+    _, below = split_index(index, len(stored.batch_size))
+    if below is not None:
+        reason = "each of its rows is kept in one piece: change what store[row] returns, and write it to store[row]"
+        raise NotSupportedError(feature=f"writing a part of a row of store {store!r}", reason=reason)
 
 
 def _everything(index: Any, stored: Spec, *, store: str) -> Any:

@@ -17,10 +17,11 @@ from tdserve.spec.elements import (
     flat_elements,
     nested_leaf,
     ragged_of_dense,
+    unbound,
     values_of,
 )
 from tdserve.spec.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
-from tests.unit.spec.ragged import CASES, jagged, rows
+from tests.unit.spec.ragged import CASES, Turns, jagged, made, rows
 
 WANTED = ValueLeaf((9,), True, Ragged(Form.JAGGED, "int64", (-1,)))
 
@@ -38,6 +39,21 @@ def test_elements_of_when_it_is_a_lazy_stack_then_its_own_rows() -> None:
 def test_elements_of_when_batch_has_two_dimensions_then_lists_in_lists() -> None:
     found = elements_of(TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3]), (2, 3))
     assert [[int(element["a"]) for element in row] for row in found] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_elements_of_when_a_stack_of_instances_along_another_dimension_then_stacks_of_instances() -> None:
+    members = [made(role=role, content="", tokens=torch.ones(2, 1), batch_size=[2]) for role in "ab"]
+    found = elements_of(LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="turn"), (2,))
+    assert [type(element) for element in found] == [LazyStackedTensorDict] * 2
+    assert [[member.role for member in element.tensordicts] for element in found] == [["a", "b"]] * 2
+    assert [element.names for element in found] == [["turn"]] * 2
+
+
+def test_unbound_when_an_instance_then_instances_with_what_lies_beside_it() -> None:
+    instance = made(role="user", content="a", tokens=torch.tensor([[1], [2]]), batch_size=[2])
+    found = unbound(instance, 0)
+    assert [type(row) for row in found] == [Turns, Turns]
+    assert [(row.role, int(row.tokens)) for row in found] == [("user", 1), ("user", 2)]
 
 
 def single(data: Any) -> Any:

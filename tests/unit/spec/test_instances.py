@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, TypedTensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, TypedTensorDict, lazy_stack, tensorclass
 from tensordict.nn import TensorDictParams
 
 from tdserve.errors import NotSupportedError
-from tdserve.spec.instances import class_name, find_tensorclass, inside, instance_of, num_classes
-from tests.unit.spec.ragged import Turns
+from tdserve.spec.instances import (
+    as_instance,
+    as_stack,
+    class_name,
+    find_tensorclass,
+    inside,
+    instance_of,
+    num_classes,
+)
+from tests.sameness import assert_same
+from tests.unit.spec.ragged import Turns, made
 
 
 class State(TypedTensorDict):
@@ -74,3 +83,37 @@ def test_num_classes_when_one_is_used_for_the_first_time_then_grows() -> None:
 def test_instance_of_when_made_then_it_holds_the_tensordict() -> None:
     td = TensorDict({"tokens": torch.ones(2, 1)}, [2])
     assert instance_of(Turns, td, {})._tensordict is td
+
+
+def members() -> list[Any]:
+    """Instances of different sizes, one of which lacks a field."""
+    return [
+        made(role="user", content="a", tokens=torch.ones(2, 1), batch_size=[2]),
+        made(role="tool", content="b", batch_size=[2]),
+    ]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_as_stack_when_around_a_lazy_stack_then_a_stack_of_instances_and_back(dim: int) -> None:
+    instance = lazy_stack(members(), dim)
+    stack = LazyStackedTensorDict(*members(), stack_dim=dim, stack_dim_name="time")
+    found = as_stack(instance)
+    assert type(found) is LazyStackedTensorDict
+    assert [type(member) for member in found.tensordicts] == [Turns, Turns]
+    assert found.stack_dim == dim
+    content, is_instance = as_instance(stack, class_name(Turns))
+    assert is_instance
+    assert content.names[dim] == "time"
+    for mine, theirs in zip(content.tensordicts, instance._tensordict.tensordicts, strict=True):
+        assert_same(mine, theirs)
+
+
+def test_as_stack_when_dense_then_the_instance_itself() -> None:
+    (instance, _) = members()
+    assert as_stack(instance) is instance
+
+
+def test_as_instance_when_some_members_are_of_no_such_class_then_the_stack_itself() -> None:
+    for others in ([*members(), TensorDict({}, [2])], [State(x=torch.ones(2), batch_size=[2])]):
+        stack = LazyStackedTensorDict(*others, stack_dim=0)
+        assert as_instance(stack, class_name(Turns)) == (stack, False)

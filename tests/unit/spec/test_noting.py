@@ -21,6 +21,7 @@ from tdserve.spec.packing import pack, unpack
 from tdserve.spec.tree import Spec
 from tests.conformance.trees import trees_around_stacks
 from tests.sameness import assert_same
+from tests.unit.spec.ragged import Turns, made
 from tests.unit.spec.test_gathering import KINDS, around, nested, td
 
 pytestmark = pytest.mark.filterwarnings(
@@ -229,3 +230,26 @@ def test_stack_when_of_any_members_that_replace_others_then_comes_out_as_it_was(
     elements = flat_elements(captured.values["stack",], given.dim())
     stored = nested_list([unpack(pack(element)) for element in elements], tuple(given.batch_size))
     assert_same(build(spec, {}, {("stack",): stored})["stack"], stack)
+
+
+@pytest.mark.parametrize(("dim", "index"), [(0, 1), (0, slice(1, 3)), (1, (slice(None), 1)), (1, 2), (2, (1, 1))])
+def test_write_when_rows_are_of_a_stack_of_instances_then_the_instances(dim: int, index: Any) -> None:
+    def stack(start: float) -> Any:
+        sizes = [3, 2, 2]
+        inner = sizes[:dim] + sizes[dim + 1 :]
+        members = [
+            made(role=f"{start}", content="", tokens=torch.full((*inner, 1), start), batch_size=inner)
+            for _ in range(sizes[dim])
+        ]
+        return TensorDict({"s": LazyStackedTensorDict(*members, stack_dim=dim)}, [3, 2])
+
+    store = Store(stack(1.0))
+    value = stack(2.0)[index]
+    assert type(value["s"]) is Turns
+    store.write(value, index)
+    found = store.read()
+    assert type(found) is LazyStackedTensorDict
+    assert {type(member) for member in found.tensordicts} == {Turns}
+    tokens = torch.ones(3, 2, 2, 1)
+    tokens[index] = 2.0
+    assert torch.stack([member.tokens for member in found.tensordicts], dim).equal(tokens)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from tdserve.spec.capture import capture
 from tdserve.spec.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
@@ -70,7 +70,14 @@ def test_stacked_when_rows_are_instances_then_none() -> None:
 def test_known_of_when_elements_differ_then_minus_one_where_they_do() -> None:
     inner, entries = known_of([part.root for part in parts(turns(2, tokens=torch.zeros(2, 5)), turns(3))], (2,))
     assert inner == (-1,)
-    assert dict(entries)["tokens"] == ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (2, 5)))
+    assert dict(entries)["tokens"] == ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (-1, 5)))
+
+
+def test_known_of_when_elements_are_stacks_then_entries_are_as_free_as_batch_sizes() -> None:
+    alike = [lazy_stack([TensorDict({"a": torch.zeros(5)}) for _ in range(2)]) for _ in range(2)]
+    inner, entries = known_of([part.root for part in parts(*alike)], (2,))
+    assert inner == (-1,)
+    assert dict(entries)["a"] == ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (-1, 5)))
 
 
 def test_known_of_when_a_key_holds_different_things_then_only_that_it_is_there() -> None:

@@ -93,3 +93,13 @@ def test_overwrite_when_kept_in_one_piece_then_whole_or_refused_with_what_to_do(
         parts[0]["a"] += 1
         store[whole] = td
         assert difference(td, store.to_tensordict()) is None
+
+
+def test_overwrite_when_a_part_of_a_row_that_is_kept_in_one_piece_then_refused_with_what_to_do(
+    client: tdserve.Client, name: str
+) -> None:
+    td = lazy_stack([TensorDict({"a": torch.ones(2)}, [2]), TensorDict({"b": torch.zeros(2)}, [2])])
+    store: Any = client.memmap(td, name)
+    with pytest.raises(NotSupportedError, match=r"writing a part of a row .*write it to store\[row\]"):
+        store[0, 1] = td[0, 1]
+    assert difference(td, store.to_tensordict()) is None
