@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.reading import Destination
 from tdserve.client.received import views
+from tdserve.client.weights.newest_names import NewestNames
 from tdserve.content import read_layout, write_layout
 from tdserve.errors import RemoteProtocolError, TDServeError
 from tdserve.layout import Layout
@@ -67,8 +68,8 @@ class HeldVersions:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._returned: dict[str, _Returned] = {}
-        self._filled: dict[str, dict[tuple[int, ...], _Place]] = {}
+        self._returned: NewestNames[_Returned] = NewestNames()
+        self._filled: NewestNames[dict[tuple[int, ...], _Place]] = NewestNames()
 
     def last(self, name: str, *, has_place: bool) -> int:
         """The version that was put last into a place of the user's, or returned, which takes no look at it; or 0."""
@@ -83,7 +84,7 @@ class HeldVersions:
         """What a destination holds, or, without one, what the user still has of what was returned last."""
         with self._lock:
             returned = self._returned.get(name)
-            filled = dict(self._filled.get(name, {}))
+            filled = dict(self._filled.get(name) or {})
         if destination is None:
             return None if returned is None else _of_returned(returned, name)
         for spec in {id(place.spec): place.spec for place in filled.values()}.values():
@@ -99,12 +100,13 @@ class HeldVersions:
             return
         if destination is None:
             with self._lock:
-                self._returned[name] = _Returned(version, spec, weakref.ref(td))
+                self._returned.put(name, _Returned(version, spec, weakref.ref(td)))
             return
         leaves, _ = destination.places_for(spec, read_layout(spec, is_packed=True))
         if leaves is not None:
             with self._lock:
-                places = self._filled.setdefault(name, {})
+                places = self._filled.get(name) or {}
+                self._filled.put(name, places)
                 places.pop(addresses := _addresses(leaves), None)
                 places[addresses] = _Place(version, spec)
                 while len(places) > MAX_PLACES:

@@ -13,6 +13,7 @@ from torch import nn
 from tdserve.client.calls import SessionClient
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
+from tdserve.client.weights.newest_names import NewestNames
 from tdserve.client.writing import write
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
@@ -44,23 +45,23 @@ class Published:
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[weakref.ReferenceType[Any], str, Spec]] = {}
-        self._changing: set[str] = set()
+        self._last: NewestNames[tuple[weakref.ReferenceType[Any], str, Spec]] = NewestNames()
+        self._changing: NewestNames[bool] = NewestNames()
 
     def take(self, name: str, td: Any, dtype: str) -> Spec | None:
         """The structure that a tensordict or module had when it was published last, under this name and in this dtype;
         None where there is little to gain. It is forgotten until it is kept again."""
-        last = self._last.pop(name, None)
+        last = self._last.pop(name)
         return last[2] if last is not None and last[0]() is td and last[1] == dtype else None
 
     def keep(self, name: str, td: Any, dtype: str, spec: Spec, *, announced: Spec | None) -> None:
         """Remembers a structure; nothing more of this name when another was announced, which costs a session."""
         if announced is not None and announced != spec:
-            self._changing.add(name)
-        if name in self._changing or spec.values or len(spec.tensors) < MIN_ANNOUNCED_LEAVES:
+            self._changing.put(name, True)
+        if self._changing.get(name) or spec.values or len(spec.tensors) < MIN_ANNOUNCED_LEAVES:
             return
         with suppress(TypeError):  # of a class whose objects cannot be referred to weakly
-            self._last[name] = weakref.ref(td), dtype, spec
+            self._last.put(name, (weakref.ref(td), dtype, spec))
 
 
 def publish(

@@ -19,6 +19,7 @@ from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.deltas import HeldVersions, Rest
 from tdserve.client.weights.local_versions import version_here
 from tdserve.client.weights.modules import ModuleDestination
+from tdserve.client.weights.newest_names import NewestNames
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.client.weights.whole import take_whole
 from tdserve.content import read_layout
@@ -129,7 +130,7 @@ class Pulls:
 
     def __init__(self, client: SessionClient) -> None:
         self._client = client
-        self._known: dict[str, Spec] = {}
+        self._known: NewestNames[Spec] = NewestNames()
         self._held = HeldVersions()
 
     def pull(self, wanted: Wanted, deadline: Deadline, watch: Watch | None = None) -> Weights | None:
@@ -146,7 +147,7 @@ class _Attempt:
         self,
         client: SessionClient,
         wanted: Wanted,
-        known: dict[str, Spec],
+        known: NewestNames[Spec],
         held: HeldVersions,
         watch: Watch | None,
     ) -> None:
@@ -199,7 +200,8 @@ class _Attempt:
         if session.local is not None and mismatch is not None:
             raise mismatch
         if accepted.HasField("spec"):
-            spec = self._known[wanted.name] = codec.decode(accepted.spec)
+            spec = codec.decode(accepted.spec)
+            self._known.put(wanted.name, spec)
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
         sent = converted(spec, wanted.dtype)

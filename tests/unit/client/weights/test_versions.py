@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tdserve.client.weights import versions
+from tdserve.client.weights import newest_names, versions
 from tdserve.client.weights.local_versions import version_here
 from tdserve.errors import DeadlineExceededError, SpecMismatchError
 
@@ -76,3 +76,16 @@ def test_latest_when_its_version_is_retired_before_it_is_opened_then_the_newest_
     found = local_client.latest(name, timeout_s=0)
     assert found is not None
     assert (found.version, found.data["w"].tolist()) == (4, [3.0, 3.0, 3.0])
+
+
+def test_latest_when_stores_come_and_go_then_few_of_their_structures_are_kept(
+    client: tdserve.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest_names, "MAX_NAMES", 4)
+    for number in range(12):
+        client.publish(f"passing-{number}", TensorDict({"w": torch.full((2,), float(number))}, []))
+        found = client.latest(f"passing-{number}")
+        assert found is not None
+        assert found.data["w"].tolist() == [number] * 2
+        client.delete(f"passing-{number}")
+    assert len(client._pulls._known) == 4
