@@ -285,6 +285,7 @@ class ControlProcess:
         """Deletes a store."""
         self._refuse_when_draining()
         await self._creation.delete(request.name)
+        self._relays.forget_deleted()
         return control_pb2.DeleteStoreResponse()
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:

@@ -220,6 +220,10 @@ class Stores:
         """Removes a store; readers under way end with what they have mapped."""
         if entry.table is not None:
             entry.table.take_back_claims()
+            followers = self.followers.get(entry.table.settings.policy, set())
+            followers.discard(entry.name)
+            if not followers:
+                self.followers.pop(entry.table.settings.policy, None)
         self._entries.pop(entry.name, None)
         if entry.generations is not None:
             entry.generations.mark_deleted()

@@ -44,13 +44,15 @@ class Checksumming:
         self._stores = stores
         self._report = report
         self._is_busy = is_busy
-        self._newest: dict[str, int] = {}  # number of the last order for each folder
+        self._newest: dict[str, int] = {}  # by folder: number of the last order that is not carried out
+        self._lock = threading.Lock()
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, order: worker_pb2.Order) -> None:
         """Queues an order; those before it for versions of the same folder are given up. Called by one thread."""
-        self._newest[_folder(order)] = order.order
+        with self._lock:
+            self._newest[_folder(order)] = order.order
         self._orders.put(order)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tdserve-checksums", daemon=True)
@@ -72,6 +74,9 @@ class Checksumming:
                 report.done.SetInParent()
             except TDServeError as error:  # such as a version that was retired meanwhile
                 report.failure.CopyFrom(encode_failure(error))
+            with self._lock:
+                if self._newest.get(_folder(order)) == order.order:
+                    del self._newest[_folder(order)]
             self._report(report)
 
     def _checksums(self, order: worker_pb2.Order) -> bytes:

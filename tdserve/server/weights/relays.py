@@ -74,6 +74,10 @@ class Relays:
         self._sessions: dict[int, ClientSession] = {}  # that have asked for a version
         self._numbers = itertools.count(1)
 
+    def __len__(self) -> int:
+        """Stores whose versions were given to somebody who could pass them on."""
+        return len(self._stores)
+
     async def place(
         self,
         session: ClientSession,
@@ -134,6 +138,14 @@ class Relays:
                 store = self._store(entry)
                 store.fanout.end(placed.link, is_whole=is_whole)
                 self._moved(store)
+
+    def forget_deleted(self) -> None:
+        """Stores were deleted: those of which nothing is under way are forgotten at once, the others at their rest."""
+        for uid, store in list(self._stores.items()):
+            if store.entry.changed.is_deleted and not store.fanout.num_links:
+                del self._stores[uid]
+                if store.resting is not None:
+                    store.resting.cancel()
 
     def published(self, entry: Entry) -> None:
         """There is a newer version."""

@@ -105,3 +105,10 @@ def test_order_when_the_version_is_gone_then_failure_and_the_next_one_is_carried
     assert isinstance(decode_failure(report.failure), CorruptDataError)
     worker.put(worker.make(2))
     assert worker.report().HasField("done")
+
+
+def test_order_when_carried_out_then_nothing_of_its_folder_is_kept(worker: Worker) -> None:
+    for number in range(20):
+        worker.put(worker.make(1, folder=f"w{number}"))
+        worker.report()
+    assert worker.checksumming._newest == {}

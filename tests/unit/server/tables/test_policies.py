@@ -163,13 +163,12 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
     assert described(world, made).num_discarded == 3
 
 
-def test_wake_followers_when_a_table_is_gone_then_it_is_forgotten(world: World, run: Loop, made: Entry) -> None:
+def test_followers_when_a_table_is_deleted_then_it_is_forgotten(world: World, run: Loop, made: Entry) -> None:
     follow(world.stores, made)
     assert world.stores.followers == {"p": {"r"}}
     run(world.creation.delete("r"))
+    assert world.stores.followers == {}
     wake_followers(world.stores, "p")
-    wake_followers(world.stores, "nobody")
-    assert world.stores.followers == {"p": set()}
 
 
 def test_create_when_the_policy_is_no_weights_store_then_refused(world: World, run: Loop) -> None:

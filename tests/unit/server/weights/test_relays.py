@@ -342,6 +342,23 @@ def test_rest_when_nothing_moves_for_a_while_then_nobody_keeps_anything(
     run(scenario())
 
 
+def test_forget_deleted_when_nothing_is_under_way_then_all_of_the_store_is_forgotten(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        root = await trees.root()
+        placed = await trees.place(2)
+        trees.entry.changed.delete("w")
+        trees.relays.forget_deleted()
+        assert len(trees.relays) == 1  # one client still takes it from another
+        trees.report(2, ended=placed.link)
+        trees.relays.on_session_ended(1)
+        trees.relays.forget_deleted()
+        assert len(trees.relays) == 0
+        trees.report(1, ended=root.link)
+
+    run(scenario())
+
+
 def test_report_when_it_is_of_no_link_then_nothing_happens(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
         trees.publish()
