@@ -163,6 +163,6 @@ class Entry:
             max_object_bytes=self.record.max_object_bytes,
             structure=self.record.structure,
         )
-        if known_specs.must_tell(fingerprint):
+        if known_specs.must_tell(self.spec):
             ref.spec.CopyFrom(codec.encode(self.spec))
         return ref

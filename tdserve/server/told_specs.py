@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-MAX_TOLD = 1024
-"""Then the worker forgets them: stores and versions come and go, each perhaps with a structure of its own."""
+from tdserve.spec.tree import Spec
+
+MAX_LEAVES = 1 << 17
+"""Of all structures together; then the worker forgets them: stores and versions come and go, each perhaps with a
+structure of its own. A leaf takes it about a kilobyte, with all that it derives from the structure."""
+
+_LEAVES_APART = 8
+"""So many leaves a structure counts for beside its own."""
 
 
 class ToldSpecs:
@@ -18,20 +24,24 @@ class ToldSpecs:
     def __init__(self, forget: Callable[[], None]) -> None:
         self._forget = forget
         self._told: set[bytes] = set()
+        self._num_leaves = 0
 
     def __len__(self) -> int:
         return len(self._told)
 
-    def must_tell(self, fingerprint: bytes) -> bool:
+    def must_tell(self, spec: Spec) -> bool:
         """Whether an order that names this structure has to bring it along; it does so then."""
-        if fingerprint in self._told:
+        if spec.fingerprint in self._told:
             return False
-        if len(self._told) == MAX_TOLD:
-            self._told.clear()
+        num_leaves = len(spec.tensors) + len(spec.values) + _LEAVES_APART
+        if self._told and self._num_leaves + num_leaves > MAX_LEAVES:
+            self.clear()
             self._forget()
-        self._told.add(fingerprint)
+        self._told.add(spec.fingerprint)
+        self._num_leaves += num_leaves
         return True
 
     def clear(self) -> None:
         """The worker knows of none: it is another process."""
         self._told.clear()
+        self._num_leaves = 0

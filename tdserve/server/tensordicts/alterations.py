@@ -71,7 +71,7 @@ class _Made:
             return worker_pb2.StoreRef()
         fingerprint = self.added.fingerprint
         ref = worker_pb2.StoreRef(uid=self.uid, folder=str(self.folder), fingerprint=fingerprint)
-        if worker.known_specs.must_tell(fingerprint):
+        if worker.known_specs.must_tell(self.added):
             ref.spec.CopyFrom(codec.encode(self.added))
         return ref
 

@@ -277,7 +277,7 @@ class Publishing:
 
     def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
         ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)
-        if worker.known_specs.must_tell(spec.fingerprint):
+        if worker.known_specs.must_tell(spec):
             ref.spec.CopyFrom(message_of(spec))
         return ref
 

@@ -8,6 +8,7 @@ import pytest
 
 from tdserve.errors import LocalProtocolError, PeerLostError
 from tdserve.server.workers import DataWorker
+from tdserve.spec.tree import Node, Spec
 from tdserve.v1 import worker_pb2
 from tests.unit.server.world import Loop
 
@@ -34,7 +35,7 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(wo
     async def scenario() -> tuple[int, int]:
         await worker.ready.wait()
         before, worker._on_lost = worker.pid, lost.append
-        assert worker.known_specs.must_tell(b"a spec")
+        assert worker.known_specs.must_tell(Spec(Node((), None, None, None, ())))
         pending = worker.order(discarding())
         os.kill(before, signal.SIGKILL)
         with pytest.raises(PeerLostError, match="data worker 0"):
