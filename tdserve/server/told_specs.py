@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from tdserve.spec.tree import Spec
 
-MAX_LEAVES = 1 << 17
+MAX_LEAVES = 1 << 16
 """Of all structures together; then the worker forgets them: stores and versions come and go, each perhaps with a
-structure of its own. A leaf takes it about a kilobyte, with all that it derives from the structure."""
+structure of its own. A leaf takes it about a kilobyte (measured), with all that it derives from the structure, and it
+keeps as many again for orders that wait."""
 
 _LEAVES_APART = 8
 """So many leaves a structure counts for beside its own."""
