@@ -190,21 +190,59 @@ def _array_from_message(array: content_pb2.IntArray | content_pb2.BoolArray, dty
     return np.frombuffer(array.data, dtype).reshape(shape)
 
 
-def split_index(index: Any, num_dims: int) -> tuple[Any, Any]:
+def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[Any, Any]:
     """An index in two: what selects of the first dimensions, and what is left for the result of that.
 
     Args:
         num_dims: How many of the first.
+        num_all: How many dimensions there are with those behind; None where that is not known: then an ellipsis is
+            taken for one of the first.
 
     Returns:
-        The second is None where nothing is left, or nothing can be said before arrays, masks and new dimensions have
-        been applied together.
+        The second is None where nothing is left. Where arrays, masks and new dimensions have to be applied together,
+        the first selects everything that they might.
     """
     if num_dims == 0:
         return ((), None) if index is Ellipsis or (isinstance(index, tuple) and not index) else ((), index)
-    if not isinstance(index, tuple) or len(index) <= num_dims:
+    items = _spelled_out(index if isinstance(index, tuple) else (index,), num_all)
+    if items is None or sum(map(_num_covered, items)) <= num_dims:
         return index, None
-    first = index[:num_dims]
-    if not all(isinstance(item, (int, slice, np.integer)) and not isinstance(item, bool) for item in first):
-        return index, None
-    return first, (*(FULL for item in first if isinstance(item, slice)), *index[num_dims:])
+    first, rest = items[:num_dims], items[num_dims:]
+    if all(isinstance(item, (int, slice, np.integer)) and not isinstance(item, bool) for item in first):
+        return first, (*(FULL for item in first if isinstance(item, slice)), *rest)
+    positions = _positions(first[0]) if num_dims == 1 else None
+    if positions is None:
+        return ..., items
+    return (positions.reshape(-1),), (np.arange(positions.size).reshape(positions.shape), *rest)
+
+
+def _spelled_out(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...] | None:
+    """Items without an ellipsis, and without what selects all of the last dimensions; None where that is not known."""
+    at = next((number for number, item in enumerate(items) if item is ...), None)
+    if at is not None:
+        if num_all is None:
+            return None
+        num_left = num_all - sum(map(_num_covered, items))
+        items = (*items[:at], *(FULL,) * max(num_left, 0), *items[at + 1 :])
+    while items and isinstance(items[-1], slice) and items[-1] == FULL:
+        items = items[:-1]
+    return items
+
+
+def _num_covered(item: Any) -> int:
+    """As ``num_covered``, of what nobody has parsed yet."""
+    if item is None or item is ... or isinstance(item, (bool, np.bool_)):
+        return 0
+    is_mask = str(getattr(item, "dtype", "")).removeprefix("torch.") in ("bool", "uint8")
+    return int(item.ndim) if is_mask else 1
+
+
+def _positions(item: Any) -> Positions | None:
+    """The positions along one dimension that an array or list selects; None of anything else."""
+    try:
+        found = parse_item(item)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if is_mask(found):
+        return found.nonzero()[0] if found.ndim == 1 else None
+    return found if isinstance(found, np.ndarray) else None

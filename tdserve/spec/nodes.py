@@ -178,6 +178,17 @@ def entry_of(root: Node, path: Path) -> Entry | None:
     return entry
 
 
+def num_dims_of(entry: Entry) -> int | None:
+    """How many dimensions an entry has by itself; None where only its content knows."""
+    if isinstance(entry, Node):
+        return len(entry.shown_batch_size)
+    if isinstance(entry, TensorLeaf):
+        return len(entry.shape)
+    if entry.is_unbatched or entry.ragged == PACKED:
+        return None
+    return len(entry.batch_size) + (0 if entry.ragged is None else len(entry.ragged.shape))
+
+
 def packed_leaf(node: Node) -> ValueLeaf:
     """How a packed node is stored."""
     return ValueLeaf(node.batch_size, bool(node.batch_size), PACKED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,19 @@ class ServiceSuite:
             client.recv(other, name)
         assert_equal(other, rows(num_rows).exclude("number"))
         assert_equal(client.from_remote_init(name), rows(num_rows, 7))
+
+    @pytest.mark.parametrize("index", [(..., 0), ([2, 0], [1, 0]), (slice(1, 3), ..., 1), (-1, [1, 0], 0)], ids=str)
+    def test_get_at_when_the_index_goes_on_behind_the_rows_then_as_of_a_local_tensordict(
+        self, client: tdserve.Client, name: str, index: Any
+    ) -> None:
+        td = TensorDict({"x": torch.arange(24.0).view(4, 3, 2), "n": TensorDict({"y": torch.rand(4, 2, 2)}, [4, 2, 2])})
+        td.batch_size = [4]
+        client.init_remote(td, name)
+        store = client[name]
+        for at in (store, store.select("x", "n")):
+            assert torch.equal(at.get_at("x", index), td.get_at("x", index))
+            assert torch.equal(at.get_at(("n", "y"), index), td.get_at(("n", "y"), index))
+        assert_equal(store.get_at("n", index), td.get_at("n", index))
 
     def test_from_remote_init_when_keys_are_named_then_only_those(self, client: tdserve.Client, name: str) -> None:
         client.init_remote(rows(LARGE), name)

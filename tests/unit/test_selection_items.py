@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tdserve.errors import RemoteProtocolError
 from tdserve.selection_items import (
@@ -140,3 +141,38 @@ def test_split_index_when_it_goes_beyond_then_the_rest_is_for_what_was_selected(
     index: Any, num_dims: int, expected: Any
 ) -> None:
     assert split_index(index, num_dims) == expected
+
+
+INDICES: tuple[Any, ...] = (
+    (..., 0),
+    (..., [0, 1]),
+    (0, ..., 1),
+    ([1, 0], ...),
+    ([2, 0], [1, 2]),
+    ([[2, 0]], [[1], [2]], 0),
+    (np.array([True, False, True, False]), 1),
+    (None, 1),
+    (None, 1, 0, 1),
+    (slice(1, 3), [0, 2], 1),
+    (1, [0, 2], [1, 0]),
+    np.arange(12).reshape(4, 3) % 2 == 0,
+    (torch.tensor([3, 1]), torch.tensor([0, 2]), ..., 1),
+    (torch.arange(4) > 1, ..., 0),
+    (..., slice(None)),
+    (1, slice(None), slice(None)),
+)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("num_dims", [1, 2])
+def test_split_index_when_applied_one_after_the_other_then_as_at_once(index: Any, num_dims: int) -> None:
+    tensor = torch.arange(24).reshape(4, 3, 2)
+    first, below = split_index(index, num_dims, 3)
+    found = tensor[first]
+    assert (found if below is None else found[below]).equal(tensor[index])
+
+
+@pytest.mark.parametrize("rows", [[2, 0], torch.tensor([2, 0]), np.array([True, False, True, False])])
+def test_split_index_when_rows_are_given_with_more_then_only_they_are_selected(rows: Any) -> None:
+    (positions,), _ = split_index((rows, 1), 1, 3)
+    assert sorted(positions.tolist()) == [0, 2]

@@ -31,6 +31,7 @@ from tdserve.selection import Selection, encode
 from tdserve.selection_items import split_index
 from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at, name_dims
+from tdserve.spec.nodes import num_dims_of
 from tdserve.spec.tree import Path, Spec, ValueLeaf, show
 
 _EVERYTHING = Selection()
@@ -86,7 +87,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             return bare(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements know
-            index, below = split_index(index, len(self.spec.batch_size))
+            index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
         found = self._live(self._read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index)
         return found if below is None else found[below]
 
@@ -128,14 +129,18 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             leaf = self._small_leaf(path)
             if leaf is not None:
                 return leaf
-        index, below = split_index(index, len(self.spec.batch_size))
         try:
+            index, below = self._split_at(path, index)
             found = entry_at(self._live(self._read_at(path, index, timeout_s, pad), index), path)
             return found if below is None else found[below]
         except KeyNotFoundError:
             if default is NO_DEFAULT:
                 raise
             return default
+
+    def _split_at(self, path: Path, index: Any) -> tuple[Any, Any]:
+        entry = self._asked(lambda: self.spec.find(path, store=self.name))
+        return split_index(index, len(self.spec.batch_size), num_dims_of(entry))
 
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """As ``get_at``; what it returns is never live."""

@@ -12,7 +12,8 @@ from tdserve.deadline import Deadline
 from tdserve.errors import NotSupportedError
 from tdserve.selection import encode
 from tdserve.selection_items import split_index
-from tdserve.spec.tree import Path, Spec
+from tdserve.spec.nodes import num_dims_of
+from tdserve.spec.tree import Path, Spec, quote
 
 
 def overwrite(
@@ -43,8 +44,8 @@ def overwrite(
     """
     if stored.root.inner is not None and not stored.root.batch_size:
         index = _everything(index, stored, store=name)
-    elif stored.root.inner:
-        _check_whole_rows(index, stored, store=name)
+    else:
+        check_whole_rows(index, stored, at, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
     captured, keys = fitted(
@@ -64,12 +65,20 @@ def overwrite(
     )
 
 
-def _check_whole_rows(index: Any, stored: Spec, *, store: str) -> None:
-    """Raises where an index selects parts of rows that are kept in one piece each."""
-    _, below = split_index(index, len(stored.batch_size))
+def check_whole_rows(index: Any, stored: Spec, at: Path, *, store: str) -> None:
+    """Raises where an index of what is written goes on behind the batch dimensions of a store or view.
+
+    Raises:
+        NotSupportedError: It does. Nothing was written.
+    """
+    num_dims = len(stored.batch_size)
+    if not num_dims or not (at or stored.root.inner):
+        return
+    _, below = split_index(index, num_dims, num_dims_of(stored.find(at, store=store)))
     if below is not None:
-        reason = "each of its rows is kept in one piece: change what store[row] returns, and write it to store[row]"
-        raise NotSupportedError(feature=f"writing a part of a row of store {store!r}", reason=reason)
+        what = f"key {quote(at)}" if at else "one that is kept in one piece"
+        reason = "rows are written whole: change what is read of store[row], and write it to store[row]"
+        raise NotSupportedError(feature=f"writing a part of a row of store {store!r}, {what},", reason=reason)
 
 
 def _everything(index: Any, stored: Spec, *, store: str) -> Any:

@@ -9,6 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
 from tdserve.client.datasets.dataset import Epochs, row_by_row
+from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
 from tdserve.client.handles.steps import (
     INDEX_STEP,
@@ -32,9 +33,11 @@ from tdserve.client.padding import Pad, filled_up
 from tdserve.client.structure import repr_of
 from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.selection import Selection, encode
+from tdserve.selection_items import split_index
 from tdserve.selection_names import result_names
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.entries import entry_at, put_in_order
+from tdserve.spec.nodes import num_dims_of
 from tdserve.spec.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 _EVERYTHING = Selection()
@@ -126,12 +129,14 @@ class StoreView(TensorDictCalls, Epochs):
         """Rows of one leaf or nested part."""
         path = checked_path(key)
         try:
-            self.spec.find(path, store=self.name)
+            entry = self.spec.find(path, store=self.name)
         except KeyNotFoundError:
             if default is NO_DEFAULT:
                 raise
             return default
-        return entry_at(self._fetch(path, index, timeout_s=timeout_s), path)
+        index, below = split_index(index, len(self.batch_size), num_dims_of(entry))
+        found = entry_at(self._fetch(path, index, timeout_s=timeout_s), path)
+        return found if below is None else found[below]
 
     def to_tensordict(
         self,
@@ -165,7 +170,7 @@ class StoreView(TensorDictCalls, Epochs):
     def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreView:
         """Writes rows of one leaf or nested part."""
         path = checked_path(key)
-        self.spec.find(path, store=self.name)
+        check_whole_rows(index, self.spec, path, store=self.name)
         return self._write({path: as_local(value)}, index, timeout_s)
 
     def update_(

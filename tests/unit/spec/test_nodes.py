@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tdserve.spec.nodes import Node, TensorLeaf, ValueLeaf, entry_of
+from tdserve.spec.nodes import PACKED, Entry, Form, Node, Ragged, TensorLeaf, ValueLeaf, entry_of, num_dims_of
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,18 @@ def test_entry_of_when_asked_then_what_is_there_or_none() -> None:
     assert entry_of(root, ("n", "c")) is leaf
     assert entry_of(root, ("n", "q")) is None
     assert entry_of(root, ("n", "c", "d")) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "num_dims"),
+    [
+        (TensorLeaf("bool", (4, 3)), 2),
+        (Node((4,), None, None, None, (), inner=(-1, 2)), 3),
+        (ValueLeaf((4, 2), True), 2),
+        (ValueLeaf((4,), True, Ragged(Form.JAGGED, "bool", (-1, 2))), 3),
+        (ValueLeaf((4,), True, PACKED), None),
+        (ValueLeaf((4,), False, is_unbatched=True), None),
+    ],
+)
+def test_num_dims_of_when_content_alone_tells_then_none(entry: Entry, num_dims: int | None) -> None:
+    assert num_dims_of(entry) == num_dims

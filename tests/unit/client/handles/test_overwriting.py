@@ -103,3 +103,15 @@ def test_overwrite_when_a_part_of_a_row_that_is_kept_in_one_piece_then_refused_w
     with pytest.raises(NotSupportedError, match=r"writing a part of a row .*write it to store\[row\]"):
         store[0, 1] = td[0, 1]
     assert difference(td, store.to_tensordict()) is None
+
+
+@pytest.mark.parametrize("index", [(..., 0), (0, 1), ([0, 1], [1, 0]), torch.ones(4, 2, dtype=torch.bool)])
+def test_overwrite_when_the_index_goes_on_behind_the_rows_then_refused_with_what_to_do(
+    client: tdserve.Client, name: str, index: Any
+) -> None:
+    store: Any = client.memmap(ROWS.clone(), name)
+    for target in (store, store.select("n")):
+        with pytest.raises(NotSupportedError, match=r"a part of a row .*\('n', 'b'\).*write it to store\[row\]"):
+            target.set_at_(("n", "b"), 1.0, index)
+    assert difference(ROWS, store.to_tensordict()) is None
+    assert store.get_at(("n", "b"), index).shape == ROWS.get_at(("n", "b"), index).shape
