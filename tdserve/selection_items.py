@@ -243,6 +243,9 @@ def _positions(item: Any) -> Positions | None:
         found = parse_item(item)
     except (TypeError, ValueError, OverflowError):
         return None
-    if is_mask(found):
-        return found.nonzero()[0] if found.ndim == 1 else None
-    return found if isinstance(found, np.ndarray) else None
+    if not isinstance(found, np.ndarray):
+        return None
+    if not is_mask(found):
+        positions: Positions = found
+        return positions
+    return found.nonzero()[0] if found.ndim == 1 else None

@@ -24,6 +24,8 @@ def describe(entry: Entry) -> str:
         return f"ragged {entry.ragged.dtype}{[*entry.batch_size, *entry.ragged.shape]}"
     if isinstance(entry, ValueLeaf) and entry.is_unbatched:
         return "UnbatchedTensor"
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None:
+        return f"entries of any kind{list(entry.batch_size)}"
     if isinstance(entry, ValueLeaf):
         return f"non-tensor{list(entry.batch_size)}"
     return f"{entry.tensorclass or 'TensorDict'}{list(entry.shown_batch_size)}"

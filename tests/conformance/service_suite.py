@@ -143,7 +143,7 @@ class ServiceSuite:
         self, client: tdserve.Client, name: str, index: Any
     ) -> None:
         td = TensorDict({"x": torch.arange(24.0).view(4, 3, 2), "n": TensorDict({"y": torch.rand(4, 2, 2)}, [4, 2, 2])})
-        td.batch_size = [4]
+        td.batch_size = torch.Size([4])
         client.init_remote(td, name)
         store = client[name]
         for at in (store, store.select("x", "n")):

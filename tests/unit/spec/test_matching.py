@@ -42,6 +42,7 @@ def test_describe_when_asked_then_says_what_a_key_holds() -> None:
     assert describe(LEAF) == "float32[2, 3]"
     assert describe(RAGGED) == "ragged int64[2, -1]"
     assert describe(ValueLeaf((2,), False)) == "non-tensor[2]"
+    assert describe(ValueLeaf((2,), True, PACKED)) == "entries of any kind[2]"
     assert describe(NODE) == "TensorDict[2]"
     assert describe(NODE._replace(tensorclass="m.C")) == "m.C[2]"
 
