@@ -245,7 +245,6 @@ def _positions(item: Any) -> Positions | None:
         return None
     if not isinstance(found, np.ndarray):
         return None
-    if not is_mask(found):
-        positions: Positions = found
-        return positions
-    return found.nonzero()[0] if found.ndim == 1 else None
+    if found.dtype == np.bool_:
+        return found.nonzero()[0].astype(np.int64, copy=False) if found.ndim == 1 else None
+    return found.astype(np.int64, copy=False)
