@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
 from threading import Condition, Event, Lock
 from typing import Any, cast
 
@@ -106,10 +105,39 @@ _FORMING_FAULTS = (RuntimeError, ValueError, IndexError, OverflowError, MemoryEr
 """What gloo's own exceptions become in Python: it takes the peer's address apart without looking at it first."""
 
 
-@lru_cache(maxsize=16)
+MAX_UNFORMED = 16
+"""Groups that do not form on a device, before others get a new one. gloo keeps a connection that comes for a pair which
+was given up meanwhile, and its descriptor, as long as the device that it came to (measured)."""
+
+_MAX_DEVICES = 16
+
+
+class _Device:
+    def __init__(self, host: str) -> None:
+        self.device = dist.ProcessGroupGloo.create_device(hostname=host)
+        self.num_unformed = 0
+
+
+_devices: dict[tuple[str, int], _Device] = {}  # no lock, which a fork could find taken: one operation at a time will do
+
+
 def gloo_device(host: str, pid: int) -> Any:
     """One gloo device (one thread, one event loop) per address and process: a hundred groups share it."""
-    return dist.ProcessGroupGloo.create_device(hostname=host)
+    found = _devices.get((host, pid))
+    if found is None:
+        if len(_devices) >= _MAX_DEVICES:
+            _devices.pop(next(iter(_devices)), None)
+        found = _devices.setdefault((host, pid), _Device(host))
+    return found.device
+
+
+def note_unformed(host: str, pid: int) -> None:
+    """A group did not form on the device of this address; after some of them the device goes with its last group."""
+    found = _devices.get((host, pid))
+    if found is not None:
+        found.num_unformed += 1
+        if found.num_unformed >= MAX_UNFORMED:
+            _devices.pop((host, pid), None)
 
 
 class _GlooWork:
@@ -164,6 +192,7 @@ class GlooChannel:
             options._threads = 1
             self._group: Any = dist.ProcessGroupGloo(kv_store, rank, 2, options)
         except (*_FORMING_FAULTS, ConnectError) as error:
+            note_unformed(host, os.getpid())
             raise ConnectError(address=host, reason=f"gloo: {str(error).partition(chr(10))[0][:300]}") from error
 
     def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:

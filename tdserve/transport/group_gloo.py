@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.gloo import CLOSING_TAG, LARGE_SEND_BYTES, KVStore, gloo_device
+from tdserve.transport.gloo import CLOSING_TAG, LARGE_SEND_BYTES, KVStore, gloo_device, note_unformed
 from tdserve.transport.waiters import Waiters
 
 LARGE_BYTES = LARGE_SEND_BYTES
@@ -108,6 +108,7 @@ class GroupLink:
             kv_store.timeout_s = timeout_s
             self._group: Any = dist.ProcessGroupGloo(kv_store, rank, world_size, options)
         except (RuntimeError, ConnectError) as error:
+            note_unformed(host, os.getpid())
             raise ConnectError(address=host, reason=f"gloo: {_first_line(error)}") from error
 
     def send(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:

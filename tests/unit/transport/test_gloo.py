@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import os
+import re
+import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 import torch
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, MAX_UNFORMED, GlooChannel, KVStore
 from tests.conformance.test_transport_gloo import gloo_pair
+from tests.integration.processes import wait_for
 
 
 def test_set_when_called_then_published_and_known_here() -> None:
@@ -61,6 +67,22 @@ def test_connect_when_the_other_ends_address_is_garbage_then_connect_error(garba
     store.feed("0/0", garbage)  # of a client that means ill; gloo crashes, or raises errors of several kinds
     with pytest.raises(ConnectError, match="gloo"):
         GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody", timeout_s=0.2)
+
+
+def test_connect_when_the_other_end_connects_to_what_was_given_up_then_its_connection_does_not_stay() -> None:
+    num_fds = len(os.listdir("/proc/self/fd"))
+    for number in range(6 * MAX_UNFORMED):
+        told: list[bytes] = []
+        store = KVStore(lambda key, value, told=told: told.append(value))  # type: ignore[misc]
+        store.close()
+        with pytest.raises(ConnectError):
+            GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody")
+        found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", told[0], re.DOTALL)  # a sockaddr_in
+        assert found is not None
+        port = int.from_bytes(found[1], "big")
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as other:
+            other.sendall(struct.pack("=q", -number - 1))  # the number of a pair that nobody waits for
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= num_fds + 2 * MAX_UNFORMED, "the end of old connections")
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.0109, 0.0209, 0.0309, 0.0409])
