@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -175,6 +176,23 @@ def keys(trial: Trial) -> None:
         with by_tensordict():
             part = without_class(expected).select(key, strict=False)  # of an instance it runs ``__post_init__``
         check_same(without_class(found), part, f"keys {key!r}")
+
+
+@operation("part (`keys=`)")
+def write_keys(trial: Trial) -> None:
+    """One entry of the root after the other, over the same."""
+    name = trial.fresh("keys")
+    trial.client.init_remote(trial.kind.make(), name)
+    handle = trial.client[name]
+    for key in list(without_class(trial.expected).keys()):
+        if handle.spec.root.inner is not None or handle.spec.root.stack_dim is not None:
+            continue  # what rows of different structures or sizes have is written as a whole
+        value = without_class(trial.kind.make()).get(key)
+        handle.set_(key, value)
+        handle.update_({key: value})
+        with suppress(tdserve.LockedError):  # as of a local one that is locked somewhere
+            handle.update({key: value})
+        check_same(handle.to_tensordict(), trial.expected, f"over {key!r}")
 
 
 @operation("rows: read", on_rows=True)

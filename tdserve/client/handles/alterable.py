@@ -145,7 +145,7 @@ class AlterableHandle(StructuredHandle):
             if not fresh:
                 for path in known if not inplace else ():
                     self._check_unlocked(path[:-1])
-                self.update_(known, timeout_s=timeout_s)
+                self.update_(given if () in known else known, timeout_s=timeout_s)
                 return
             self._add(fresh, timeout_s, known=known)
 

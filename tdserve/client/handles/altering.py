@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from tdserve.client.calls import SessionClient, answer_timeout_s
 from tdserve.client.handles.fitting import fitted
@@ -18,7 +18,7 @@ from tdserve.errors import SpecMismatchError
 from tdserve.spec import codec
 from tdserve.spec.altering import Renaming
 from tdserve.spec.capture import Captured, capture
-from tdserve.spec.instances import find_tensorclass
+from tdserve.spec.instances import find_tensorclass, inside
 from tdserve.spec.nodes import entry_of
 from tdserve.spec.tree import Node, Path, Spec, describe, show
 from tdserve.v1 import content_pb2, control_pb2
@@ -185,7 +185,11 @@ def _joined(node: Node, other: Node) -> Node:
 
 def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: dict[Path, Any]) -> None:
     entries = dict(node.entries)
-    for key, value in values.items():
+    items = _items(values)
+    if items is None:
+        known[path] = values
+        return
+    for key, value in items:
         first, *rest = (key,) if isinstance(key, str) else key
         below = (*path, first)
         if rest:
@@ -198,6 +202,18 @@ def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: d
                 fresh[inner] = leaf
         else:
             (fresh if entry is None else known)[below] = value
+
+
+def _items(values: Any) -> list[tuple[Any, Any]] | None:
+    """What is to be written, by key; None where rows of a lazy stack differ in what they hold: that goes as a whole."""
+    content = inside(values)
+    stack = values if content is None else content
+    if isinstance(stack, LazyStackedTensorDict) and len({frozenset(row.keys()) for row in stack.tensordicts}) > 1:
+        return None
+    try:
+        return list(values.items())
+    except RuntimeError:  # tensors of different sizes, which have no common one
+        return None
 
 
 def _flat(values: Mapping[Any, Any], path: Path) -> Iterable[tuple[Path, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor_collection
 
 from tdserve.client.ragged_values import entries_for, shown, tensors_for
 from tdserve.errors import NotSupportedError, SpecMismatchError
@@ -18,6 +18,7 @@ from tdserve.spec.capture import Captured, capture, capture_packed
 from tdserve.spec.changes import rebatch
 from tdserve.spec.files import in_memory
 from tdserve.spec.nodes import Form, Ragged
+from tdserve.spec.packing import pack
 from tdserve.spec.torch_types import from_torch, to_torch
 from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, check_node, describe, fits, quote, show
 
@@ -85,6 +86,8 @@ class _Fitting:
             self.tensors[path] = self._broadcast(value, entry, path)
         elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
             self._ragged(value, entry, entry.ragged, path)
+        elif isinstance(entry, ValueLeaf) and entry.is_unbatched:
+            self._unbatched(value, entry, path)
         elif isinstance(entry, ValueLeaf):
             self._value(value, entry, path)
         elif entry.inner is not None:
@@ -164,6 +167,8 @@ class _Fitting:
         like = Spec(node)
         is_exact = self.is_exact and bool(like.packed)  # what describes itself is replaced, not filled
         captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
+        if captured.spec.root.inner is not None:
+            raise self.mismatch(path, describe(node), "a lazy stack whose rows differ in structure")
         entries = dict(node.entries)
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)
@@ -189,6 +194,12 @@ class _Fitting:
                 raise self.mismatch(full, describe(entry), describe(value_leaf))
             self.values[full] = captured.values[below]
             self.per_row[full] = value_leaf.per_row
+
+    def _unbatched(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
+        if not isinstance(value, UnbatchedTensor):
+            raise self.mismatch(path, describe(leaf), shown(value))
+        self.per_row[path] = False
+        self.values[path] = pack(value)
 
     def _value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
         """A non-tensor value; a list with one element per row gives each row its own, as in tensordict."""

@@ -142,6 +142,10 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         entry = self._asked(lambda: self.spec.find(path, store=self.name))
         return split_index(index, len(self.spec.batch_size), num_dims_of(entry))
 
+    def _shared_at(self, path: Path) -> Any:
+        """What all rows have at a key, of one of them."""
+        return self.snapshot_at(path, (0,) * len(self.spec.batch_size))
+
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """As ``get_at``; what it returns is never live."""
         path = checked_path(key)
@@ -320,6 +324,8 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
         def write() -> None:
             self.spec.find(at, store=self.name)
-            overwrite(self._client, self.name, self.spec, index, value, at=at, deadline=deadline)
+            overwrite(
+                self._client, self.name, self.spec, index, value, at=at, shared=self._shared_at, deadline=deadline
+            )
 
         self._insist(write, timeout_s)

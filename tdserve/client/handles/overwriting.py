@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from tdserve.client.calls import SessionClient
@@ -10,9 +12,11 @@ from tdserve.client.writing import write_selection
 from tdserve.content import selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import NotSupportedError
-from tdserve.selection import encode
+from tdserve.selection import Selection, encode
 from tdserve.selection_items import split_index
+from tdserve.spec.captured import Captured
 from tdserve.spec.nodes import num_dims_of
+from tdserve.spec.packing import pack
 from tdserve.spec.tree import Path, Spec, quote
 
 
@@ -26,6 +30,7 @@ def overwrite(
     at: Path,
     is_exact: bool = True,
     generations: bytes = b"",
+    shared: Callable[[Path], Any] | None = None,
     deadline: Deadline,
 ) -> None:
     """Replaces what an index selects, whole or not at all.
@@ -36,11 +41,13 @@ def overwrite(
         value: What goes there; broadcast as an assignment would.
         is_exact: As of ``fitted``.
         generations: Of a replay's rows, as ``write_selection`` takes them.
+        shared: Reads what all rows share at a key; asked where a part of them is written. None: nothing is shared.
         at: Key of a leaf or nested part; ``()``: the leaves that ``value`` has.
 
     Raises:
         SelectionError, KeyNotFoundError, SpecMismatchError: Nothing was written.
-        NotSupportedError: A part is selected of what is kept in one piece. Nothing was written.
+        NotSupportedError: A part is selected of what is kept in one piece, or of rows that share an UnbatchedTensor,
+            for which there is another. Nothing was written.
     """
     if stored.root.inner is not None and not stored.root.batch_size:
         index = _everything(index, stored, store=name)
@@ -53,6 +60,8 @@ def overwrite(
     )
     if not captured.tensors and not captured.values:
         return
+    if shared is not None:
+        _check_shared(captured, selection, shared, stored, store=name)
     write_selection(
         client,
         name,
@@ -63,6 +72,19 @@ def overwrite(
         generations=generations,
         deadline=deadline,
     )
+
+
+def _check_shared(
+    captured: Captured, selection: Selection, shared: Callable[[Path], Any], stored: Spec, *, store: str
+) -> None:
+    """Raises where some rows would get another UnbatchedTensor than the others: nobody could read them together."""
+    num_written = math.prod(selection.result_batch_size(stored.batch_size))
+    if num_written in (0, math.prod(stored.batch_size)):
+        return
+    for path, leaf in captured.spec.values:
+        if leaf.is_unbatched and pack(shared(path)) != captured.values[path]:
+            feature = f"another UnbatchedTensor at key {quote(path)} for a part of the rows of store {store!r}"
+            raise NotSupportedError(feature=feature, reason="all rows have one: write it with store.set(key, tensor)")
 
 
 def check_whole_rows(index: Any, stored: Spec, at: Path, *, store: str) -> None:

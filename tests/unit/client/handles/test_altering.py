@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, tensorclass
+from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
 from tensordict.nn import TensorDictParams
 
 import tdserve
@@ -13,6 +13,7 @@ from tdserve.deadline import Deadline
 from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.spec.altering import Alteration, Renaming
 from tdserve.spec.capture import capture
+from tdserve.spec.tree import Spec
 
 TD = TensorDict({"a": torch.zeros(3), "n": TensorDict({"b": torch.zeros(3, 2)}, [3, 2]), "t": "text"}, [3])
 SPEC = capture(TD).spec
@@ -126,3 +127,15 @@ def test_addition_when_below_a_tensorclass_then_only_its_fields(client: tdserve.
     for change in changes:
         with pytest.raises(NotSupportedError, match="Scored"):
             change()
+
+
+@pytest.mark.parametrize("more", [{}, {"b": torch.ones(1)}])
+def test_split_when_rows_of_a_lazy_stack_differ_then_it_goes_as_a_whole(more: dict[str, torch.Tensor]) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(1)}), TensorDict({"a": torch.ones(2), **more})])
+    spec = capture(TensorDict({"s": lazy_stack([TensorDict({"a": torch.ones(size)}) for size in (1, 2)])}, [2])).spec
+    known, fresh = split(spec, {"s": stack, "new": 1})
+    assert list(known) == [("s",)]
+    assert known["s",] is stack
+    assert fresh == {("new",): 1}
+    known, fresh = split(Spec(spec.find(("s",))), stack)  # type: ignore[arg-type]  # a node
+    assert (list(known), fresh) == ([()], {})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, lazy_stack
+from tensordict import NonTensorData, TensorDict, UnbatchedTensor, lazy_stack
 
 from tdserve.client.handles.fitting import fitted
 from tdserve.errors import NotSupportedError, SpecMismatchError
@@ -132,3 +132,31 @@ def test_fitted_when_rows_describe_themselves_then_parameters_stay_what_they_are
     chosen = capture(lazy_stack(rows), is_exact=True).spec
     captured, _ = fitted(lazy_stack(rows), chosen, store="x")
     assert type(unpack(pack(captured.values[()][0])).get("w")) is torch.nn.Parameter
+
+
+def unbatched(value: float) -> Any:
+    """One for whole batches."""
+    make: Any = UnbatchedTensor
+    return make(torch.full((2,), value))
+
+
+def test_fitted_when_an_unbatched_tensor_is_meant_then_another_and_nothing_else() -> None:
+    spec = capture(TensorDict({"table": unbatched(0.0), "a": torch.zeros(3)}, [3])).spec
+    captured, keys = fitted(unbatched(1.0), spec.select([("table",)]), at=("table",), store="x")
+    assert (captured.values["table",], captured.spec.find(("table",)), keys) == (
+        pack(unbatched(1.0)),
+        spec.find(("table",)),
+        [],
+    )
+    with pytest.raises(SpecMismatchError, match=r"expected UnbatchedTensor, got float32\[2\]"):
+        fitted(torch.ones(2), spec.select([("table",)]), at=("table",), store="x")
+
+
+def test_fitted_when_rows_of_a_stack_differ_in_structure_then_refused_where_they_must_not() -> None:
+    stacks = [
+        lazy_stack([TensorDict({"a": torch.ones(size), **more}) for size, more in ((1, {}), (2, each))])
+        for each in ({}, {"b": torch.ones(1)})
+    ]
+    spec = capture(TensorDict({"s": stacks[0]}, [2])).spec
+    with pytest.raises(SpecMismatchError, match=r"key 's': .*a lazy stack whose rows differ in structure"):
+        fitted(stacks[1], spec, at=("s",), store="x")

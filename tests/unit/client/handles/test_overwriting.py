@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict, UnbatchedTensor, lazy_stack
 
 import tdserve
 from tdserve.client.handles.overwriting import overwrite
@@ -115,3 +115,21 @@ def test_overwrite_when_the_index_goes_on_behind_the_rows_then_refused_with_what
             target.set_at_(("n", "b"), 1.0, index)
     assert difference(ROWS, store.to_tensordict()) is None
     assert store.get_at(("n", "b"), index).shape == ROWS.get_at(("n", "b"), index).shape
+
+
+def test_overwrite_when_some_rows_would_share_another_tensor_then_refused_with_what_to_do(
+    client: tdserve.Client, name: str
+) -> None:
+    make: Any = UnbatchedTensor
+    td, other = (TensorDict({"t": make(torch.full((2,), number)), "a": torch.zeros(3)}, [3]) for number in (1.0, 2.0))
+    store: Any = client.memmap(td, name)
+    writes: Any = (lambda: store.__setitem__(0, other[0]), lambda: store.set_at_("t", other["t"], [0, 1]))
+    for write in writes:
+        with pytest.raises(NotSupportedError, match=r"at key 't' for a part of the rows .*store\.set\(key, tensor\)"):
+            write()
+    store[0] = td[0]
+    assert difference(td, store.to_tensordict()) is None
+    store[:3] = other
+    assert difference(other, store.to_tensordict()) is None
+    store.set("t", td["t"])
+    assert difference(td, store.to_tensordict()) is None
