@@ -94,7 +94,13 @@ class StoreView(TensorDictCalls, Epochs):
         """``view["key"]``, ``view["a", "b"]`` read a leaf or part; any other index reads rows of everything."""
         path = as_path(index)
         if path is None:
-            return self._fetch((), index)
+            below = None
+            inner = self._store.spec.root.inner
+            if inner and not self._is_arranged:  # batch dimensions that only the elements know
+                num_dims = len(self._shape.td.batch_size)
+                index, below = split_index(index, num_dims, num_dims + len(inner))
+            found = self._fetch((), index)
+            return found if below is None else found[below]
         entry = self.get(path, NO_DEFAULT)
         return bare(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from tdserve.client.handles.skeletons import Skeleton
-from tdserve.spec.tree import Path
+from tdserve.spec.tree import Path, Spec
 
 
 class ViewCalls:
     """``select``, ``view``, ``split`` and their like, with tensordict's own arguments. Whoever inherits makes the
     views."""
+
+    spec: Spec
 
     def _skeleton(self) -> Skeleton:
         raise NotImplementedError
@@ -62,27 +64,27 @@ class ViewCalls:
 
     def permute(self, *dims: Any, **kwargs: Any) -> Any:
         """A view with the batch dimensions in another order."""
-        return self._then("permute", dims, kwargs)
+        return self._arranged("permute", dims, kwargs)
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """A view with two batch dimensions exchanged."""
-        return self._then("transpose", (dim0, dim1), {})
+        return self._arranged("transpose", (dim0, dim1), {})
 
     def swapaxes(self, axis0: int, axis1: int) -> Any:
         """Same as ``transpose``."""
-        return self._then("swapaxes", (axis0, axis1), {})
+        return self._arranged("swapaxes", (axis0, axis1), {})
 
     def swapdims(self, axis0: int, axis1: int) -> Any:
         """Same as ``transpose``."""
-        return self._then("swapdims", (axis0, axis1), {})
+        return self._arranged("swapdims", (axis0, axis1), {})
 
     def movedim(self, source: Any, destination: Any) -> Any:
         """A view with batch dimensions moved."""
-        return self._then("movedim", (source, destination), {})
+        return self._arranged("movedim", (source, destination), {})
 
     def moveaxis(self, source: Any, destination: Any) -> Any:
         """Same as ``movedim``."""
-        return self._then("moveaxis", (source, destination), {})
+        return self._arranged("moveaxis", (source, destination), {})
 
     def squeeze(self, *dims: Any, **kwargs: Any) -> Any:
         """A view without batch dimensions of size 1."""
@@ -98,20 +100,20 @@ class ViewCalls:
 
     def unflatten(self, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Any:
         """A view with a batch dimension taken apart."""
-        return self._then("unflatten", (dim, unflattened_size), {"inplace": inplace})
+        return self._arranged("unflatten", (dim, unflattened_size), {"inplace": inplace})
 
     def expand(self, *shape: Any, **kwargs: Any) -> Any:
         """A view that repeats rows; it is read only."""
-        return self._then("expand", shape, kwargs)
+        return self._arranged("expand", shape, kwargs)
 
     def expand_as(self, other: Any) -> Any:
         """``expand`` to the batch size of another."""
         like = other._skeleton().td if isinstance(other, ViewCalls) else other
-        return self._then("expand_as", (like,), {})
+        return self._arranged("expand_as", (like,), {})
 
     def broadcast_to(self, shape: Any) -> Any:
         """Same as ``expand``."""
-        return self._then("broadcast_to", (shape,), {})
+        return self._arranged("broadcast_to", (shape,), {})
 
     def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Any, ...]:
         """Views of parts of a dimension, each of which fetches its own rows only."""
@@ -127,14 +129,27 @@ class ViewCalls:
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """Views of each row."""
+        if self._is_hidden(dim):
+            rows: tuple[Any, ...] = self._perform("unbind", dim)
+            return rows
         cut = self._skeleton().td.unbind(dim)
         return self._cut(dim % self._num_dims, range(len(cut)), cut)
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
         """A view of a part of a dimension."""
+        if self._is_hidden(dim):
+            return self._perform("narrow", dim, start, length)
         found = self._skeleton().td.narrow(dim, start, length)
         start = int(start) % self._skeleton().td.batch_size[dim] if start < 0 else int(start)
         return self._cut(dim % self._num_dims, [slice(start, start + length)], [found])[0]
+
+    def _arranged(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A view with other batch dimensions; where elements alone know some of them, a local tensordict."""
+        return self._perform(name, *args, **kwargs) if self.spec.root.inner else self._then(name, args, kwargs)
+
+    def _is_hidden(self, dim: int) -> bool:
+        """Whether elements alone know a dimension."""
+        return bool(self.spec.root.inner) and not 0 <= dim < len(self._skeleton().td.batch_size)
 
     @property
     def _num_dims(self) -> int:
@@ -142,8 +157,11 @@ class ViewCalls:
 
     def _pieces(self, name: str, args: tuple[Any, ...], dim: int) -> tuple[Any, ...]:
         """Where torch would cut a dimension."""
+        if self._is_hidden(dim):
+            parts: tuple[Any, ...] = self._perform(name, *args, dim)
+            return parts
         cut = getattr(self._skeleton().td, name)(*args, dim)
         dim %= self._num_dims
-        parts = getattr(torch.arange(self._skeleton().td.batch_size[dim]), name)(*args)
-        bounds = [slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0, 0) for part in parts]
+        numbers = getattr(torch.arange(self._skeleton().td.batch_size[dim]), name)(*args)
+        bounds = [slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0, 0) for part in numbers]
         return self._cut(dim, bounds, cut)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tdserve.client.handles.steps import KEY_STEPS, SHAPE_STEPS
 from tdserve.client.handles.view import StoreView
 from tdserve.client.handles.view_calls import ViewCalls
+from tests.sameness import assert_same
 
 CUTS = {"split", "chunk", "tensor_split", "unbind", "narrow"}
 
@@ -43,3 +44,36 @@ def test_call_when_it_cannot_be_lazy_then_a_local_tensordict(store: Any) -> None
     assert store.view(torch.int32)["a"].dtype == torch.int32
     with pytest.raises(tdserve.NotSupportedError, match="update_"):
         store.flatten_keys(".", True, lambda kind: True)
+
+
+def unlike(dim: int) -> Any:
+    """Members of different keys, stacked along dimension ``dim`` of two."""
+    return lazy_stack(
+        [TensorDict({"x": torch.ones(3, 2) * number, f"x{number}": torch.ones(3)}, [3]) for number in range(3)], dim
+    )
+
+
+CALLS_OF_STACKS: dict[str, Any] = {
+    "permute": lambda td: td.permute(1, 0),
+    "transpose": lambda td: td.transpose(0, 1),
+    "unflatten": lambda td: td.unflatten(1, (3, 1)),
+    "expand": lambda td: td.expand(2, 3, 3),
+    "unbind": lambda td: td.unbind(1)[2],
+    "split": lambda td: td.split(2, 1)[1],
+    "chunk": lambda td: td.chunk(2, -1)[0],
+    "narrow": lambda td: td.narrow(1, 1, 2),
+    "rows": lambda td: td.unbind(0)[1],
+    "part": lambda td: td.select("x")[0, 1],
+    "column": lambda td: td.select("x")[..., 1],
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name_of_call", CALLS_OF_STACKS)
+def test_call_when_elements_alone_know_a_dimension_then_as_of_a_local_tensordict(
+    client: tdserve.Client, name: str, dim: int, name_of_call: str
+) -> None:
+    store: Any = client.memmap(unlike(dim), name)
+    found = CALLS_OF_STACKS[name_of_call](store)
+    found = found.to_tensordict() if isinstance(found, StoreView) else found
+    assert_same(found, CALLS_OF_STACKS[name_of_call](unlike(dim)))
