@@ -11,6 +11,10 @@ from typing import ClassVar
 
 from tdserve.errors import DeadlineExceededError, InvalidRequestError
 
+GRACE_S = 0.4
+"""Beyond a call's deadline, for a server that is there: it ends waits at the deadline by itself, and its answer takes a
+moment; and a call that asks once without waiting needs a moment too. One that is not there is noticed no sooner."""
+
 
 @dataclass(frozen=True)
 class Deadline:

@@ -16,12 +16,13 @@ from weakref import WeakSet
 from tdserve.client.catalog_client import CatalogClient, checked_wait_s
 from tdserve.client.gpu import named_gpu
 from tdserve.client.local.end import LocalEnd
+from tdserve.client.opening import Opening
 from tdserve.client.session import Session
 from tdserve.config import TransportName, check_transport
-from tdserve.deadline import Deadline
+from tdserve.deadline import GRACE_S, Deadline
 from tdserve.errors import (
     ClosedError,
-    DeadlineExceededError,
+    ConnectError,
     NotSupportedError,
     ServerBusyError,
     TDServeError,
@@ -41,11 +42,17 @@ TRANSFER_GRACE_S = 1.0
 UNTIMED_TRANSFER_S = 30.0
 """For the content of a call that asked without waiting (``timeout_s=0``)."""
 
-MIN_OPENING_S = 1.0
-"""For the session, and its channel, of a call whose time is nearly over."""
+MIN_CHANNEL_S = 1.0
+"""For the channel of a call whose time is nearly over, and whose content the server has granted."""
 
-UNTIMED_OPENING_S = 5.0
-"""For those of a call that asked without waiting: it cannot ask without one, and is not tried again."""
+UNTIMED_CHANNEL_S = 5.0
+"""For that of a call that asked without waiting: it is not tried again."""
+
+MIN_EXPECTING_S = 1.0
+"""Calls that have less time wait for an answer before content, which can be given up without harm to the session."""
+
+MIN_BYTES_PER_S = 64 * 1024 * 1024
+"""Slower than content is written anywhere."""
 
 MAX_BACKGROUND_THREADS = 4
 """For calls with ``return_early=True``."""
@@ -121,7 +128,7 @@ class SessionClient(CatalogClient):
         self._requests = itertools.count(1)
         self._unanswered: set[int] = set()
         self._lock = Lock()
-        self._opening = Lock()
+        self._opening: Opening | None = None
         self._session: Session | None = None
         self._executor: ThreadPoolExecutor | None = None
 
@@ -168,6 +175,7 @@ class SessionClient(CatalogClient):
         """
         request = self.next_request() if request is None else request
         backoff_s = RETRY_BACKOFF_S
+        unreached: ConnectError | None = None
         try:
             while True:
                 session: Session | None = None
@@ -177,12 +185,12 @@ class SessionClient(CatalogClient):
                 except TransportError as error:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
-                    remaining_s = deadline.remaining_s
-                    if not error.retryable or (remaining_s is not None and remaining_s <= backoff_s):
-                        raise
+                    if not error.retryable or _is_over(deadline, backoff_s):
+                        # That no other session opened is of less use than why this one was of none.
+                        raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
+                    unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                 except ServerBusyError:
-                    remaining_s = deadline.remaining_s
-                    if remaining_s is not None and remaining_s <= backoff_s:
+                    if _is_over(deadline, backoff_s):
                         raise
                 except TDServeError:
                     raise
@@ -275,43 +283,49 @@ class SessionClient(CatalogClient):
         """The open session; opens one if there is none."""
         self._check_usable()
         session = self._session
+        if session is not None and session.is_silent:
+            session.close()
         if session is None or session.is_lost:
             session = self._open_session(deadline)
         remaining_s = deadline.remaining_s
         if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
-            session.connect_timeout_s = max(remaining_s, _min_opening_s(deadline))
+            session.connect_timeout_s = max(remaining_s, _min_channel_s(deadline))
         return session
 
     def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
-        opening = Deadline.after(max(_min_opening_s(deadline), self.timeout_s if remaining_s is None else remaining_s))
-        if not self._opening.acquire(timeout=opening.remaining_s or 0.0):
-            raise DeadlineExceededError(what=f"a session with {self.address}", timeout_s=opening.timeout_s)
-        try:
+        wait_s = self.timeout_s if remaining_s is None else max(remaining_s, GRACE_S)
+        with self._lock:
+            session = self._session
+            if session is not None and not session.is_lost:  # another thread was quicker
+                return session
+            opening = self._opening
+            if opening is None or opening.is_over:
+                opening = self._opening = Opening(self._make_session, address=self.address, timeout_s=wait_s)
+        return opening.wait(wait_s)
+
+    def _make_session(self, deadline: Deadline) -> Session:
+        """In a thread of its own, one at a time: opens the session of this client."""
+        self._check_usable()
+        self._connection.wait_ready(deadline.remaining_s or 0.0)
+        with self._lock:
+            oldest_request = min(self._unanswered, default=1)
+        failure = self._session.nccl_failure if self._session is not None else ""
+        if failure and self.transport == "auto":  # not tried again
+            self._gpu = self._gpu._replace(uuid="", why_not=failure)
+        session = self._session = Session(
+            self._connection,
+            client_id=self._client_id,
+            transport=self.transport,
+            root=self._root,
+            gpu=self._gpu,
+            oldest_request=oldest_request,
+            timeout_s=deadline.remaining_s or 0.0,
+        )
+        if self._is_closed:  # by another thread, which may not have seen this session
+            session.close()
             self._check_usable()
-            if self._session is not None and not self._session.is_lost:
-                return self._session
-            self._connection.wait_ready(opening.remaining_s or 0.0)
-            with self._lock:
-                oldest_request = min(self._unanswered, default=1)
-            failure = self._session.nccl_failure if self._session is not None else ""
-            if failure and self.transport == "auto":  # not tried again
-                self._gpu = self._gpu._replace(uuid="", why_not=failure)
-            session = self._session = Session(
-                self._connection,
-                client_id=self._client_id,
-                transport=self.transport,
-                root=self._root,
-                gpu=self._gpu,
-                oldest_request=oldest_request,
-                timeout_s=opening.remaining_s or 0.0,
-            )
-            if self._is_closed:  # by another thread, which may not have seen this session
-                session.close()
-                self._check_usable()
-            return session
-        finally:
-            self._opening.release()
+        return session
 
     def close(self) -> None:
         """Ends the session and the connection. Idempotent; every later call raises ClosedError.
@@ -331,6 +345,9 @@ class SessionClient(CatalogClient):
             return
         if session is not None:
             session.close()
+        opening = self._opening
+        if opening is not None:
+            opening.join()
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -343,9 +360,14 @@ class SessionClient(CatalogClient):
                 sender.close(deadline)
 
 
-def _min_opening_s(deadline: Deadline) -> float:
-    """How long a session or its channel may take to open, whatever is left of the call's time."""
-    return UNTIMED_OPENING_S if deadline.timeout_s == 0 else MIN_OPENING_S
+def _is_over(deadline: Deadline, pause_s: float) -> bool:
+    remaining_s = deadline.remaining_s
+    return remaining_s is not None and remaining_s <= pause_s
+
+
+def _min_channel_s(deadline: Deadline) -> float:
+    """How long a session's channel may take to open, whatever is left of the call's time: the server is there."""
+    return UNTIMED_CHANNEL_S if deadline.timeout_s == 0 else MIN_CHANNEL_S
 
 
 def transfer_timeout_s(deadline: Deadline) -> float:
@@ -355,9 +377,22 @@ def transfer_timeout_s(deadline: Deadline) -> float:
     return deadline.remaining_s + TRANSFER_GRACE_S
 
 
-def answer_timeout_s(deadline: Deadline) -> float | None:
-    """How long an answer may take: the server itself ends waits at the deadline."""
+def answer_timeout_s(deadline: Deadline, nbytes: int = 0) -> float | None:
+    """How long an answer may take: the server itself ends waits at the deadline.
+
+    Args:
+        nbytes: Of content that the server, or the client where the server lets it, writes before that.
+    """
     remaining_s = deadline.remaining_s
-    if deadline.timeout_s == 0:
-        return UNTIMED_TRANSFER_S
-    return None if remaining_s is None else remaining_s + TRANSFER_GRACE_S
+    return None if remaining_s is None else remaining_s + GRACE_S + nbytes / MIN_BYTES_PER_S
+
+
+def sending_timeout_s(deadline: Deadline, nbytes: int) -> float:
+    """How long content may take that is sent with its request."""
+    timeout_s = answer_timeout_s(deadline, nbytes)
+    return UNTIMED_TRANSFER_S if timeout_s is None else timeout_s
+
+
+def may_expect(deadline: Deadline) -> bool:
+    """Whether a call may wait for content that was not announced: that wait ends with the session."""
+    return deadline.timeout_s is None or deadline.timeout_s >= MIN_EXPECTING_S

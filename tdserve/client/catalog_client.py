@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.control.connection import ControlConnection
@@ -19,6 +20,15 @@ DEFAULT_TIMEOUT_S = 30.0
 
 LONGEST_WAIT_S = 7 * 24 * 3600.0
 """An infinite ``timeout_s`` waits a week: gRPC, gloo and the messages want a number."""
+
+
+class Once(Enum):
+    """What a call takes in place of seconds."""
+
+    ONCE = "asks once, for as long as every call waits for its server"
+
+
+ONCE: Final = Once.ONCE
 
 _Self = TypeVar("_Self", bound="CatalogClient")
 
@@ -87,24 +97,34 @@ class CatalogClient:
             return list(response.keys)
         return [path.parts[0] if len(path.parts) == 1 else tuple(path.parts) for path in response.paths]
 
-    def describe(self, name: str, *, timeout_s: float | None = 0) -> StoreDescription:
+    def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
         """Structure and figures of a store.
 
         Args:
-            timeout_s: Waits this long for a store that does not exist yet; 0 asks once, None is the client's default.
+            timeout_s: Waits this long for a store that does not exist yet, or a server that does not answer; 0 asks
+                once, None is the client's default. By default waits for the server alone, as every call does.
 
         Raises:
             StoreNotFoundError: There is no such store.
             DeadlineExceededError: It did not appear in time.
         """
+        if timeout_s is ONCE:
+            return self._described(name, self.timeout_s)
         wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
-        request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
-        return from_message(self._call("DescribeStore", request, timeout_s=wait_s or self.timeout_s))
+        return self._described(name, wait_s, wait_s=wait_s)
 
-    def fingerprint(self, name: str) -> bytes:
+    def described(self, name: str, deadline: Deadline) -> StoreDescription:
+        """As ``describe`` of a store that is there, for a step of a call with this deadline."""
+        return self._described(name, deadline.remaining_s)
+
+    def _described(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
+        request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
+        return from_message(self._call("DescribeStore", request, timeout_s=timeout_s))
+
+    def fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
         """What a store's structure has as fingerprint now. Raises StoreNotFoundError."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
-        return bytes(self._call("DescribeStore", request).fingerprint)
+        return bytes(self._call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
 
     def delete(self, name: str) -> None:
         """Deletes a store and its files.

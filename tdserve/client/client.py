@@ -88,7 +88,7 @@ class Client(WeightsClient):
         """
         deadline = self.deadline(timeout_s)
         adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
-        return StoreHandle(self, self.describe(name))
+        return StoreHandle(self, self.described(name, deadline))
 
     # ------------------------------------------------------------ replay stores
 

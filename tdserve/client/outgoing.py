@@ -65,6 +65,7 @@ class Outgoing:
 
     Attributes:
         spec: The structure of the first that is written.
+        content_nbytes: Of everything that is written.
         message: What the request says of the content.
         spooled: Where a local session has put the values.
 
@@ -93,6 +94,7 @@ class Outgoing:
         values = encode_parts(
             first.spec, several, store=target.store, allow_pickle=target.allow_pickle, is_bundled=is_bundled
         )
+        self.content_nbytes = sum(each.spec.nbytes for each in captured) + sum(map(len, values))
         self._values = b""
         self.message = control_pb2.Content(fingerprint=target.fingerprint, is_bundled=is_bundled)
         self.spooled: tuple[int, int] | None = None

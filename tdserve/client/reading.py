@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, sending_timeout_s, transfer_timeout_s
 from tdserve.client.devices import to_device
 from tdserve.client.incoming import Posted, receive
 from tdserve.client.leaves import Leaves, leaves_of
@@ -238,7 +238,7 @@ def finish_posted(
 ) -> Content | None:
     """Waits for content whose receives began with the request; None when the server has nothing to grant now."""
     try:
-        received = posted.finish(layout, transfer_timeout_s(deadline))
+        received = posted.finish(layout, sending_timeout_s(deadline, layout.nbytes))
     except (TransportError, DeadlineExceededError) as error:
         raise session.failure_of(pending, error) from error
     if received.is_void:

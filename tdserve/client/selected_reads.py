@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, may_expect
 from tdserve.client.incoming import post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_selection
@@ -126,7 +126,7 @@ def _read_known(
     if session.local is not None:
         store = session.local.known(wanted.name, stored)
         return None if store is None else _read_here(client, store, wanted)
-    if wanted.destination is not None:
+    if wanted.destination is not None or not may_expect(deadline):
         return None
     chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
     if chosen.values:

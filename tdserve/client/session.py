@@ -8,6 +8,8 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any
 
+from tdserve.client.content_channel import ContentChannel
+from tdserve.client.given_up import GivenUp
 from tdserve.client.gpu import NO_GPU, Gpu, agreed
 from tdserve.client.greeting import hello
 from tdserve.client.group_inbox import GroupInbox
@@ -21,6 +23,7 @@ from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure
 from tdserve.errors import (
     ConnectError,
+    DeadlineExceededError,
     LocalProtocolError,
     NotLocalError,
     PeerLostError,
@@ -30,7 +33,6 @@ from tdserve.errors import (
 )
 from tdserve.spec.tree import Spec
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.forming import JOIN_TIMEOUT_S, Forming
 from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.nccl import open_channel
 from tdserve.v1 import control_pb2
@@ -40,9 +42,6 @@ ANSWER_GRACE_S = 1.0
 
 FLUSH_TIMEOUT_S = 1.0
 """For the server to take what was sent before the end; it takes longer only where it hardly runs."""
-
-LETTING_GO_S = 2 * JOIN_TIMEOUT_S
-"""Two channels that do not form hold up the end of their session so long, and that is part of the call's time."""
 
 _log = logging.getLogger("tdserve.client")
 
@@ -93,15 +92,15 @@ class Session:
         self.told_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
+        self._given_up = GivenUp()
         greeting = Pending(on_silence=self._give_up)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
-        self._channel: Channel | None = None
-        self._forming: Forming | None = None
+        self._content = ContentChannel(self._make_channel, peer=self._peer)
         self._mailbox: Mailbox | None = None
         self._kept: dict[int, list[Work]] = {}
         self._spooled: dict[int, tuple[int, int]] = {}
-        self._kv_store = KVStore(self._publish)
+        self._kv_store = KVStore(lambda key, value: self._send_rendezvous(control_pb2.Rendezvous(key=key, value=value)))
         self.relays = Relays(self.notify, self.interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         said = hello(client_id, transport=transport, oldest_request=oldest_request, gpu=gpu.uuid)
@@ -155,9 +154,7 @@ class Session:
         Raises:
             TransportError: The session is lost.
         """
-        # The server answers within the time that it was told. When it does not, and then grants after all, its content
-        # would stand in the channel in front of everything else.
-        pending = Pending(on_answer, on_silence=self._give_up, place=place)
+        pending = Pending(on_answer, on_silence=lambda: self._stop_waiting(request, body), place=place)
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -184,10 +181,7 @@ class Session:
 
     def flush(self) -> None:
         """What was told the server arrives, and nothing can be told it any more: ``close`` must follow."""
-        if self.local is None:
-            self._stream.flush(FLUSH_TIMEOUT_S)
-        else:
-            self.local.flush(FLUSH_TIMEOUT_S)
+        (self.local or self._stream).flush(FLUSH_TIMEOUT_S)
 
     def keep(self, request: int, works: Iterable[Work]) -> None:
         """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it."""
@@ -235,7 +229,7 @@ class Session:
     @property
     def has_channel(self) -> bool:
         """Whether the channel is open."""
-        return self._channel is not None
+        return self._content.is_open
 
     @property
     def channel(self) -> Channel:
@@ -244,25 +238,25 @@ class Session:
         Raises:
             ConnectError: It cannot be connected; the session is closed.
         """
-        channel = self._channel
-        if channel is None:
-            with self._lock:
-                if self._lost is not None:
-                    raise self._lost
-                if self._forming is None:
-                    self._forming = Forming(self._make_channel, peer=self._peer, name="tdserve-open-channel")
-                forming = self._forming
-            try:
-                limit_s = max(self.connect_timeout_s - LETTING_GO_S, self.connect_timeout_s / 2)
-                channel = self._channel = forming.wait(limit_s)
-            except ConnectError as error:
-                if self.device:
-                    self.nccl_failure = str(error)
-                told = self._lost or unformed(error, self.address, self.welcome.interface)
-                self._on_lost(told)  # first: whoever waits for an answer is told the same
-                self.close()
-                raise told from error
-        return channel
+        try:
+            return self._content.get(self.connect_timeout_s)
+        except ConnectError as error:
+            raise self._end_unformed(error) from error
+
+    def await_channel(self, timeout_s: float) -> None:
+        """Waits for the channel, or so long; then the session goes on. Raises as ``ContentChannel.expect``."""
+        try:
+            self._content.expect(timeout_s)
+        except ConnectError as error:
+            raise self._end_unformed(error) from error
+
+    def _end_unformed(self, error: ConnectError) -> TDServeError:
+        if self.device:
+            self.nccl_failure = str(error)
+        told = self._lost or unformed(error, self.address, self.welcome.interface)
+        self._on_lost(told)  # first: whoever waits for an answer is told the same
+        self.close()
+        return told
 
     def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
         """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
@@ -270,7 +264,7 @@ class Session:
         Closes the session: content of this transfer may still be under way, and nobody takes it any more.
         """
         told = error
-        if not pending.has_failed:
+        if not pending.has_failed and not isinstance(error, DeadlineExceededError):
             try:
                 pending.wait(ANSWER_GRACE_S, "the transfer")
             except TDServeError as failure:
@@ -282,6 +276,15 @@ class Session:
         """Before the end: what a local client overwrites just now would be lost. See ``LocalEnd.end_overwrites``."""
         if self.local is not None and self._lost is None:
             self.local.end_overwrites()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server has owed this session an answer for long."""
+        return self._given_up.is_silent
+
+    def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
+        self._given_up.add(request, body)
+        self.cancel(request)
 
     def close(self) -> None:
         """Ends the session and everything under way in it, but overwrites of a local client end first. Idempotent."""
@@ -298,18 +301,16 @@ class Session:
         return address_towards(self.address, self.welcome.interface)
 
     def _make_channel(self) -> Channel:
-        host, timeout_s = self.interface(), self.connect_timeout_s
-        return open_channel(
-            self._kv_store, CLIENT_RANK, host=host, device=self.device, peer=self._peer, timeout_s=timeout_s
-        )
-
-    def _publish(self, key: str, value: bytes) -> None:
-        self._send_rendezvous(control_pb2.Rendezvous(key=key, value=value))
+        more = {"host": self.interface(), "device": self.device, "peer": self._peer}
+        return open_channel(self._kv_store, CLIENT_RANK, timeout_s=self.connect_timeout_s, **more)
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
 
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
+        if self._given_up.ends_session(message, is_local=self.local is not None):
+            self._give_up()
+            return
         if message.HasField("rendezvous"):
             entry = message.rendezvous
             if entry.link:
@@ -354,15 +355,17 @@ class Session:
                 self.local.send(control_pb2.ClientMessage(request=request, written=written))
 
     def _open_local(self, transport: str, root: str | None) -> None:
-        """Raises NotLocalError where shared memory was asked for and there is none."""
-        error: ConnectError
+        """Raises NotLocalError where shared memory was asked for and there is none; PeerLostError: the session ends."""
+        error: TransportError
         if self.welcome.HasField("local"):
             try:
                 self.local = LocalEnd.open(
                     self.welcome, root=root, on_message=self._on_message, on_lost=self._on_local_lost
                 )
                 return
-            except ConnectError as failure:
+            except (ConnectError, PeerLostError) as failure:
+                if isinstance(failure, PeerLostError) and (transport == "shm" or self.is_lost):
+                    raise
                 error = failure
         else:
             error = ConnectError(address=self.address, reason="the server runs on another machine")
@@ -385,13 +388,12 @@ class Session:
                 return
             self._lost = error
             waiting, self._pending = list(self._pending.values()), {}
-            forming, mailbox = self._forming, self._mailbox
+            mailbox = self._mailbox
         for pending in waiting:
             pending.put(error)
         self._kv_store.close()
         self.groups.lose(error)
-        if forming is not None:
-            forming.cancel(error)
+        self._content.lose(error)
         if mailbox is not None:
             mailbox.close()
         self.relays.close()

@@ -218,7 +218,7 @@ class TensorDictClient(SessionClient):
         except StoreExistsError:
             if not request.exists_ok:
                 raise
-            description = self.describe(request.name)  # of the same structure, maybe, but with content
+            description = self.described(request.name, deadline)  # of the same structure, maybe, but with content
             stored = description.spec
             check_matches(stored, captured.spec, store=request.name)
         keys = [path for path, _ in captured.spec.values]
@@ -286,7 +286,7 @@ class TensorDictClient(SessionClient):
                 deadline.raise_if_expired(f"a write to {name!r}, whose keys others keep changing")
 
     def _replace_known(self, name: str, captured: Captured, td: Any, *, deadline: Deadline) -> int:
-        handle = self._handle(self.describe(name))
+        handle = self._handle(self.described(name, deadline))
         if not isinstance(handle, StoreHandle):
             raise WrongStateError(state=f"store {name!r} is a replay", event="send()")
         if handle.spec.has_ragged or captured.spec.has_ragged:

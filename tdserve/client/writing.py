@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, sending_timeout_s
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.pending import Answer, checked
 from tdserve.client.session import Session
-from tdserve.deadline import Deadline
+from tdserve.deadline import GRACE_S, Deadline
 from tdserve.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -28,6 +28,11 @@ from tdserve.v1 import content_pb2, control_pb2
 
 MakeOutgoing = Callable[[Session], Outgoing]
 MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
+
+
+SHORT_S = 4.0
+"""A call with less time waits for a channel before it asks: to end a session whose channel does not form takes half of
+that. Others ask meanwhile."""
 
 
 def write(
@@ -50,6 +55,9 @@ def write(
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
         outgoing = make_outgoing(session)
+        remaining_s = deadline.remaining_s
+        if remaining_s is not None and remaining_s < SHORT_S and not outgoing.is_inline:
+            session.await_channel(remaining_s + GRACE_S)
         pending = session.send(
             request, place=outgoing.place, spooled=outgoing.spooled, **make_body(session, outgoing, deadline)
         )
@@ -60,7 +68,7 @@ def write(
             raise
         try:
             _send(outgoing, session, request, client, deadline)
-            return pending.wait(answer_timeout_s(deadline), what).done
+            return pending.wait(answer_timeout_s(deadline, outgoing.content_nbytes), what).done
         except (TransportError, DeadlineExceededError) as error:
             pending.withdraw()
             if outgoing.is_inline:
@@ -73,7 +81,7 @@ def write(
 
 def _send(outgoing: Outgoing, session: Session, request: int, client: SessionClient, deadline: Deadline) -> None:
     try:
-        outgoing.send(session, tag_of(request), client.pool, transfer_timeout_s(deadline))
+        outgoing.send(session, tag_of(request), client.pool, sending_timeout_s(deadline, outgoing.content_nbytes))
     except InvalidRequestError:  # the rest of it, which the server waits for, cannot be read
         session.close()
         raise

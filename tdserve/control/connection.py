@@ -17,6 +17,7 @@ from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import sent_beside_forks, watch_forks
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
+from tdserve.deadline import GRACE_S
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
 
@@ -169,7 +170,7 @@ class ControlConnection:
             try:
                 # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
                 return getattr(self._stub, method)(
-                    request, timeout=max(remaining_s, 0.0) + 2.0, metadata=self._metadata
+                    request, timeout=max(remaining_s, 0.0) + GRACE_S, metadata=self._metadata
                 )
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what=method, timeout_s=timeout_s)

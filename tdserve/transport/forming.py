@@ -49,6 +49,11 @@ class Forming:
         _threads.add(self._thread)
         self._thread.start()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is formed, or will not be."""
+        return self._channel is not None or self._error is not None
+
     def wait(self, timeout_s: float) -> Channel:
         """Returns the channel once it is formed.
 

@@ -73,7 +73,7 @@ class AlterableHandle(StructuredHandle):
             self.set_at_(path, item, ..., timeout_s=timeout_s)
 
         if not self._has(path):
-            self.refresh()
+            self.refresh(timeout_s=timeout_s)
         self._insist(write, timeout_s)
         return self
 
@@ -86,7 +86,7 @@ class AlterableHandle(StructuredHandle):
             self._add({path: value}, timeout_s, is_value=True, replaces=[path] if is_there else ())
 
         if not self._has(path):
-            self.refresh()
+            self.refresh(timeout_s=timeout_s)
         self._insist(write, timeout_s)
         return self
 
@@ -150,7 +150,7 @@ class AlterableHandle(StructuredHandle):
             self._add(fresh, timeout_s, known=known)
 
         if split(self.spec, given)[1]:
-            self.refresh()
+            self.refresh(timeout_s=timeout_s)
         self._insist(write, timeout_s)
         return self
 
@@ -176,7 +176,7 @@ class AlterableHandle(StructuredHandle):
         Raises:
             KeyNotFoundError: There is none.
         """
-        self.refresh()
+        self.refresh(timeout_s=timeout_s)
         if not self.spec.root.entries:
             raise KeyNotFoundError(store=self.name, key="")
         key = self.spec.root.entries[-1][0]
@@ -191,7 +191,7 @@ class AlterableHandle(StructuredHandle):
 
     def clear(self, *, timeout_s: float | None = None) -> Self:
         """Removes all entries; the store and its batch size stay."""
-        self.refresh()
+        self.refresh(timeout_s=timeout_s)
         return self._remove([(key,) for key, _ in self.spec.root.entries], timeout_s)
 
     def rename_key_(

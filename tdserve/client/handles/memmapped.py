@@ -141,7 +141,7 @@ class MemmappedHandle(AlterableHandle):
         if isinstance(shape, torch.Tensor):
             reason = "set() takes a nested tensor"
             raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
-        path = self._checked_new(key, "make_memmap()")
+        path = self._checked_new(key, "make_memmap()", timeout_s)
         zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         content = addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
         self.add_zeros(content.spec, timeout_s=timeout_s)
@@ -165,7 +165,7 @@ class MemmappedHandle(AlterableHandle):
         """
         if not copy_data and not tensor.is_nested:
             return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
-        path = self._checked_new(key, "make_memmap_from_tensor()")
+        path = self._checked_new(key, "make_memmap_from_tensor()", timeout_s)
         self._add({path: tensor.detach()}, timeout_s)
         return self._made(path, timeout_s)
 
@@ -196,9 +196,9 @@ class MemmappedHandle(AlterableHandle):
         self.update_(td, timeout_s=timeout_s)
         return self
 
-    def _checked_new(self, key: str | Path, event: str) -> Path:
+    def _checked_new(self, key: str | Path, event: str, timeout_s: float | None) -> Path:
         path = checked_path(key)
-        self.refresh()
+        self.refresh(timeout_s=timeout_s)
         if self._has(path):
             state = f"store {self.name!r} has the key {key!r} already (set() writes over it, del_() removes it)"
             raise WrongStateError(state=state, event=event)

@@ -35,15 +35,16 @@ class StructuredHandle:
     _undone_next: bool | None = None
     _undone_at_exits: tuple[bool | None, ...] = ()
 
-    def refresh(self) -> bool:
+    def refresh(self, *, timeout_s: float | None = None) -> bool:
         """Asks the server for the store's structure; returns whether it is another one than this handle knew.
 
         Raises:
             StoreNotFoundError: The store was deleted.
         """
-        if self._client.fingerprint(self.name) == self.spec.fingerprint:
+        deadline = self._client.deadline(timeout_s)
+        if self._client.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
             return False
-        description = self._client.describe(self.name)
+        description = self._client.described(self.name, deadline)
         self.spec, self.uid = description.spec, description.uid
         return True
 
@@ -65,7 +66,7 @@ class StructuredHandle:
         return self._set_lock(False, timeout_s)
 
     def _set_lock(self, is_locked: bool, timeout_s: float | None) -> Self:
-        self.refresh()
+        self.refresh(timeout_s=timeout_s)
         was_changed = self.spec.with_locked(is_locked) != self.spec
         if was_changed:
             alter(self._client, self.name, is_locked=is_locked, deadline=self._client.deadline(timeout_s))

@@ -82,7 +82,7 @@ class MemmapClient(LoadingClient):
                 share_non_tensor=share_non_tensor,
                 max_object_bytes=max_object_bytes,
             )
-            return StoreHandle(self, self.describe(name))
+            return StoreHandle(self, self.described(name, deadline))
 
         return self.perform(make, return_early)
 

@@ -261,6 +261,9 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                 oldest = 0 if order.query.max_lag is None else oldest_version(batch)
                 _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
             progress.made()
+    except DeadlineExceededError as error:  # told before the others are given up, which takes as long again
+        _put(order, error)
+        progress.made()
     finally:
         _give_up(order, session, under_way)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient, answer_timeout_s, may_expect
 from tdserve.client.incoming import Posted, post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
@@ -187,7 +187,7 @@ def ask(
     deadline: Deadline,
 ) -> Asked:
     """Sends the request for a sample, and begins to receive it where it is known what comes."""
-    expected = _expected(session, query, num_rows * num_batches)
+    expected = _expected(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
     pending = session.send(request, sample=message)
