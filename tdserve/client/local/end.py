@@ -16,7 +16,14 @@ from weakref import WeakSet
 from tdserve.client.local.overwrites import Overwrites
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.errors import ConnectError, CorruptDataError, NotSupportedError, StoreNotFoundError, TransferAbortedError
+from tdserve.errors import (
+    ConnectError,
+    CorruptDataError,
+    NotSupportedError,
+    PeerLostError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
 from tdserve.machine import pid_namespace
 from tdserve.spec.tree import Spec
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
@@ -86,6 +93,7 @@ class LocalEnd:
 
         Raises:
             ConnectError: It does not see them, or may not use them. Says why.
+            PeerLostError: The server does not let it in: most likely it knows no more of the session.
         """
         said = welcome.local
         folder = FilePath(root or said.root)
@@ -262,7 +270,7 @@ class LocalEnd:
             was_let_in = False
         if not was_let_in:
             self._socket.close()
-            raise ConnectError(address=str(self.root), reason="the server did not let this client in")
+            raise PeerLostError(peer="the server's local socket", reason="it did not let this client in")
 
     def _forget(self) -> None:
         """In a forked child: its copies of the lock and the socket must not outlive the parent's."""

@@ -17,7 +17,14 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.session import Session
 from tdserve.control.local import SOCKET_NAME
 from tdserve.deadline import Deadline
-from tdserve.errors import ConnectError, CorruptDataError, NotLocalError, NotSupportedError, TransferAbortedError
+from tdserve.errors import (
+    ConnectError,
+    CorruptDataError,
+    NotLocalError,
+    NotSupportedError,
+    PeerLostError,
+    TransferAbortedError,
+)
 from tdserve.machine import pid_namespace
 from tdserve.spec.capture import capture
 from tdserve.store.generations import FILE_NAME
@@ -153,7 +160,7 @@ def test_open_when_the_server_does_not_let_it_in_then_error_nothing_is_held_and_
 ) -> None:
     lost: list[str] = []
     num_open = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ConnectError, match="did not let this client in"):
+    with pytest.raises(PeerLostError, match="did not let this client in"):
         LocalEnd.open(
             refusing.welcome(), root=None, on_message=lambda message: None, on_lost=lambda: lost.append("lost")
         )
