@@ -226,7 +226,8 @@ def _packed(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_stru
     if inner:
         inner, entries = (-1, *inner[1:]), _freed(entries)
     stack_dim = packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
-    return Node(around, None, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
+    names = None if node.names is None or not any(node.names[: len(around)]) else node.names[: len(around)]
+    return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
 
 
 def _freed(entries: tuple[tuple[str, Entry], ...]) -> tuple[tuple[str, Entry], ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict, lazy_stack
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.spec.capture import capture
@@ -146,3 +146,15 @@ def test_widens_when_structures_differ_otherwise_then_not() -> None:
     assert not widens(row, made(TensorDict({"t": torch.zeros(4), "n": {"x": torch.zeros(2, 3)}, "s": "t"}), ["t"]))
     assert not widens(row, made(ROW.exclude("s"), ["t"]))
     assert widens(row, made(ROW, {"t": 0, ("n", "x"): 1}))
+
+
+def test_widened_when_dimensions_have_names_then_they_keep_them() -> None:
+    members = [TensorDict({"x": torch.ones(4, 3), "word": "a"}, [4]) for _ in range(2)]
+    agents = LazyStackedTensorDict(*members, stack_dim=1, stack_dim_name="agent")
+    batch = TensorDict({"agents": agents}, [4, 2], names=["time", "agent"])
+    row = capture(batch[0])
+    found = widened(declared(row.spec, row.values, None, store="s"), capture(batch))
+    assert found is not None
+    node = found.find(("agents",))
+    assert isinstance(node, Node)
+    assert (node.names, node.inner) == (("agent",), ())
