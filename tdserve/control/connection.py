@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.control.forking import sent_beside_forks, watch_forks
+from tdserve.control.forking import answer_of, beside_forks, sent_beside_forks, watch_forks
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.deadline import GRACE_S
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
@@ -76,7 +76,8 @@ class SessionStream:
         self._on_message = on_message
         self._on_lost = on_lost
         self._outgoing: SimpleQueue[control_pb2.ClientMessage | None] = SimpleQueue()
-        self._call = open_call(sent_beside_forks(self._outgoing))
+        with beside_forks():
+            self._call = open_call(sent_beside_forks(self._outgoing))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
         # Also when the interpreter ends: a thread that drops a gloo group just then aborts the process (measured).
@@ -111,7 +112,8 @@ def _end_stream(call: Any, outgoing: SimpleQueue[control_pb2.ClientMessage | Non
     if os.getpid() != pid:  # a fork: neither the call nor the thread is here
         return
     outgoing.put(None)
-    call.cancel()
+    with beside_forks():
+        call.cancel()
     if thread is not current_thread():
         thread.join(JOIN_TIMEOUT_S)
 
@@ -133,8 +135,9 @@ class ControlConnection:
         self._open_channel()
 
     def _open_channel(self) -> None:
-        self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         watch_forks()
+        with beside_forks():
+            self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self._stub: Any = ControlServiceStub(self._channel)
         # Once, not for each check: grpc dies of a segmentation fault when a stub is made for a channel that another
         # thread has closed (measured, 1.85); to call one is a ValueError then.
@@ -169,9 +172,8 @@ class ControlConnection:
             remaining_s = deadline - time.monotonic()
             try:
                 # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
-                return getattr(self._stub, method)(
-                    request, timeout=max(remaining_s, 0.0) + GRACE_S, metadata=self._metadata
-                )
+                patience_s = max(remaining_s, 0.0) + GRACE_S
+                return answer_of(getattr(self._stub, method), request, timeout=patience_s, metadata=self._metadata)
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what=method, timeout_s=timeout_s)
             # What a server says about shared memory or NCCL would be the same the next time.
@@ -193,9 +195,8 @@ class ControlConnection:
             self._resolve(max(deadline - time.monotonic(), 0.0))
             remaining_s = max(deadline - time.monotonic(), 0.0)
             try:
-                self._health.Check(
-                    health_pb2.HealthCheckRequest(), timeout=min(remaining_s, READY_CHECK_S), wait_for_ready=True
-                )
+                check_s = min(remaining_s, READY_CHECK_S)
+                answer_of(self._health.Check, health_pb2.HealthCheckRequest(), timeout=check_s, wait_for_ready=True)
                 return
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what="the health check", timeout_s=timeout_s)
@@ -244,11 +245,16 @@ class ControlConnection:
 def _close(channel: grpc.Channel) -> None:
     """grpc waits for threads of its own, which in a fork of a process that was in the middle of a call stand still for
     ever: no longer than it takes them elsewhere."""
-    thread = Thread(target=channel.close, name="tdserve-channel-close", daemon=True)
+
+    def close() -> None:
+        with beside_forks():
+            channel.close()
+
+    thread = Thread(target=close, name="tdserve-channel-close", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the interpreter ends, and lets no thread begin
-        channel.close()
+        close()
         return
     thread.join(JOIN_TIMEOUT_S)
 

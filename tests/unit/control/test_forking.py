@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
 from tdserve.control import forking
-from tdserve.control.forking import sent_beside_forks, watch_forks
+from tdserve.control.connection import ControlConnection
+from tdserve.control.forking import beside_forks, sent_beside_forks, watch_forks
+from tdserve.errors import TDServeError
 from tests.integration.processes import wait_for
 
 TIMEOUT_S = 20.0
@@ -42,7 +48,7 @@ def test_fork_when_a_message_is_being_sent_then_waits_for_it_and_the_next_one_fo
     assert next(messages) == 1
     with ThreadPoolExecutor(1) as thread:
         forks = thread.submit(fork_and_ask_for_a_message)
-        wait_for(lambda: forking._current[-1]._is_held, "the fork's wait")
+        wait_for(lambda: forking._current[-1]._held_by, "the fork's wait")
         assert not forks.done()
         assert next(messages) == 2  # the first has left; comes when the fork is over
         assert forks.result(TIMEOUT_S) == 7
@@ -55,3 +61,57 @@ def test_fork_when_a_message_does_not_leave_then_not_held_up_for_long(monkeypatc
     assert next(messages) == 1
     assert fork_and_ask_for_a_message() == 7
     assert next(messages) == 2
+
+
+def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wait_for_itself() -> None:
+    traffic = forking._current[-1]
+    traffic.hold()
+    try:
+        with beside_forks():
+            pass
+    finally:
+        traffic.go_on()
+
+
+def fork_and_end() -> int:
+    """The exit code of a forked child that does nothing; -9 for one that stands still."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(7)
+    found = os.pidfd_open(pid)
+    try:
+        if not select.select([found], [], [], TIMEOUT_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(found)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def ask_for_ever(address: str, is_over: Event) -> None:
+    """Opens connections, and waits for a server that does not answer."""
+    while not is_over.is_set():
+        connection = ControlConnection(address)
+        try:
+            connection.wait_ready(0.3)
+        except TDServeError:
+            pass
+        finally:
+            connection.close()
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_fork_when_calls_wait_for_a_server_that_does_not_answer_then_the_child_goes_on(is_listening: bool) -> None:
+    is_over = Event()
+    with socket.socket() as silent, ThreadPoolExecutor(4) as threads:
+        silent.bind(("127.0.0.1", 0))
+        if is_listening:
+            silent.listen(64)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        asking = [threads.submit(ask_for_ever, address, is_over) for _ in range(4)]
+        try:
+            for _ in range(8):  # each second one stood still, or aborted, where calls were waited for in gRPC
+                assert fork_and_end() == 7
+        finally:
+            is_over.set()
+        for each in asking:
+            each.result(TIMEOUT_S)
