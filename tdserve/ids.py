@@ -25,7 +25,7 @@ def check_store_name(name: str) -> str:
         InvalidRequestError: With the reason. Nothing was created.
     """
     if not isinstance(name, str):
-        raise InvalidRequestError(argument="store name", reason=f"{name!r} is a {type(name).__name__}, not a str")
+        raise InvalidRequestError(argument="store name", reason=f"a {type(name).__name__} was given, not a str")
     reason = _name_fault(name)
     if reason:
         raise InvalidRequestError(argument="store name", reason=f"{name[:80]!r} {reason}")

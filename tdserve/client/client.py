@@ -208,7 +208,9 @@ class Client(WeightsClient):
         ragged: Declared,
     ) -> StoreDescription:
         settings.check(capacity)
-        captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
+        captured = structure_of(
+            capture(like, store=check_store_name(name), allow_pickle=self.allow_pickle, takes_structure=True)
+        )
         for path, leaf in captured.spec.values:
             if leaf.is_unbatched:
                 reason = "it belongs to no row; give it a store of its own"
@@ -219,7 +221,7 @@ class Client(WeightsClient):
         for key in settings.rule_keys:
             spec.find(key, store=name)
         request = control_pb2.CreateStoreRequest(
-            name=check_store_name(name),
+            name=name,
             kind=control_pb2.STORE_KIND_REPLAY,
             spec=codec.encode(spec),
             capacity=capacity,

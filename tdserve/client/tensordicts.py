@@ -123,7 +123,7 @@ class TensorDictClient(SessionClient):
             SpecMismatchError: ``out`` does not fit; nothing was written to it.
         """
         paths = [(key,) if isinstance(key, str) else tuple(key) for key in keys or ()]
-        destination = None if out is None else Destination(out, store=name)
+        destination = None if out is None else Destination(out, store=check_store_name(name))
         deadline = self.deadline(timeout_s)
 
         def fetch() -> Any:
@@ -139,7 +139,7 @@ class TensorDictClient(SessionClient):
             StoreNotFoundError: There is no such store: ``init_remote`` makes one.
             SpecMismatchError: The tensordict does not fit. Nothing was written.
         """
-        captured = capture(td, store=name, allow_pickle=self.allow_pickle)
+        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: self._replace(name, captured, td, deadline=deadline), return_early)
 
@@ -155,7 +155,7 @@ class TensorDictClient(SessionClient):
             The content version, or None when ``timeout_s=0`` and there is nothing newer.
         """
         newer_than = None if newer_than is None else check_version("newer_than", newer_than)
-        destination = Destination(td, store=name)
+        destination = Destination(td, store=check_store_name(name))
         content = self._fetch(name, self.deadline(timeout_s), newer_than=newer_than, destination=destination)
         return None if content is None else content.version
 

@@ -157,6 +157,8 @@ def test_store_name_when_it_cannot_be_then_invalid_request_says_why(client: tdse
         lambda: client.memmap_like(example(), bad),
         lambda: client.create_replay(bad, example()[0], 4),
         lambda: client.publish(bad, example()),
+        lambda: client.send(example(), bad),
+        lambda: client.recv(example(), bad, timeout_s=0),
         lambda: client.describe(bad),
         lambda: client.from_remote_init(bad, timeout_s=0),
         lambda: client.delete(bad),
@@ -166,6 +168,21 @@ def test_store_name_when_it_cannot_be_then_invalid_request_says_why(client: tdse
             call()
     assert bad not in client
     assert client.stores() == before
+
+
+def test_call_when_name_and_tensordict_are_exchanged_then_invalid_request(client: tdserve.Client) -> None:
+    for call in (
+        lambda: client.init_remote("a", example()),
+        lambda: client.send("a", example()),
+        lambda: client.recv("a", example(), timeout_s=0),
+        lambda: client.publish(example(), "a"),
+        lambda: client.create_replay(example()[0], "a", 4),
+        lambda: client.latest(example(), timeout_s=0),
+        lambda: client.replay(example(), timeout_s=0),
+        lambda: client.from_remote_init(example(), out="a", timeout_s=0),
+    ):
+        with pytest.raises(tdserve.InvalidRequestError, match="TensorDict was given, not a str"):
+            call()
 
 
 def test_store_when_it_exists_then_error_names_it_and_it_stays(client: tdserve.Client, store: Any) -> None:
