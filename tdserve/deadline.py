@@ -13,7 +13,15 @@ from tdserve.errors import DeadlineExceededError, InvalidRequestError
 
 GRACE_S = 0.4
 """Beyond a call's deadline, for a server that is there: it ends waits at the deadline by itself, and its answer takes a
-moment; and a call that asks once without waiting needs a moment too. One that is not there is noticed no sooner."""
+moment. One that is not there is noticed no sooner."""
+
+ONCE_GRACE_S = 2.0
+"""The same for a call that asks once without waiting: all the time that it has, also for a server that is busy."""
+
+
+def grace_s(timeout_s: float | None) -> float:
+    """How long beyond its time a call waits for what must come then, by what its caller asked for."""
+    return ONCE_GRACE_S if timeout_s == 0 else GRACE_S
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.opening import Opening
 from tdserve.client.session import Session
 from tdserve.config import TransportName, check_transport
-from tdserve.deadline import GRACE_S, Deadline
+from tdserve.deadline import Deadline, grace_s
 from tdserve.errors import (
     ClosedError,
     ConnectError,
@@ -294,7 +294,7 @@ class SessionClient(CatalogClient):
 
     def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
-        wait_s = self.timeout_s if remaining_s is None else max(remaining_s, GRACE_S)
+        wait_s = self.timeout_s if remaining_s is None else max(remaining_s, grace_s(deadline.timeout_s))
         with self._lock:
             session = self._session
             if session is not None and not session.is_lost:  # another thread was quicker
@@ -384,7 +384,7 @@ def answer_timeout_s(deadline: Deadline, nbytes: int = 0) -> float | None:
         nbytes: Of content that the server, or the client where the server lets it, writes before that.
     """
     remaining_s = deadline.remaining_s
-    return None if remaining_s is None else remaining_s + GRACE_S + nbytes / MIN_BYTES_PER_S
+    return None if remaining_s is None else remaining_s + grace_s(deadline.timeout_s) + nbytes / MIN_BYTES_PER_S
 
 
 def sending_timeout_s(deadline: Deadline, nbytes: int) -> float:

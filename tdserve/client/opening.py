@@ -8,7 +8,7 @@ from threading import Condition, Thread, current_thread
 from tdserve.client.session import Session
 from tdserve.control.status import NOBODY_THERE
 from tdserve.deadline import Deadline
-from tdserve.errors import ConnectError
+from tdserve.errors import ConnectError, DeadlineExceededError
 
 JOIN_TIMEOUT_S = 1.0
 """For the thread, when its client is closed: its connection is gone by then, which ends whatever it waits for."""
@@ -57,8 +57,7 @@ class Opening:
                 return self._session
             if self._error is not None:
                 raise self._error
-        reason = f"nobody answered within {round(timeout_s, 2):g} s; {NOBODY_THERE}"
-        raise ConnectError(address=self._address, reason=reason)
+        raise self._silence(timeout_s)
 
     def join(self) -> None:
         """Waits for the thread to end, once nothing holds it any more."""
@@ -68,10 +67,18 @@ class Opening:
     def _run(self) -> None:
         try:
             session = self._open_session(self._deadline)
+        except DeadlineExceededError as error:  # its own time is over; whoever waits may have more, and tries again
+            self._end(None, self._silence(error.timeout_s, error))
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever waits gets it)
             self._end(None, error)
         else:
             self._end(session, None)
+
+    def _silence(self, timeout_s: float | None, cause: BaseException | None = None) -> ConnectError:
+        waited = "in time" if timeout_s is None else f"within {round(timeout_s, 2):g} s"
+        error = ConnectError(address=self._address, reason=f"nobody answered {waited}; {NOBODY_THERE}")
+        error.__cause__ = cause
+        return error
 
     def _end(self, session: Session | None, error: BaseException | None) -> None:
         with self._changed:

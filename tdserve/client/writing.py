@@ -10,7 +10,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s, sending_timeou
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.pending import Answer, checked
 from tdserve.client.session import Session
-from tdserve.deadline import GRACE_S, Deadline
+from tdserve.deadline import Deadline, grace_s
 from tdserve.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -57,7 +57,7 @@ def write(
         outgoing = make_outgoing(session)
         remaining_s = deadline.remaining_s
         if remaining_s is not None and remaining_s < SHORT_S and not outgoing.is_inline:
-            session.await_channel(remaining_s + GRACE_S)
+            session.await_channel(remaining_s + grace_s(deadline.timeout_s))
         pending = session.send(
             request, place=outgoing.place, spooled=outgoing.spooled, **make_body(session, outgoing, deadline)
         )

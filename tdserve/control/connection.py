@@ -17,7 +17,7 @@ from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import answer_of, beside_forks, sent_beside_forks, watch_forks
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
-from tdserve.deadline import GRACE_S
+from tdserve.deadline import grace_s
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
 
@@ -172,7 +172,7 @@ class ControlConnection:
             remaining_s = deadline - time.monotonic()
             try:
                 # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
-                patience_s = max(remaining_s, 0.0) + GRACE_S
+                patience_s = max(remaining_s, 0.0) + grace_s(timeout_s)
                 return answer_of(getattr(self._stub, method), request, timeout=patience_s, metadata=self._metadata)
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what=method, timeout_s=timeout_s)

@@ -18,7 +18,7 @@ from tdserve.client.calls import (
     transfer_timeout_s,
 )
 from tdserve.client.session import Session
-from tdserve.deadline import GRACE_S, Deadline
+from tdserve.deadline import GRACE_S, ONCE_GRACE_S, Deadline
 from tdserve.errors import (
     ClosedError,
     InvalidRequestError,
@@ -51,7 +51,7 @@ def test_timeouts_when_a_deadline_is_given_then_with_grace() -> None:
     assert transfer_timeout_s(deadline) == 5.0 + TRANSFER_GRACE_S
     assert transfer_timeout_s(at_once) == transfer_timeout_s(Deadline.never) == UNTIMED_TRANSFER_S
     assert answer_timeout_s(deadline) == 5.0 + GRACE_S
-    assert answer_timeout_s(at_once) == sending_timeout_s(at_once, 0) == GRACE_S
+    assert answer_timeout_s(at_once) == sending_timeout_s(at_once, 0) == ONCE_GRACE_S
     assert answer_timeout_s(at_once, 3 * MIN_BYTES_PER_S) == sending_timeout_s(at_once, 3 * MIN_BYTES_PER_S) > 3.0
     assert answer_timeout_s(Deadline.never) is None
     assert sending_timeout_s(Deadline.never, 0) == UNTIMED_TRANSFER_S

@@ -9,7 +9,7 @@ import pytest
 from tdserve.client.opening import MIN_OPENING_S, Opening
 from tdserve.client.session import Session
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, ConnectError
+from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError
 
 TIMEOUT_S = 20.0
 ADDRESS = "127.0.0.1:1"
@@ -57,3 +57,14 @@ def test_wait_when_it_cannot_be_opened_then_all_are_told_why() -> None:
             opening.wait(TIMEOUT_S)
     assert opening.is_over
     assert slow.deadline.timeout_s == 2 * MIN_OPENING_S
+
+
+def test_wait_when_what_had_less_time_was_not_opened_in_it_then_an_error_that_a_retry_helps() -> None:
+    slow = Slow()
+    slow.error = DeadlineExceededError(what="an answer to Hello", timeout_s=0.4)
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0)
+    slow.may_open.set()
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1") as caught:
+        opening.wait(TIMEOUT_S)
+    assert caught.value.retryable
+    assert isinstance(caught.value.__cause__, DeadlineExceededError)
