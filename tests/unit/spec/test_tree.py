@@ -275,7 +275,7 @@ def test_check_matches_when_sizes_are_free_then_accepts(expected: Any, actual: A
         (TOKENS, TOKENS._replace(ragged=Ragged(Form.JAGGED, "int64", (-1, 5))), r"got ragged int64\[3, -1, 5\]"),
         (TOKENS, TOKENS._replace(ragged=Ragged(Form.STACK, "int64", (-1, -1))), r"got ragged int64\[3, -1, -1\]"),
         (TOKENS, TOKENS._replace(ragged=Ragged(Form.JAGGED, "int32", (-1, 2))), "got ragged int32"),
-        (TOKENS, ValueLeaf((3,), True, PACKED), "got non-tensor"),
+        (TOKENS, ValueLeaf((3,), True, PACKED), r"got entries of any kind\[3\]"),
         (PACKED_NODE, PACKED_NODE._replace(inner=(-1, 2)), r"batch size \[3, -1\], got \[3, -1, 2\]"),
         (PACKED_NODE, PACKED_NODE._replace(inner=None), r"ragged batch size \[3, -1\]"),
         (PACKED_NODE, PACKED_NODE._replace(tensorclass=None), r"m\.Turns, got TensorDict"),
