@@ -68,18 +68,6 @@ ROW_INDICES = {name: index for name, index in INDICES.items() if not name.starts
 
 row_index = pytest.mark.parametrize("index", list(ROW_INDICES.values()), ids=list(ROW_INDICES))
 
-behind_the_rows = pytest.mark.parametrize(
-    "index",
-    [
-        (..., 1),
-        (..., None),
-        (..., [0, 4]),
-        (1, ..., slice(1, 3)),
-        (..., torch.tensor([True, False, True, False, True])),
-    ],
-    ids=str,
-)
-
 
 def numbers(*shape: int, start: int = 0) -> torch.Tensor:
     return torch.arange(start, start + int(np.prod(shape))).reshape(shape)
@@ -117,13 +105,6 @@ def test_getitem_when_any_index_then_equals_the_local_one(store: Any, td: Tensor
 def test_get_at_when_any_index_then_equals_the_local_one(store: Any, td: TensorDict, index: Any) -> None:
     for key in ["obs", ("next", "deep", "x")]:
         assert torch.equal(td[index][key], store.get_at(key, index))
-
-
-@behind_the_rows
-def test_get_at_when_the_index_goes_on_behind_the_rows_then_equals_the_local_one(
-    store: Any, td: TensorDict, index: Any
-) -> None:
-    assert torch.equal(td.get_at("obs", index), store.get_at("obs", index))
 
 
 NEGATIVE = [
@@ -226,15 +207,6 @@ def test_set_at_when_tensor_then_equals_the_local_one(store: Any, td: TensorDict
     value = local_td(start=1000)[index]["obs"]
     store.set_at_("obs", value, index)
     td[index] = local_td(start=1000).select("obs")[index]
-    assert difference(store.to_tensordict(), td) is None
-
-
-@behind_the_rows
-def test_set_at_when_a_part_of_rows_is_meant_then_refused_and_nothing_is_written(
-    store: Any, td: TensorDict, index: Any
-) -> None:
-    with pytest.raises(tdserve.NotSupportedError, match="part of a row"):
-        store.set_at_("obs", td.get_at("obs", index), index)
     assert difference(store.to_tensordict(), td) is None
 
 
