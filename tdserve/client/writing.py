@@ -30,8 +30,8 @@ MakeOutgoing = Callable[[Session], Outgoing]
 MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
 
 
-SHORT_S = 4.0
-"""A call with less time waits for a channel before it asks: to end a session whose channel does not form takes half of
+SHORT_S = 3.0
+"""A call with less time waits for a channel before it asks: to end a session whose channel does not form takes most of
 that. Others ask meanwhile."""
 
 
