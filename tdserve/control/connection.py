@@ -15,7 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tdserve.addresses import resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.control.forking import answer_of, beside_forks, sent_beside_forks, watch_forks
+from tdserve.control.forking import (
+    answer_of,
+    beside_forks,
+    received_beside_forks,
+    sent_beside_forks,
+    watch_forks,
+)
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.deadline import grace_s
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
@@ -99,7 +105,7 @@ class SessionStream:
 
     def _read(self) -> None:
         try:
-            for message in self._call:
+            for message in received_beside_forks(self._call):
                 self._on_message(message)
             lost: TDServeError = ConnectError(address=self._address, reason="the server closed the session")
         except grpc.RpcError as error:
@@ -135,9 +141,9 @@ class ControlConnection:
         self._open_channel()
 
     def _open_channel(self) -> None:
-        watch_forks()
         with beside_forks():
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        watch_forks()
         self._stub: Any = ControlServiceStub(self._channel)
         # Once, not for each check: grpc dies of a segmentation fault when a stub is made for a channel that another
         # thread has closed (measured, 1.85); to call one is a ValueError then.

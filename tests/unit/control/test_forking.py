@@ -4,6 +4,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Event
@@ -12,9 +14,10 @@ import pytest
 
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
-from tdserve.control.forking import beside_forks, sent_beside_forks, watch_forks
+from tdserve.control.forking import beside_forks, received_beside_forks, sent_beside_forks, watch_forks
 from tdserve.errors import TDServeError
-from tests.integration.processes import wait_for
+from tests.integration.processes import REPOSITORY, wait_for
+from tests.unit.control.serving import Answering, serving
 
 TIMEOUT_S = 20.0
 
@@ -61,6 +64,83 @@ def test_fork_when_a_message_does_not_leave_then_not_held_up_for_long(monkeypatc
     assert next(messages) == 1
     assert fork_and_ask_for_a_message() == 7
     assert next(messages) == 2
+
+
+FORKING = """
+import os, sys, time
+from threading import Event, Thread
+from grpc_health.v1 import health_pb2
+from tdserve.control import forking
+from tdserve.control.connection import ControlConnection
+
+forking.SENT_TIMEOUT_S = 60.0
+connection = ControlConnection(sys.argv[1])
+connection.wait_ready(60.0)
+begun, is_answered = Event(), Event()
+
+def ask():
+    with forking.beside_forks():
+        begun.set()
+        while forking._current[-1]._held_by is None:
+            time.sleep(0.001)
+        connection._health.Check.future(health_pb2.HealthCheckRequest()).result(20.0)
+        is_answered.set()
+
+Thread(target=ask).start()
+begun.wait()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if is_answered.is_set() else 7)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_fork_when_the_process_has_but_our_channels_then_grpc_stops_only_when_ours_is_done() -> None:
+    with serving(Answering()) as address:
+        command = [sys.executable, "-c", FORKING, address]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=90.0, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+class Stream:
+    """Stands for gRPC's end of a stream: messages come when they are given, and it counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.given: SimpleQueue[int] = SimpleQueue()
+        self.num_asked = 0
+        self.num_looked_at = 0
+
+    def __next__(self) -> int:
+        self.num_asked += 1
+        return self.given.get(timeout=TIMEOUT_S)
+
+    def is_active(self) -> bool:
+        self.num_looked_at += 1
+        return True
+
+
+def test_fork_when_a_stream_is_read_then_its_next_message_is_asked_for_afterwards() -> None:
+    stream, traffic = Stream(), forking._current[-1]
+    with ThreadPoolExecutor(1) as thread:
+        messages = received_beside_forks(stream)
+        first = thread.submit(next, messages)
+        wait_for(lambda: stream.num_asked == 1, "the stream to be asked")
+        traffic.hold()
+        try:
+            assert stream.num_looked_at == 1
+            stream.given.put(1)
+            assert first.result(TIMEOUT_S) == 1
+            second = thread.submit(next, messages)
+            wait_for(lambda: traffic._changed._waiters or stream.num_asked == 2, "the thread that reads")  # type: ignore[attr-defined]
+            assert stream.num_asked == 1
+        finally:
+            traffic.go_on()
+        stream.given.put(2)
+        assert second.result(TIMEOUT_S) == 2
+    messages.close()
+    traffic.hold()
+    traffic.go_on()
+    assert stream.num_looked_at == 1  # it is read no more
 
 
 def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wait_for_itself() -> None:
