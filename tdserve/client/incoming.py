@@ -9,17 +9,20 @@ import torch
 
 from tdserve.client.gpu import landing
 from tdserve.client.leaves import Leaves
+from tdserve.client.pending import Pending
 from tdserve.client.received import Received, views
 from tdserve.client.session import Session
 from tdserve.content import values_messages
-from tdserve.errors import RemoteProtocolError
+from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TransportError
 from tdserve.layout import Layout, Message
+from tdserve.session import tag_of
 from tdserve.spec.torch_types import to_torch
 from tdserve.transport.behind import SinkBehind
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import recv_messages, unpack
+from tdserve.v1 import control_pb2
 
 
 class Posted(NamedTuple):
@@ -99,6 +102,40 @@ def receive(
             messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
         recv_messages(session.channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, _shown(layout, columns))
+
+
+def receive_answer(
+    layout: Layout,
+    session: Session,
+    request: int,
+    pending: Pending,
+    answer: control_pb2.ServerMessage,
+    *,
+    pool: BufferPool,
+    timeout_s: float,
+    into: Leaves | None = None,
+    values: torch.Tensor | None = None,
+    device: Any = None,
+) -> Received:
+    """As ``receive`` of the content that an answer announces, or holds.
+
+    Raises:
+        TDServeError: Why it did not come; of what the server says along the true reason. The session is closed.
+    """
+    try:
+        return receive(
+            layout,
+            session,
+            tag_of(request),
+            pool=pool,
+            timeout_s=timeout_s,
+            inline=answer.done.inline if answer.HasField("done") else None,
+            into=into,
+            values=values,
+            device=device,
+        )
+    except (TransportError, DeadlineExceededError) as error:
+        raise session.failure_of(pending, error) from error
 
 
 def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:

@@ -24,6 +24,11 @@ OnGranted = Callable[[control_pb2.Accepted], control_pb2.Written]
 """Writes content in place; raises a TDServeError when it has written nothing."""
 
 
+def accepted_in(answer: control_pb2.ServerMessage) -> control_pb2.Accepted:
+    """What the server says of a request that it lets happen: by itself, or with the end of what is over already."""
+    return answer.accepted if answer.HasField("accepted") else answer.done.accepted
+
+
 class Pending:
     """A request that was sent; its answers arrive here, in order.
 

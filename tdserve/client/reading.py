@@ -10,10 +10,10 @@ import torch
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, sending_timeout_s, transfer_timeout_s
 from tdserve.client.devices import to_device
-from tdserve.client.incoming import Posted, receive
+from tdserve.client.incoming import Posted, receive_answer
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.padding import Pad, padded
-from tdserve.client.pending import Pending
+from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.received import Received
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
@@ -26,7 +26,6 @@ from tdserve.errors import (
     TransportError,
 )
 from tdserve.layout import Layout
-from tdserve.session import tag_of
 from tdserve.spec.blank import META, is_blank
 from tdserve.spec.build import build, fill
 from tdserve.spec.capture import capture
@@ -180,25 +179,21 @@ def finish_read(
         device: Where the content will be moved, as of ``receive``.
         allow_pickle: Whether pickled values are unpickled; None: as the client says.
     """
-    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-    inline = answer.done.inline if answer.HasField("done") else None
+    accepted = accepted_in(answer)
     places, mismatch = (None, None) if destination is None else destination.places_for(spec, layout)
-    timeout_s = transfer_timeout_s(deadline)
     block = _room(client, accepted)
-    try:
-        received = receive(
-            layout,
-            session,
-            tag_of(request),
-            pool=client.pool,
-            timeout_s=timeout_s,
-            inline=inline,
-            into=places,
-            values=block,
-            device=device if destination is None else None,
-        )
-    except (TransportError, DeadlineExceededError) as error:
-        raise session.failure_of(pending, error) from error
+    received = receive_answer(
+        layout,
+        session,
+        request,
+        pending,
+        answer,
+        pool=client.pool,
+        timeout_s=transfer_timeout_s(deadline),
+        into=places,
+        values=block,
+        device=device if destination is None else None,
+    )
     if mismatch is not None:
         raise mismatch
     version = received.version

@@ -12,6 +12,7 @@ from tdserve.client.calls import SessionClient, answer_timeout_s, may_expect
 from tdserve.client.incoming import post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_selection
+from tdserve.client.pending import accepted_in
 from tdserve.client.reading import Content, Destination, finish_posted, finish_read
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
@@ -93,7 +94,7 @@ def _attempt(
     answer = pending.wait(answer_timeout_s(deadline), f"a read of {wanted.name!r}")
     if answer.HasField("done") and answer.done.nothing_newer:
         return None
-    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    accepted = accepted_in(answer)
     stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
     if stored is None:
         raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")

@@ -14,7 +14,7 @@ from tdserve.client.incoming import Posted, post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
 from tdserve.client.padding import Pad, padded
-from tdserve.client.pending import Pending
+from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
 from tdserve.client.session import Session
 from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
@@ -237,7 +237,7 @@ def take(
     answer = pending.wait(answer_timeout_s(deadline), f"a sample of {message.store!r}")
     if session.local is not None:
         return _taken_here(client, session, session.local, request, pending, answer, query, deadline)
-    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    accepted = accepted_in(answer)
     total = accepted.num_rows
     spec, layout = on_cpu(stored.with_rows(total)), query.layout(total)
     content = finish_read(
@@ -266,7 +266,7 @@ def _taken_here(
     deadline: Deadline,
 ) -> Sampled:
     """Copies the rows that were drawn for a local client."""
-    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    accepted = accepted_in(answer)
     try:
         content = rows_here(client, local, query.name, query.stored, query.added, accepted, keeps_fault=query.is_lease)
     except TDServeError as error:

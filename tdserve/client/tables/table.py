@@ -18,6 +18,7 @@ from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.keys import checked_path
 from tdserve.client.outgoing import Target
 from tdserve.client.padding import Pad
+from tdserve.client.pending import accepted_in
 from tdserve.client.reading import Content, finish_read
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
@@ -227,10 +228,9 @@ class TableHandle(TableRows, ByAddress):
         """
         check_real("reading rows", ROWS)
         deadline = self._client.deadline(None)
-        index = slice(None) if index is Ellipsis else index
         if isinstance(index, tuple):
             raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
-        shape: tuple[int, ...] | None = None
+        index, shape = (slice(None) if index is Ellipsis else index), None
         if not isinstance(index, slice):
             array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
             if array.dtype != np.bool_:
@@ -253,12 +253,12 @@ class TableHandle(TableRows, ByAddress):
             )
             pending = session.send(request, read=asked)
             answer = pending.wait(answer_timeout_s(deadline), f"a read of {self.name!r}")
-            accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+            accepted = accepted_in(answer)
             if session.local is not None:
                 content = rows_here(self._client, session.local, self.name, self._stored, (), accepted)
             else:
-                spec = self._stored.with_rows(accepted.num_rows)
-                layout = rows_layout(self._stored, accepted.num_rows)
+                total = accepted.num_rows
+                spec, layout = self._stored.with_rows(total), rows_layout(self._stored, total)
                 content = finish_read(
                     self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
                 )

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
-from tdserve.client.incoming import receive
+from tdserve.client.incoming import receive_answer
 from tdserve.client.leaves import Leaves
-from tdserve.client.pending import Pending
+from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, Destination
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
@@ -25,16 +25,13 @@ from tdserve.client.weights.whole import take_whole
 from tdserve.content import read_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import (
-    DeadlineExceededError,
     InvalidRequestError,
     RemoteProtocolError,
     TDServeError,
     TransferAbortedError,
-    TransportError,
 )
 from tdserve.ids import check_store_name
 from tdserve.integers import LARGEST, check_version
-from tdserve.session import tag_of
 from tdserve.spec import codec
 from tdserve.spec.dtypes import WIRE
 from tdserve.spec.sent import FLOATING, converted, encode_numbers, only_leaves
@@ -196,7 +193,7 @@ class _Attempt:
             if mismatch is not None:
                 raise mismatch
             return None
-        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+        accepted = accepted_in(answer)
         if session.local is not None and mismatch is not None:
             raise mismatch
         if accepted.HasField("spec"):
@@ -247,19 +244,17 @@ class _Attempt:
         deadline: Deadline,
     ) -> Content:
         """Receives the leaves that have changed, and looks whether the others are still what they were."""
-        accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
-        try:
-            received = receive(
-                rest.layout,
-                session,
-                tag_of(request),
-                pool=self._client.pool,
-                timeout_s=transfer_timeout_s(deadline),
-                inline=answer.done.inline if answer.HasField("done") else None,
-                into=rest.into,
-            )
-        except (TransportError, DeadlineExceededError) as error:
-            raise session.failure_of(pending, error) from error
+        accepted = accepted_in(answer)
+        received = receive_answer(
+            rest.layout,
+            session,
+            request,
+            pending,
+            answer,
+            pool=self._client.pool,
+            timeout_s=transfer_timeout_s(deadline),
+            into=rest.into,
+        )
         leaves, stale = rest.merge(received.leaves(), self._client.pool)
         if stale:
             self._fetch(spec, accepted.version, stale, leaves, deadline)
@@ -283,20 +278,16 @@ class _Attempt:
             answer = pending.wait(answer_timeout_s(deadline), f"leaves of {asked.name!r}")
             if session.local is not None:
                 raise TransferAbortedError(transfer=0, reason="the session is another by now")
-            inline = answer.done.inline if answer.HasField("done") else None
-            timeout_s = transfer_timeout_s(deadline)
-            try:
-                receive(
-                    layout,
-                    session,
-                    tag_of(request),
-                    pool=self._client.pool,
-                    timeout_s=timeout_s,
-                    inline=inline,
-                    into=into,
-                )
-            except (TransportError, DeadlineExceededError) as error:
-                raise session.failure_of(pending, error) from error
+            receive_answer(
+                layout,
+                session,
+                request,
+                pending,
+                answer,
+                pool=self._client.pool,
+                timeout_s=transfer_timeout_s(deadline),
+                into=into,
+            )
 
         try:
             self._client.call(attempt, deadline)

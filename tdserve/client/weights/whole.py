@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.calls import SessionClient, transfer_timeout_s
-from tdserve.client.incoming import receive
-from tdserve.client.pending import Pending
+from tdserve.client.incoming import receive_answer
+from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, Destination
-from tdserve.client.received import Received
 from tdserve.client.session import Session
 from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.content import read_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, TDServeError, TransportError
-from tdserve.session import tag_of
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -52,32 +50,32 @@ def take_whole(
         SpecMismatchError, NotSupportedError: As ``mismatch``. Nothing was written to the destination.
         PeerLostError, DeadlineExceededError: The destination may hold a part of it.
     """
-    accepted = answer.accepted if answer.HasField("accepted") else answer.done.accepted
+    accepted = accepted_in(answer)
     layout = read_layout(spec, is_packed=True)
     places, mismatch = (None, mismatch) if destination is None else destination.places_for(spec, layout)
     if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
         session.relays.give_up(accepted.link)
         raise mismatch
     timeout_s = transfer_timeout_s(deadline)
-    received: Received
-    try:
-        if accepted.link:
+    if accepted.link:
+        try:
             received = receive_linked(
                 client, session, request, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
             )
-        else:
-            received = receive(
-                layout,
-                session,
-                tag_of(request),
-                pool=client.pool,
-                timeout_s=timeout_s,
-                inline=answer.done.inline if answer.HasField("done") else None,
-                into=places,
-                device=device if destination is None else None,
-            )
-    except (TransportError, DeadlineExceededError) as error:
-        raise session.failure_of(pending, error) from error
+        except (TransportError, DeadlineExceededError) as error:
+            raise session.failure_of(pending, error) from error
+    else:
+        received = receive_answer(
+            layout,
+            session,
+            request,
+            pending,
+            answer,
+            pool=client.pool,
+            timeout_s=timeout_s,
+            into=places,
+            device=device if destination is None else None,
+        )
     if mismatch is not None:
         raise mismatch
     version = received.version
