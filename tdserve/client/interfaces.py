@@ -56,11 +56,11 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def unformed(error: ConnectError, address: str, interface: str) -> ConnectError:
-    """What a caller is told when the channel for content could not be formed.
+def unformed(reason: str, address: str, interface: str) -> ConnectError:
+    """What a caller is told when the channel for content could not be formed, or not in time.
 
     Args:
-        error: Of the channel.
+        reason: Of the channel.
         address: ``host:port`` of the server.
         interface: Address on which its data worker waits, "" where it did not say.
     """
@@ -73,4 +73,4 @@ def unformed(error: ConnectError, address: str, interface: str) -> ConnectError:
         "network, or the server into its host's (network_mode: host, --advertise HOST to be called by its address); "
         "shared files need no gloo (transport='shm')"
     )
-    return ConnectError(address=address, reason=f"{error.fields['reason']}; {remedy}")
+    return ConnectError(address=address, reason=f"{reason}; {remedy}")

@@ -244,16 +244,23 @@ class Session:
             raise self._end_unformed(error) from error
 
     def await_channel(self, timeout_s: float) -> None:
-        """Waits for the channel, or so long; then the session goes on. Raises as ``ContentChannel.expect``."""
+        """Waits for the channel.
+
+        Raises:
+            ConnectError: It was not there in time; the session goes on, and the next call may find it. Or it cannot be
+                connected; the session is closed.
+        """
         try:
             self._content.expect(timeout_s)
+        except DeadlineExceededError as error:
+            raise unformed(str(error), self.address, self.welcome.interface) from error
         except ConnectError as error:
             raise self._end_unformed(error) from error
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         if self.device:
             self.nccl_failure = str(error)
-        told = self._lost or unformed(error, self.address, self.welcome.interface)
+        told = self._lost or unformed(str(error.fields["reason"]), self.address, self.welcome.interface)
         self._on_lost(told)  # first: whoever waits for an answer is told the same
         self.close()
         return told

@@ -63,6 +63,18 @@ def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line
         pending.wait(10.0, "a read")
 
 
+def test_channel_when_it_is_not_there_in_time_then_told_the_same_and_the_session_goes_on(
+    connection: ControlConnection,
+) -> None:
+    session = opened(connection, bytes(15) + b"\3")
+    with pytest.raises(ConnectError, match=r"within 0 s; content needs gloo.*one published port is not enough"):
+        session.await_channel(0.0)
+    assert not session.is_lost
+    session.await_channel(10.0)
+    assert session.channel is session.channel
+    session.close()
+
+
 def test_session_when_its_client_opens_another_then_lost(connection: ControlConnection) -> None:
     first = opened(connection, bytes(15) + b"\1")
     pending = first.send(1, read=control_pb2.ReadRequest(store="never there", timeout_s=20.0))
@@ -154,16 +166,18 @@ def test_local_session_when_closed_then_what_waits_ends_and_nothing_more_is_sent
 def test_local_write_when_its_caller_gave_up_before_it_was_let_then_the_rows_are_free(
     local_client: tdserve.Client, local_session: Session, name: str
 ) -> None:
-    table = local_client.create_replay(name, ROWS[0], 4)
+    queue = local_client.create_queue(name, ROWS[0], 4)
+    queue.extend(ROWS)  # full: what follows is let when there is room again
     content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
     given_up = local_session.send(4_000, extend=asked, place=lambda accepted: control_pb2.Written())
     given_up.withdraw()
     assert local_session.local is not None
     local_session.local.send(control_pb2.ClientMessage(request=4_002, extend=asked))  # nobody waits for it at all
+    queue.ack(queue.take(4, ack=False))
     with pytest.raises(TransportError, match="nobody waits"):
         given_up.wait(10.0, "an extend")
-    assert table.extend(ROWS).tolist() == [0, 1, 2, 3]
+    assert queue.extend(ROWS).tolist() == [0, 1, 2, 3]
     assert not local_session.is_lost
 
 
