@@ -19,10 +19,14 @@ class ContentChannel:
     Args:
         make: Makes the channel; blocks.
         peer: Name of the other end, for errors.
+        on_unformed: Called when it cannot be formed, or not in time; ends the session, and says what callers are told.
     """
 
-    def __init__(self, make: Callable[[], Channel], *, peer: str) -> None:
+    def __init__(
+        self, make: Callable[[], Channel], *, peer: str, on_unformed: Callable[[ConnectError], TDServeError]
+    ) -> None:
         self._make = make
+        self._on_unformed = on_unformed
         self._peer = peer
         self._lock = Lock()
         self._channel: Channel | None = None
@@ -35,15 +39,18 @@ class ContentChannel:
         return self._channel is not None
 
     def get(self, timeout_s: float) -> Channel:
-        """The channel; the session must be closed in ``timeout_s`` where it cannot be formed.
+        """The channel; the session is closed in ``timeout_s`` where it cannot be formed.
 
         Raises:
-            ConnectError: It cannot be formed, or not in time.
+            TDServeError: What ``on_unformed`` says.
         """
         channel = self._channel
         if channel is None:
             limit_s = max(timeout_s - LETTING_GO_S, timeout_s / 2)
-            channel = self._channel = self._begin().wait(limit_s)
+            try:
+                channel = self._channel = self._begin().wait(limit_s)
+            except ConnectError as error:
+                raise self._on_unformed(error) from error
         return channel
 
     def expect(self, timeout_s: float) -> None:
@@ -51,7 +58,7 @@ class ContentChannel:
 
         Raises:
             DeadlineExceededError: It was not there in time.
-            ConnectError: It cannot be formed.
+            TDServeError: It cannot be formed, and what ``on_unformed`` says of that.
         """
         if self._channel is not None:
             return
@@ -60,7 +67,7 @@ class ContentChannel:
             forming.wait(timeout_s)
         except ConnectError as error:
             if forming.is_over:
-                raise
+                raise self._on_unformed(error) from error
             raise DeadlineExceededError(what=f"a channel to {self._peer}", timeout_s=timeout_s) from error
 
     def lose(self, error: TDServeError) -> None:

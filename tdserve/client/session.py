@@ -96,7 +96,7 @@ class Session:
         greeting = Pending(on_silence=self._give_up)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
-        self._content = ContentChannel(self._make_channel, peer=self._peer)
+        self._content = ContentChannel(self._make_channel, peer=self._peer, on_unformed=self._end_unformed)
         self._mailbox: Mailbox | None = None
         self._kept: dict[int, list[Work]] = {}
         self._spooled: dict[int, tuple[int, int]] = {}
@@ -238,24 +238,18 @@ class Session:
         Raises:
             ConnectError: It cannot be connected; the session is closed.
         """
-        try:
-            return self._content.get(self.connect_timeout_s)
-        except ConnectError as error:
-            raise self._end_unformed(error) from error
+        return self._content.get(self.connect_timeout_s)
 
     def await_channel(self, timeout_s: float) -> None:
         """Waits for the channel.
 
         Raises:
-            ConnectError: It was not there in time; the session goes on, and the next call may find it. Or it cannot be
-                connected; the session is closed.
+            ConnectError: Not in time, and it may be there for the next call; or never, and the session is closed.
         """
         try:
             self._content.expect(timeout_s)
         except DeadlineExceededError as error:
             raise unformed(str(error), self.address, self.welcome.interface) from error
-        except ConnectError as error:
-            raise self._end_unformed(error) from error
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         if self.device:

@@ -18,14 +18,19 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Condition, get_ident
 from typing import Any, TypeVar
 
 import grpc
 
+from tdserve.errors import DeadlineExceededError
+
 SENT_TIMEOUT_S = 1.0
 """For messages to leave; they take microseconds, but where the other end stands still."""
+
+LATE_S = 5.0
+"""After its time gRPC ends a call, but in a child that was forked while it could not stop: there it stands still."""
 
 _Message = TypeVar("_Message")
 
@@ -130,23 +135,27 @@ def beside_forks() -> Iterator[None]:
         traffic.end()
 
 
-def answer_of(method: Any, request: Any, **options: Any) -> Any:
+def answer_of(method: Any, request: Any, *, timeout: float, **options: Any) -> Any:
     """The answer to a unary call, waited for outside of gRPC.
 
     Args:
         method: Of a stub.
+        timeout: In seconds.
         options: As of the method.
 
     Raises:
         grpc.RpcError, ValueError: As of the method.
+        DeadlineExceededError: gRPC has not even said that time is over.
     """
     # Not an Event: gRPC ends the call in a forked child too, where nobody gives back the lock that the waiter held.
     answered: SimpleQueue[Any] = SimpleQueue()
     with beside_forks():
-        call = method.future(request, **options)
+        call = method.future(request, timeout=timeout, **options)
         call.add_done_callback(answered.put)
     try:
-        answered.get()
+        answered.get(timeout=timeout + LATE_S)
+    except Empty as error:
+        raise DeadlineExceededError(what="an answer of gRPC, which stands still here,", timeout_s=timeout) from error
     except BaseException:
         with beside_forks():  # after Ctrl-C it is still under way
             call.cancel()

@@ -26,9 +26,14 @@ class Handshake:
         return self.channel
 
 
+def told(error: ConnectError) -> ConnectError:
+    """What callers are told when it cannot be formed."""
+    return ConnectError(address="the server", reason=f"nothing goes, since {error.fields['reason']}")
+
+
 def test_expect_when_it_takes_too_long_then_error_and_the_next_call_finds_it_formed() -> None:
     handshake = Handshake()
-    content = ContentChannel(handshake, peer="the server")
+    content = ContentChannel(handshake, peer="the server", on_unformed=told)
     with pytest.raises(DeadlineExceededError, match="a channel to the server"):
         content.expect(0.01)
     assert not content.is_open
@@ -44,19 +49,19 @@ def test_get_when_it_cannot_be_formed_then_why() -> None:
     def refused() -> Channel:
         raise ConnectError(address="there", reason="refused")
 
-    content = ContentChannel(refused, peer="the server")
+    content = ContentChannel(refused, peer="the server", on_unformed=told)
     for ask in (content.expect, content.get):
-        with pytest.raises(ConnectError, match="refused"):
+        with pytest.raises(ConnectError, match="nothing goes, since refused"):
             ask(TIMEOUT_S)
 
 
 def test_lose_when_the_session_is_over_then_what_is_formed_is_closed_and_nothing_begins() -> None:
     handshake = Handshake()
     handshake.may_end.set()
-    content = ContentChannel(handshake, peer="the server")
+    content = ContentChannel(handshake, peer="the server", on_unformed=told)
     content.get(TIMEOUT_S)
     content.lose(ClosedError(what="the session"))
-    untouched = ContentChannel(handshake, peer="the server")
+    untouched = ContentChannel(handshake, peer="the server", on_unformed=told)
     untouched.lose(ClosedError(what="the session"))
     with pytest.raises(ClosedError):
         untouched.get(TIMEOUT_S)

@@ -14,8 +14,8 @@ import pytest
 
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
-from tdserve.control.forking import beside_forks, received_beside_forks, sent_beside_forks, watch_forks
-from tdserve.errors import TDServeError
+from tdserve.control.forking import answer_of, beside_forks, received_beside_forks, sent_beside_forks, watch_forks
+from tdserve.errors import DeadlineExceededError, TDServeError
 from tests.integration.processes import REPOSITORY, wait_for
 from tests.unit.control.serving import Answering, serving
 
@@ -141,6 +141,22 @@ def test_fork_when_a_stream_is_read_then_its_next_message_is_asked_for_afterward
     traffic.hold()
     traffic.go_on()
     assert stream.num_looked_at == 1  # it is read no more
+
+
+class Still:
+    """Stands for a method of a stub, and a call, of a gRPC that does nothing any more."""
+
+    def future(self, request: object, *, timeout: float) -> Still:
+        return self
+
+    def add_done_callback(self, callback: object) -> None:
+        """Never calls it."""
+
+
+def test_answer_when_grpc_stands_still_then_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "LATE_S", 0.02)
+    with pytest.raises(DeadlineExceededError, match=r"gRPC, which stands still here, did not happen within 0\.01 s"):
+        answer_of(Still(), None, timeout=0.01)
 
 
 def test_begin_when_the_forking_thread_ends_something_itself_then_it_does_not_wait_for_itself() -> None:
