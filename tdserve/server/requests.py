@@ -94,15 +94,10 @@ class Requests:
         """Answers one request; never raises for what a client or worker did."""
         kind = message.WhichOneof("body") or ""
         request = message.request
-        try:
-            session.protocol.begin(request)
-        except WrongStateError as error:  # the number is taken; whose content came first can no longer be told
-            await session.fail(request, error)
-            session.ended.set()
+        if not await _begin(session, kind, request):
             return
-        is_over = False
         try:
-            is_over = await self._serve(session, kind, request, message)
+            await self._serve(session, kind, request, message)
         except TDServeError as error:
             await session.fail(request, self._reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
@@ -110,11 +105,9 @@ class Requests:
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
             await session.fail(request, as_error(fault))
         finally:
-            if not is_over:
-                _end(session, request)
+            session.end(request)
 
-    async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> bool:
-        """Returns whether the request has ended here already."""
+    async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> None:
         handler = self._handlers.get(kind)
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
@@ -125,7 +118,7 @@ class Requests:
                 if kind in _WITH_CONTENT:
                     session.discard(request, asked.content)
                 await session.done(request, control_pb2.Done.FromString(answered))
-                return False
+                return
         try:
             with self._held.holding(f"a request of kind {kind!r}", message.ByteSize()):
                 done = await handler(session, request, asked)
@@ -135,13 +128,8 @@ class Requests:
             elif kind in _EXPECTING and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
-        if done is None:
-            return False
-        asks_again = done.must_wait and request not in session.mailed_requests
-        if asks_again:  # the client does so under the same number, perhaps before this task goes on
-            _end(session, request)
-        await session.done(request, done)
-        return asks_again
+        if done is not None:
+            await session.done(request, done)
 
     def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
         """What a request failed of: of missing or closed files, when the store was deleted meanwhile."""
@@ -179,9 +167,20 @@ class Requests:
         return await self._writes.write(session, request, asked)
 
 
-def _end(session: ClientSession, request: int) -> None:
-    session.accepted_requests.discard(request)
-    session.mailed_requests.discard(request)
-    session.cancelled_requests.discard(request)
-    if session.protocol.end(request):
+async def _begin(session: ClientSession, kind: str, request: int) -> bool:
+    """Whether a request may begin. One that is tried again has the number that it had, and may come before the end of
+    the last attempt is noticed here: the worker tells of it, or the answer is on its way out."""
+    try:
+        if request in session.protocol.requests:
+            await session.end_of(request)
+        session.protocol.begin(request)
+    except WrongStateError as error:  # the session ends
+        await session.fail(request, error)
         session.ended.set()
+    except asyncio.CancelledError:
+        await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
+        if kind in _WITH_CONTENT:  # nobody takes it
+            session.ended.set()
+    else:
+        return True
+    return False

@@ -229,6 +229,7 @@ def test_close_when_another_thread_is_overwriting_then_that_ends_first_and_no_ot
         wait_for(lambda: writer.is_closed, "the client to be closing")
         with pytest.raises(tdserve.ClosedError):
             written[NUM_ROWS:] = rows(LOST)
+        wait_for(lambda: client.describe(name).num_waiting == 0, "the one that waits to be given up")
         gate.may_go_on.set()
         writing.result(TIMEOUT_S)
         with pytest.raises(tdserve.ClosedError):

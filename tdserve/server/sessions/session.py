@@ -79,6 +79,7 @@ class ClientSession:
         self._inline_bytes = inline_bytes
         self._interface = interface
         self._is_opened: set[bool] = set()
+        self._ends: dict[int, asyncio.Event] = {}
         self._tasks: dict[asyncio.Task[Any], int] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
 
@@ -120,6 +121,23 @@ class ClientSession:
     def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """As ``run``, but begins before it returns. To be called outside a task."""
         eager.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
+
+    async def end_of(self, request: int) -> None:
+        """Waits until a request that is under way has ended."""
+        await eager.in_task()
+        with self.waiting():
+            while request in self.protocol.requests:
+                await self._ends.setdefault(request, asyncio.Event()).wait()
+
+    def end(self, request: int) -> None:
+        """A request ends, however it was answered."""
+        self.accepted_requests.discard(request)
+        self.mailed_requests.discard(request)
+        self.cancelled_requests.discard(request)
+        if self.protocol.end(request):
+            self.ended.set()
+        if request in self._ends:
+            self._ends.pop(request).set()
 
     def cancel(self, request: int) -> None:
         """Gives up a request that waits; one that already moves content goes on to its end."""

@@ -19,6 +19,7 @@ from tdserve.errors import (
 from tdserve.server.entry import Entry
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
+from tdserve.session import SessionEvent
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, outbox, outside
 
@@ -127,11 +128,53 @@ def test_read_when_of_weights_then_says_what_the_store_is(world: World, run: Loo
     assert "'w' is a weights store" in str(error)
 
 
-def test_request_when_its_number_is_taken_then_failure_and_the_session_ends(
-    world: World, run: Loop, requests: Requests
+def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended(
+    world: World, run: Loop, requests: Requests, replay: Entry
 ) -> None:
+    assert replay.row_spec is not None
+    fingerprint = replay.row_spec.fingerprint
+
+    async def scenario() -> ClientSession:
+        session = world.session()
+        session.protocol.begin(1)  # an attempt that the client has given up, and whose end is not noticed here
+        messages = extending(1, fingerprint), sampling(1, num_rows=1)
+        tasks = [asyncio.create_task(requests.serve(session, message)) for message in messages]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert outbox(session).messages == []
+        session.end(1)
+        await asyncio.wait_for(asyncio.gather(*tasks), 20.0)
+        return session
+
+    session = run(scenario())
+    assert [each.WhichOneof("body") for each in outbox(session).messages] == ["done", "done"]
+    assert session.protocol.requests == frozenset()
+    assert not session.ended.is_set()
+
+
+@pytest.mark.parametrize("has_content", [False, True])
+def test_request_when_cancelled_before_it_could_begin_then_aborted(
+    world: World, run: Loop, requests: Requests, replay: Entry, has_content: bool
+) -> None:
+    async def scenario() -> ClientSession:
+        session = world.session()
+        session.protocol.begin(1)
+        session.run(requests.serve(session, extending(1, b"") if has_content else sampling(1)), 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        session.cancel(1)
+        assert await session.finish(20.0)
+        return session
+
+    session = run(scenario())
+    assert isinstance(outbox(session).error(), TransferAbortedError)
+    assert session.protocol.requests == {1}
+    assert session.ended.is_set() == has_content
+
+
+def test_request_when_the_session_drains_then_failure_and_it_ends(world: World, run: Loop, requests: Requests) -> None:
     session = world.session()
-    session.protocol.begin(1)
+    session.protocol.on(SessionEvent.DRAIN)
     run(requests.serve(session, control_pb2.ClientMessage(request=1, read=control_pb2.ReadRequest(store="x"))))
     assert isinstance(outbox(session).error(), WrongStateError)
     assert session.ended.is_set()
