@@ -44,6 +44,7 @@ class Mailbox:
         self._lock = Lock()
         self._is_closed = False
         self._mail: Mail | None = None
+        self._streamed: set[int] = set()  # extends that went another way, and are not answered
         self._kv_store = KVStore(self._on_entry)
         self._forming: Forming | None = None
 
@@ -56,18 +57,32 @@ class Mailbox:
         """Whether requests ride here."""
         return self._mail is not None
 
+    @property
+    def is_turning(self) -> bool:
+        """Whether extends will ride here as soon as those are answered that went another way."""
+        return self._mail is not None and bool(self._streamed)
+
     def send(self, message: control_pb2.ClientMessage) -> bool:
-        """Sends a message; False when it must go another way: too long, or the channel is not formed.
+        """Sends a message; False when it must go another way: too long, the channel is not formed, or it would overtake
+        what went there.
 
         Raises:
             TransportError: The channel is lost.
         """
-        mail = self._mail
-        if mail is None or message.ByteSize() > MAIL_BYTES:
+        mail, is_extend = self._mail, message.HasField("extend")
+        if mail is None or message.ByteSize() > MAIL_BYTES or (is_extend and self._streamed):
+            if is_extend:
+                self._streamed.add(message.request)
+            return False
+        if message.HasField("join_group"):  # behind the notice that it was left, which is no request
             return False
         mail.send(message.SerializeToString())
         mail.reap(REAP_TIMEOUT_S)
         return True
+
+    def forget(self, request: int) -> None:
+        """A request is answered."""
+        self._streamed.discard(request)
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
         """Takes an entry of the server's rendezvous."""

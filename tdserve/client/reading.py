@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, sending_timeout_s, transfer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.devices import to_device
 from tdserve.client.incoming import Posted, receive_answer
 from tdserve.client.leaves import Leaves, leaves_of
@@ -16,6 +16,7 @@ from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.received import Received
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s, sending_timeout_s, transfer_timeout_s
 from tdserve.client.value_blocks import decode_values
 from tdserve.data.values import ReadBlock
 from tdserve.deadline import Deadline

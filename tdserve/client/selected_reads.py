@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, may_expect
+from tdserve.client.calls import SessionClient
 from tdserve.client.incoming import post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_selection
 from tdserve.client.pending import accepted_in
 from tdserve.client.reading import Content, Destination, finish_posted, finish_read
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s, may_expect
 from tdserve.client.value_blocks import decode_values
 from tdserve.content import read_layout, selected_spec
 from tdserve.data.opened import OpenStore

@@ -165,8 +165,7 @@ class Session:
         if self.local is not None:
             self.local.send(message)
             return pending
-        # A group is joined behind the notice that it was left, which is no request and goes by the stream.
-        pending.is_mailed = "join_group" not in body and self._mailbox is not None and self._mailbox.send(message)
+        pending.is_mailed = self._mailbox is not None and self._mailbox.send(message)
         if not pending.is_mailed:
             self._stream.send(message)
         return pending
@@ -199,6 +198,8 @@ class Session:
         with self._lock:
             self._pending.pop(request, None)
             spooled = self._spooled.pop(request, None) if self._spooled else None
+        if self._mailbox is not None:
+            self._mailbox.forget(request)
         if spooled is not None and self.local is not None:
             self.local.free(spooled)
 
@@ -206,14 +207,14 @@ class Session:
         """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
         pending = self._pending.get(request)
-        if self.local is not None:
-            with suppress(TransportError):
-                self.local.send(message)
-        elif pending is not None and pending.is_mailed and self._mailbox is not None:
-            with suppress(TransportError):
-                self._mailbox.send(message)
-        else:
-            self._stream.send(message)
+        way: Any = self.local or (self._mailbox if pending is not None and pending.is_mailed else self._stream)
+        with suppress(TransportError):
+            way.send(message)
+
+    @property
+    def is_turning(self) -> bool:
+        """As of ``Mailbox.is_turning``."""
+        return self._mailbox is not None and self._mailbox.is_turning
 
     @property
     def inline_bytes(self) -> int:
@@ -357,7 +358,6 @@ class Session:
 
     def _open_local(self, transport: str, root: str | None) -> None:
         """Raises NotLocalError where shared memory was asked for and there is none; PeerLostError: the session ends."""
-        error: TransportError
         if self.welcome.HasField("local"):
             try:
                 self.local = LocalEnd.open(

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, sending_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.pending import Answer, checked
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s, sending_timeout_s
 from tdserve.deadline import Deadline, grace_s
 from tdserve.errors import (
     ClosedError,

@@ -11,6 +11,7 @@ from tdserve.errors import (
     ClosedError,
     CorruptDataError,
     RemoteProtocolError,
+    ServerBusyError,
     StoreNotFoundError,
     TDServeError,
     TransferAbortedError,
@@ -94,7 +95,7 @@ class Requests:
         """Answers one request; never raises for what a client or worker did."""
         kind = message.WhichOneof("body") or ""
         request = message.request
-        if not await _begin(session, kind, request):
+        if not await self._begin(session, kind, message):
             return
         try:
             await self._serve(session, kind, request, message)
@@ -106,6 +107,29 @@ class Requests:
             await session.fail(request, as_error(fault))
         finally:
             session.end(request)
+
+    async def _begin(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> bool:
+        """Whether a request may begin. One that is tried again has the number that it had, and may come before the end
+        of the last attempt is noticed here: the worker tells of it, or the answer is on its way out."""
+        request = message.request
+        is_over = kind in _WITH_CONTENT  # nobody takes what is on its way
+        refusal: TDServeError
+        try:
+            if request in session.protocol.requests:
+                with self._held.holding(f"a request of kind {kind!r}", message.ByteSize()):
+                    await session.end_of(request)
+            session.protocol.begin(request)
+            return True
+        except WrongStateError as error:  # the session ends
+            refusal, is_over = error, True
+        except ServerBusyError as error:
+            refusal = error
+        except asyncio.CancelledError:
+            refusal = TransferAbortedError(transfer=request, reason="it was cancelled")
+        await session.fail(request, refusal)
+        if is_over:
+            session.ended.set()
+        return False
 
     async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> None:
         handler = self._handlers.get(kind)
@@ -165,22 +189,3 @@ class Requests:
         if asked.creates:
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
-
-
-async def _begin(session: ClientSession, kind: str, request: int) -> bool:
-    """Whether a request may begin. One that is tried again has the number that it had, and may come before the end of
-    the last attempt is noticed here: the worker tells of it, or the answer is on its way out."""
-    try:
-        if request in session.protocol.requests:
-            await session.end_of(request)
-        session.protocol.begin(request)
-    except WrongStateError as error:  # the session ends
-        await session.fail(request, error)
-        session.ended.set()
-    except asyncio.CancelledError:
-        await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
-        if kind in _WITH_CONTENT:  # nobody takes it
-            session.ended.set()
-    else:
-        return True
-    return False

@@ -123,6 +123,18 @@ def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(
     assert take_all(queue) == [3, 4, 5, 6, 7]
 
 
+def test_extend_when_the_first_calls_of_a_client_are_early_then_taken_in_their_order(
+    server: tdserve.Server, client: tdserve.Client, name: str
+) -> None:
+    for number in range(10):  # in which its session opens, and its ways for messages one after the other
+        queue = client.create_queue(f"{name}-{number}", rows(0)[0], 100)
+        with server.client(transport=client.transport) as fresh:
+            own = fresh.queue(queue.name)
+            futures = [own.extend(rows(2 * step, 2 * step + 1), return_early=True) for step in range(40)]
+            assert [future.result(20.0).tolist() for future in futures] == [[2 * s, 2 * s + 1] for s in range(40)]
+        assert take_all(queue) == [*range(80)]
+
+
 # ---------------------------------------------------------------- who fails gives back
 
 

@@ -281,10 +281,13 @@ def test_request_when_it_makes_no_sense_then_a_typed_error_and_nothing_else(atta
     assert not isinstance(answer, tdserve.DeadlineExceededError), answer
 
 
-def test_request_when_its_number_is_under_way_then_that_session_ends(attacker: Attacker) -> None:
+def test_request_when_its_number_is_under_way_then_it_waits_and_counts_as_what_waits(attacker: Attacker) -> None:
     attacker.session.send(1, read=control_pb2.ReadRequest(store="nothing", timeout_s=20.0))
-    attacker.session.send(1, latest=control_pb2.LatestRequest(store="nothing", timeout_s=20.0))
-    wait_for(lambda: attacker.session.is_lost, "the end of the session")
+    pending = attacker.session.send(1, latest=control_pb2.LatestRequest(store="nothing", timeout_s=20.0))
+    attacker.session.cancel(1)
+    with pytest.raises(tdserve.TransferAbortedError):
+        pending.wait(20.0, "an attack")
+    assert not attacker.session.is_lost
 
 
 @pytest.mark.parametrize("key", ["0/1", "", "x" * 100_000])

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.devices import resolved
 from tdserve.client.groups.epoch import GroupEpoch
 from tdserve.client.interfaces import address_for
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
 from tdserve.ids import check_store_name

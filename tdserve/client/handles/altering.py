@@ -7,11 +7,12 @@ from typing import Any
 
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.handles.fitting import fitted
 from tdserve.client.handles.tensordict_calls import as_local
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.client.writing import write
 from tdserve.deadline import Deadline
 from tdserve.errors import SpecMismatchError

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.fake_modes import check_real
 from tdserve.client.reading import on_cpu
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.client.value_blocks import decode_values
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.deadline import Deadline

@@ -6,8 +6,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.deadline import Deadline
 from tdserve.errors import NotLocalError
 from tdserve.ids import check_store_name

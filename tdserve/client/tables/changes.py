@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.content import GENERATION_KEY, INDEX_KEY
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, SelectionError

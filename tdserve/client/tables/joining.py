@@ -142,6 +142,7 @@ class Joining:
         self._lock = Lock()
         self._waiting: deque[Part] = deque()
         self._under_way: dict[Future[control_pb2.Done], int] = {}
+        self._opening: Future[control_pb2.Done] | None = None  # begun without a session: others would overtake it
         self._num_waiting_bytes = 0
         self._is_sending = False
         self._pid = os.getpid()
@@ -158,7 +159,8 @@ class Joining:
     @property
     def is_waiting(self) -> bool:
         """Whether parts wait, or must be over first, in front of which nothing of the same handle may go."""
-        return bool(self._waiting) or (self._max_under_way == 1 and bool(self._under_way))
+        is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
+        return bool(self._waiting) or not is_next
 
     def _max_bytes(self, first: Part) -> int:
         """Of a joined request that begins with this part."""
@@ -192,7 +194,9 @@ class Joining:
                     self._is_sending = False
 
     def _may_send(self) -> bool:
-        if not self._waiting or self._claimer.is_wishing:
+        if not self._waiting or self._claimer.is_wishing or self._opening is not None:
+            return False
+        if self._under_way and self._client.is_turning:  # on another way it would overtake them
             return False
         first = self._waiting[0]
         max_bytes = self._max_bytes(first)
@@ -263,6 +267,7 @@ class Joining:
             wish = self._claimer.wish(parts[0].request.num_rows)
             make_outgoing, make_body = self._recipe(parts, wish)
             deadline = min((part.deadline for part in parts), key=_end_of)
+            has_session = self._client.has_session
             done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=parts[0].what)
         except BaseException as fault:
             if wish is not None:
@@ -275,6 +280,7 @@ class Joining:
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
+            self._opening = None if has_session else done
         done.add_done_callback(lambda done: self._settle(done, parts, wish))  # what it closes over would live on
 
     def _recipe(self, parts: list[Part], wish: Wish | None) -> tuple[MakeOutgoing, MakeBody]:
@@ -297,6 +303,7 @@ class Joining:
     def _settle(self, done: Future[control_pb2.Done], parts: list[Part], wish: Wish | None) -> None:
         with self._lock:
             del self._under_way[done]
+            self._opening = None if self._opening is done else self._opening
         error = done.exception()
         if wish is not None:
             self._claimer.answer(wish, done.result() if error is None else None)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import as_priorities
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.content import POLICY_VERSION_KEY
 from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError

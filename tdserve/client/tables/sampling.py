@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, may_expect
+from tdserve.client.calls import SessionClient
 from tdserve.client.incoming import Posted, post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
@@ -17,6 +17,7 @@ from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s, may_expect
 from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline

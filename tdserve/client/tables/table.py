@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tdserve.client.by_address import ByAddress, OfProcess
-from tdserve.client.calls import SessionClient, answer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.datasets.dataset import TableRows
 from tdserve.client.description import StoreDescription
 from tdserve.client.fake_modes import ROWS, check_real
@@ -27,6 +27,7 @@ from tdserve.client.tables.policy_versions import checked_max_lag, say_of_rows
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.widening import makes_dense, renewed, widen
 from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.timeouts import answer_timeout_s
 from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import (
@@ -257,8 +258,7 @@ class TableHandle(TableRows, ByAddress):
             if session.local is not None:
                 content = rows_here(self._client, session.local, self.name, self._stored, (), accepted)
             else:
-                total = accepted.num_rows
-                spec, layout = self._stored.with_rows(total), rows_layout(self._stored, total)
+                spec, layout = self._stored.with_rows(accepted.num_rows), rows_layout(self._stored, accepted.num_rows)
                 content = finish_read(
                     self._client, session, request, pending, answer=answer, spec=spec, layout=layout, deadline=deadline
                 )

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tdserve.client.calls import SessionClient, answer_timeout_s, transfer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.incoming import receive_answer
 from tdserve.client.leaves import Leaves
 from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, Destination
 from tdserve.client.session import Session
+from tdserve.client.timeouts import answer_timeout_s, transfer_timeout_s
 from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.deltas import HeldVersions, Rest
 from tdserve.client.weights.local_versions import version_here

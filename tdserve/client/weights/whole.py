@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.calls import SessionClient, transfer_timeout_s
+from tdserve.client.calls import SessionClient
 from tdserve.client.incoming import receive_answer
 from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, Destination
 from tdserve.client.session import Session
+from tdserve.client.timeouts import transfer_timeout_s
 from tdserve.client.value_blocks import decode_values
 from tdserve.client.weights.relay_taking import receive_linked
 from tdserve.content import read_layout

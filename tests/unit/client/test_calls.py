@@ -7,18 +7,9 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.client.calls import (
-    MIN_BYTES_PER_S,
-    TRANSFER_GRACE_S,
-    UNTIMED_TRANSFER_S,
-    SessionClient,
-    answer_timeout_s,
-    may_expect,
-    sending_timeout_s,
-    transfer_timeout_s,
-)
+from tdserve.client.calls import SessionClient
 from tdserve.client.session import Session
-from tdserve.deadline import GRACE_S, ONCE_GRACE_S, Deadline
+from tdserve.deadline import Deadline
 from tdserve.errors import (
     ClosedError,
     InvalidRequestError,
@@ -43,19 +34,6 @@ def test_client_when_an_argument_is_wrong_then_refused() -> None:
 def test_client_when_pickled_then_allows_what_it_allowed(allow_pickle: bool) -> None:
     with SessionClient("127.0.0.1:1", allow_pickle=allow_pickle) as made:
         assert pickle.loads(pickle.dumps(made)).allow_pickle is allow_pickle
-
-
-def test_timeouts_when_a_deadline_is_given_then_with_grace() -> None:
-    deadline = Deadline.after(5.0, lambda: 100.0)
-    at_once = Deadline.after(0)
-    assert transfer_timeout_s(deadline) == 5.0 + TRANSFER_GRACE_S
-    assert transfer_timeout_s(at_once) == transfer_timeout_s(Deadline.never) == UNTIMED_TRANSFER_S
-    assert answer_timeout_s(deadline) == 5.0 + GRACE_S
-    assert answer_timeout_s(at_once) == sending_timeout_s(at_once, 0) == ONCE_GRACE_S
-    assert answer_timeout_s(at_once, 3 * MIN_BYTES_PER_S) == sending_timeout_s(at_once, 3 * MIN_BYTES_PER_S) > 3.0
-    assert answer_timeout_s(Deadline.never) is None
-    assert sending_timeout_s(Deadline.never, 0) == UNTIMED_TRANSFER_S
-    assert [may_expect(Deadline.after(timeout_s)) for timeout_s in (None, 0, 0.2, 5.0)] == [True, False, False, True]
 
 
 def test_call_when_the_session_is_lost_then_again_with_the_same_number(client: tdserve.Client) -> None:

@@ -74,6 +74,26 @@ def reading(store: str, request: int = 1) -> control_pb2.ClientMessage:
     return control_pb2.ClientMessage(request=request, read=control_pb2.ReadRequest(store=store))
 
 
+def extending(request: int) -> control_pb2.ClientMessage:
+    """Rows, which must not overtake those before them."""
+    return control_pb2.ClientMessage(request=request, extend=control_pb2.ExtendRequest(store="x"))
+
+
+def test_extend_when_another_went_another_way_then_it_does_too_until_that_is_answered(server: Server) -> None:
+    assert not server.mailbox.send(extending(1))
+    assert not server.mailbox.is_turning, "there is nothing to turn to"
+    server.connect()
+    assert server.mailbox.is_turning
+    assert server.mailbox.send(reading("x", 2))
+    assert not server.mailbox.send(extending(3))
+    server.mailbox.forget(1)
+    assert server.mailbox.is_turning
+    server.mailbox.forget(3)
+    assert not server.mailbox.is_turning
+    assert server.mailbox.send(extending(4))
+    assert [server.next_request().request for _ in range(2)] == [2, 4]
+
+
 def test_send_when_the_channel_is_not_formed_then_goes_another_way(server: Server) -> None:
     assert not server.mailbox.is_open
     assert not server.mailbox.send(reading("x"))
