@@ -45,6 +45,7 @@ class Mailbox:
         self._is_closed = False
         self._mail: Mail | None = None
         self._streamed: set[int] = set()  # extends that went another way, and are not answered
+        self._early: set[int] = set()  # of them those for which there was no other way
         self._kv_store = KVStore(self._on_entry)
         self._forming: Forming | None = None
 
@@ -59,8 +60,8 @@ class Mailbox:
 
     @property
     def is_turning(self) -> bool:
-        """Whether extends will ride here as soon as those are answered that went another way."""
-        return self._mail is not None and bool(self._streamed)
+        """Whether extends will ride here as soon as those are answered that came before the channel."""
+        return self._mail is not None and bool(self._early)
 
     def send(self, message: control_pb2.ClientMessage) -> bool:
         """Sends a message; False when it must go another way: too long, the channel is not formed, or it would overtake
@@ -73,6 +74,8 @@ class Mailbox:
         if mail is None or message.ByteSize() > MAIL_BYTES or (is_extend and self._streamed):
             if is_extend:
                 self._streamed.add(message.request)
+            if is_extend and mail is None:
+                self._early.add(message.request)
             return False
         if message.HasField("join_group"):  # behind the notice that it was left, which is no request
             return False
@@ -83,6 +86,7 @@ class Mailbox:
     def forget(self, request: int) -> None:
         """A request is answered."""
         self._streamed.discard(request)
+        self._early.discard(request)
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
         """Takes an entry of the server's rendezvous."""

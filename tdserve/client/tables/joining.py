@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import compress
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -301,10 +302,12 @@ class Joining:
         return make_outgoing, make_body
 
     def _settle(self, done: Future[control_pb2.Done], parts: list[Part], wish: Wish | None) -> None:
+        error = done.exception()
         with self._lock:
             del self._under_way[done]
-            self._opening = None if self._opening is done else self._opening
-        error = done.exception()
+            late = self._released(error) if self._opening is done else []
+        if error is not None:
+            _fail(late, error)
         if wish is not None:
             self._claimer.answer(wish, done.result() if error is None else None)
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
@@ -321,6 +324,15 @@ class Joining:
                 part.future.set_result(indices[begin : begin + part.request.num_rows])
                 begin += part.request.num_rows
         self._go_on()
+
+    def _released(self, error: BaseException | None) -> list[Part]:
+        """Lets go what waited for a session. Returns those that have failed with it: their time is over too."""
+        self._opening = None
+        are_late = [error is not None and part.deadline.expired for part in self._waiting]
+        late = list(compress(self._waiting, are_late))
+        self._waiting = deque(part for part, is_late in zip(self._waiting, are_late, strict=True) if not is_late)
+        self._num_waiting_bytes -= sum(part.nbytes for part in late)
+        return late
 
     def _go_on(self) -> None:
         """Sends what waits, from a thread that brings answers: where sending would wait for one, in another thread."""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,19 @@ def test_submit_when_the_client_is_closed_then_every_future_ends(
     assert all(
         future.exception(30.0) is None or isinstance(future.exception(), tdserve.TDServeError) for future in futures
     )
+
+
+def test_submit_when_the_server_is_gone_before_there_is_a_session_then_all_fail_in_their_time(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server, server.client(transport="gloo") as client:
+        client.create_replay("replay", rows(1)[0], CAPACITY)
+        with server.client(transport="gloo") as fresh:
+            replay = fresh.replay("replay")
+            server.shutdown()
+            began_s = time.monotonic()
+            futures = [replay.extend(rows(1), return_early=True, timeout_s=1.0) for _ in range(64)]
+            for future in futures:
+                assert isinstance(future.exception(30.0), tdserve.TDServeError)
+            assert time.monotonic() - began_s < 15.0  # one after the other it would be half a minute
 
 
 def part(num_rows: int, **said: Any) -> Part:
