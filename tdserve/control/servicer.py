@@ -128,6 +128,17 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return make(refuse, handler.request_deserializer, handler.response_serializer)
 
 
+class _GoneClients(logging.Filter):
+    """Drops what gRPC says, with a traceback, when a client vanishes in the moment in which its call is ended."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
+_GONE_CLIENTS = _GoneClients()
+
+
 class ControlServer:
     """The listening gRPC server: our service, standard health, reflection.
 
@@ -139,6 +150,7 @@ class ControlServer:
     """
 
     def __init__(self, handlers: Handlers, *, host: str, port: int, token: str | None) -> None:
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
         interceptors = [_TokenCheck(token, f"{host}:{port}")] if token else []
         options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000)]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)

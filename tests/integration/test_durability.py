@@ -29,6 +29,11 @@ from tests.integration.processes import is_gone, open_files, wait_for
 pytestmark = pytest.mark.integration
 
 ROW_ITEMS = 4096
+
+CAPACITY = 20_000
+
+MAX_LOST_WRITES = 4
+"""Whose rows were granted when a server was killed, and one whose rows are half overwritten."""
 """64 rows are 1 MiB, one message over the data transport; one row rides inside the request."""
 
 NUM_LONG = 2000
@@ -65,7 +70,7 @@ def client(crashing: Crashing) -> Iterator[tdserve.Client]:
 def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_and_whole(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
-    large, small = (client.create_replay(name, like=rows(0, 1)[0], capacity=20_000) for name in ("large", "small"))
+    large, small = (client.create_replay(name, like=rows(0, 1)[0], capacity=CAPACITY) for name in ("large", "small"))
     client.init_remote(rows(0, 64), "state")
     client.publish("policy", rows(0, 64))
     with crashing.server.client(transport="gloo", timeout_s=60.0) as other:
@@ -83,13 +88,22 @@ def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_
             writer.goes_on()
         said = {name: writer.end() for name, writer in writers.items()}
     # The clients retried what had not been answered, so all is there, and nothing twice.
-    assert Counter(numbers_in(large[:])) == dict.fromkeys(said["large"], 64)
-    assert Counter(numbers_in(small[:])) == dict.fromkeys(said["small"], 1)
+    check_newest(Counter(numbers_in(large[:])), said["large"], 64)
+    check_newest(Counter(numbers_in(small[:])), said["small"], 1)
     assert set(numbers_in(client.from_remote_init("state"))) == {said["state"][-1]}
     weights = client.latest("policy")
     assert weights is not None
     assert set(numbers_in(weights.data)) == {said["policy"][-1]}
     assert small.info()["inserts"] == len(said["small"])
+
+
+def check_newest(found: Counter[int], said: list[int], num_rows: int) -> None:
+    """That every acknowledged write is there once and whole, but those that a fast machine has overwritten by now."""
+    is_all = len(said) * num_rows <= CAPACITY
+    kept = said if is_all else said[-(CAPACITY // num_rows - MAX_LOST_WRITES) :]
+    assert {number: found[number] for number in kept} == dict.fromkeys(kept, num_rows)
+    assert max(found.values()) == num_rows
+    assert set(found) <= set(said)
 
 
 def generations_of(crashing: Crashing, client: tdserve.Client, name: str) -> Generations:

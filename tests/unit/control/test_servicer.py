@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tdserve.control.connection import ControlConnection
@@ -124,3 +125,14 @@ def test_server_when_the_port_is_taken_then_refused() -> None:
 
     with serving(Answering()) as address, pytest.raises(RuntimeError):
         asyncio.run(listen(int(address.rpartition(":")[2])))
+
+
+def test_log_when_a_client_vanished_while_its_call_was_ended_then_nothing_is_said(
+    connection: ControlConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    with caplog.at_level(logging.ERROR, logger.name):
+        for fault in (cygrpc.ExecuteBatchError("its client is gone"), ZeroDivisionError("by zero")):
+            logger.error("in a servicer's method", exc_info=fault)
+    assert "by zero" in caplog.text
+    assert "its client is gone" not in caplog.text
