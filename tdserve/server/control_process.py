@@ -68,7 +68,6 @@ class ControlProcess:
         self._is_repaired = asyncio.Event()
         self._db = CatalogDB(root.catalog_folder)
         self._departures = Departures(root.sessions_folder)
-        self._stores = Stores(root, self._db, self._departures)
         self._workers = [
             DataWorker(
                 number,
@@ -79,11 +78,12 @@ class ControlProcess:
             )
             for number in range(config.num_workers)
         ]
+        self._stores = Stores(root, self._db, self._departures, self._workers)
         self._sessions = Sessions(config, self._workers, root)
         self._traffic = Traffic()
         answers = Answers(self._db)
         values_worker = self._workers[VALUES_WORKER]
-        self._creation = Creation(self._stores, self._workers, self._sessions)
+        self._creation = Creation(self._stores, self._sessions)
         self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         rule_keys = RuleKeys()

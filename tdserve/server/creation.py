@@ -19,10 +19,9 @@ from tdserve.replay.settings import Settings
 from tdserve.server import descriptions
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
-from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec
-from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.v1 import control_pb2
 
 KIND_NAMES: dict[int, StoreKind] = {
     control_pb2.STORE_KIND_TENSORDICT: "tensordict",
@@ -41,14 +40,12 @@ class Creation:
 
     Args:
         stores: The book.
-        workers: Told of deleted stores.
         sessions: Numbers of those that are open: with one a store that it did not fill goes.
     """
 
-    def __init__(self, stores: Stores, workers: list[DataWorker], sessions: Container[object]) -> None:
+    def __init__(self, stores: Stores, sessions: Container[object]) -> None:
         self._stores = stores
         self._sessions = sessions
-        self._workers = workers
 
     async def create(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
         """Creates a store, or finds the one that ``exists_ok`` accepts.
@@ -108,10 +105,6 @@ class Creation:
             entry = self._stores.damaged(name)
         await self._stores.delete(entry)
         wake_followers(self._stores, entry.name)
-        drop = worker_pb2.Order()
-        drop.drop_store.uid = entry.record.uid
-        for worker in self._workers:
-            worker.send(drop)
 
     async def abandon(self, session: int) -> None:
         """Removes stores whose first content will never be whole: their session has ended."""

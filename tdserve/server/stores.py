@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from tdserve.server.recovery.redo import Redo
 from tdserve.server.specs import Specs, keys_of
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
+from tdserve.server.workers import DataWorker, drop_store
 from tdserve.spec.tree import Node, Spec
 from tdserve.store import rows as row_files
 from tdserve.store.adopted import Adopted, check_adopted
@@ -49,12 +50,13 @@ class Stores:
         root: The acquired root.
         db: Its catalog.
         departures: Tells which local writers may still write.
+        workers: Let go of what is deleted.
 
     Attributes:
         followers: By name of a weights store: tables whose rows are made by its versions, those that were used.
     """
 
-    def __init__(self, root: Root, db: CatalogDB, departures: Departures) -> None:
+    def __init__(self, root: Root, db: CatalogDB, departures: Departures, workers: Sequence[DataWorker]) -> None:
         self.departures = departures
         self.unfinished = Unfinished(db, departures)
         self.root = root
@@ -63,6 +65,7 @@ class Stores:
         self.specs = Specs(db, self._specs_in_use)
         self.changed = Waiters()
         self.followers: dict[str, set[str]] = {}
+        self._workers = workers
         self._entries: dict[str, Entry] = {}
 
     def restore(self) -> None:
@@ -217,7 +220,7 @@ class Stores:
         self._show(entry)
 
     async def delete(self, entry: Entry) -> None:
-        """Removes a store; readers under way end with what they have mapped."""
+        """Removes a store, and frees its space; readers under way end with what they have mapped."""
         if entry.table is not None:
             entry.table.take_back_claims()
             followers = self.followers.get(entry.table.settings.policy, set())
@@ -231,6 +234,7 @@ class Stores:
         entry.changed.delete(entry.name)
         self.changed.wake()
         await asyncio.to_thread(self.root.empty_trash, entry.record.uid)
+        await drop_store(self._workers, entry.record.uid)
 
     def discard(self, record: StoreRecord) -> None:
         """Removes, at once, a store that nobody has seen and that holds next to nothing."""

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tdserve.control.framing import ControlSocket
@@ -24,6 +24,9 @@ HEALTHY_AFTER_S = 10.0
 """A worker that lived this long starts again without waiting; one that dies at once must not burn a core."""
 
 VALUES_WORKER = 0
+
+DROP_TIMEOUT_S = 2.0
+"""A worker reports that it has dropped a store within milliseconds, however many transfers go on."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -216,6 +219,24 @@ class DataWorker:
             pending.future.set_result(report.done)
         else:
             pending.future.set_exception(LocalProtocolError(reason="a report without a body"))
+
+
+async def drop_store(workers: Iterable[DataWorker], uid: str) -> None:
+    """Has workers let go of a store whose files are gone: their space is free when this returns.
+
+    A worker that is silent for ``DROP_TIMEOUT_S`` does so later; readers under way end with what they have mapped.
+    """
+    orders = [worker.order(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=uid))) for worker in workers]
+    for order in orders:
+        order.add_done_callback(_look)
+    if orders:
+        await asyncio.wait(orders, timeout=DROP_TIMEOUT_S)
+
+
+def _look(order: asyncio.Future[worker_pb2.Worked]) -> None:
+    """Keeps asyncio from complaining of a worker that died: it has let go of everything."""
+    if not order.cancelled():
+        order.exception()
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -86,6 +86,7 @@ class Worker:
         if order.HasField("drop_store"):
             self._surroundings.stores.drop(order.drop_store.uid)
             drop_unlinked()  # if it held weights, their space is free now
+            self._connection.report(worker_pb2.Report(order=order.order, done=worker_pb2.Worked()))
             return
         if order.HasField("forget_specs"):
             self._surroundings.stores.forget_specs()

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.errors import ConnectError, StoreExistsError
-from tests.integration.processes import wait_for
+from tests.integration.processes import maps_file, wait_for
 from tests.unit.spec.strategies import Inner, difference
 
 pytestmark = pytest.mark.integration
@@ -156,6 +156,18 @@ def test_delete_when_done_then_the_name_is_free_and_files_are_gone(client: tdser
     assert difference(other, client.from_remote_init(name)) is None
     with pytest.raises(tdserve.SpecMismatchError, match="older store"):
         store[0] = frames(3)[0]
+
+
+def test_delete_when_done_then_no_worker_keeps_the_space(client: tdserve.Client, name: str) -> None:
+    td = frames(3)
+    td["text"] = "a value, which the server writes also for a client that writes tensors itself"
+    client.memmap(td, name)
+    stats = client.stats()
+    pids = [worker["pid"] for worker in stats["workers"]]
+    inodes = [file.stat().st_ino for file in Path(stats["root"], client.describe(name).path).rglob("*.*")]
+    assert any(maps_file(pid, inode) for pid in pids for inode in inodes)
+    client.delete(name)
+    assert not any(maps_file(pid, inode) for pid in pids for inode in inodes)
 
 
 @pytest.mark.parametrize("size", [3, 60_000])

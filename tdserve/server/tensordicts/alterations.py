@@ -33,7 +33,7 @@ from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import values_path
 from tdserve.server.stores import Stores
-from tdserve.server.workers import DataWorker
+from tdserve.server.workers import DataWorker, drop_store
 from tdserve.spec import codec
 from tdserve.spec.altering import Alteration, Altered, Renaming
 from tdserve.spec.tree import Path, Spec
@@ -152,12 +152,10 @@ class Alterations:
                 await asyncio.to_thread(_make_files, made.folder, added, uid)
             yield made
         finally:
-            if added is not None:
-                drop = worker_pb2.Order()
-                drop.drop_store.uid = uid
-                session.worker.send(drop)
             if made.folder.name not in {each.folder for each in Restructured.load(self._stores.db)}:
                 await asyncio.to_thread(_remove_files, made.folder, uid)
+            if added is not None:
+                await drop_store([session.worker], uid)
 
     async def _fill(
         self, session: ClientSession, request: int, entry: Entry, made: _Made, content: control_pb2.Content

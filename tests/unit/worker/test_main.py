@@ -101,7 +101,9 @@ def test_count_of_reads_when_asked_then_of_those_that_control_did_not_see(
 def test_store_when_dropped_then_its_files_are_opened_anew(control: Control, store: StoredTensorDict) -> None:
     control.send(reading(1, store))
     assert control.report().HasField("done")
-    control.send(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=UID)))
+    control.send(worker_pb2.Order(order=3, drop_store=worker_pb2.DropStore(uid=UID)))
+    dropped = control.report()
+    assert (dropped.order, dropped.HasField("done")) == (3, True)
     control.send(worker_pb2.Order(session=1, close_session=worker_pb2.CloseSession()))
     store.ref.uid = UID[::-1]
     control.send(reading(2, store))
