@@ -26,7 +26,8 @@ from tdserve.errors import CorruptDataError
 
 BATCH_ROWS = 64
 POOL_ROWS = 1_024
-NUM_EXTENDS_UNDER_WAY = 4
+NUM_EXTENDS_UNDER_WAY = 8
+"""As many as batches in a pipeline of samples."""
 
 STORE = "chat"
 

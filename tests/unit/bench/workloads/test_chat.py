@@ -8,7 +8,7 @@ from tdserve.bench.workloads.chat import measure_chat
 pytestmark = pytest.mark.integration
 
 NAMES = [
-    "extend 64 histories, 4 under way",
+    "extend 64 histories, 8 under way",
     "sample 64 histories, one by one",
     "sample 64 histories, 8 under way",
 ]
