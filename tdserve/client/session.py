@@ -15,6 +15,7 @@ from tdserve.client.greeting import hello
 from tdserve.client.group_inbox import GroupInbox
 from tdserve.client.interfaces import address_towards, unformed
 from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.opening import open_local
 from tdserve.client.mailbox import Mailbox
 from tdserve.client.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.relays.relay import Relays
@@ -25,7 +26,6 @@ from tdserve.errors import (
     ConnectError,
     DeadlineExceededError,
     LocalProtocolError,
-    NotLocalError,
     PeerLostError,
     TDServeError,
     TransferAbortedError,
@@ -357,22 +357,16 @@ class Session:
                 self.local.send(control_pb2.ClientMessage(request=request, written=written))
 
     def _open_local(self, transport: str, root: str | None) -> None:
-        """Raises NotLocalError where shared memory was asked for and there is none; PeerLostError: the session ends."""
-        if self.welcome.HasField("local"):
-            try:
-                self.local = LocalEnd.open(
-                    self.welcome, root=root, on_message=self._on_message, on_lost=self._on_local_lost
-                )
-                return
-            except (ConnectError, PeerLostError) as failure:
-                if isinstance(failure, PeerLostError) and (transport == "shm" or self.is_lost):
-                    raise
-                error = failure
-        else:
-            error = ConnectError(address=self.address, reason="the server runs on another machine")
-        self.why_not_local = str(error.fields["reason"])
-        if transport == "shm":
-            raise NotLocalError(address=self.address, reason=self.why_not_local) from error
+        self.local, self.why_not_local = open_local(
+            self.welcome,
+            transport=transport,
+            root=root,
+            address=self.address,
+            on_message=self._on_message,
+            on_lost=self._on_local_lost,
+        )
+        if self._lost is not None:  # meanwhile, which may be why there is none
+            raise self._lost
 
     def _on_local_lost(self) -> None:
         self._on_lost(PeerLostError(peer=self._peer, reason="the local socket was closed"))

@@ -14,10 +14,9 @@ from concurrent.futures import Future, wait
 from functools import partial
 from itertools import compress
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
-import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient
@@ -26,7 +25,7 @@ from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.parting import before_executors_end, before_the_end
 from tdserve.client.session import Session
 from tdserve.client.tables.claiming import Claimer, Unsure, Wish
-from tdserve.client.value_blocks import joinable_nbytes
+from tdserve.client.tables.parts import Part, joined
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
 from tdserve.content import write_layout
 from tdserve.deadline import Deadline
@@ -55,70 +54,6 @@ MAX_UNDER_WAY = 2
 
 MAX_ALONE_UNDER_WAY = 64
 """Of requests that cannot be joined; the server remembers the answers of as many."""
-
-
-class Part(NamedTuple):
-    """One extend.
-
-    Attributes:
-        captured: Its rows.
-        request: What is said of them; the content is added when it is sent.
-        deadline: Its own.
-        what: For the error of one that takes too long.
-        future: Gets its row numbers.
-        is_alone: Whether it shares no request.
-        values_nbytes: Of the values.
-        number: Of its request, where it was tried before.
-    """
-
-    captured: Captured
-    request: control_pb2.ExtendRequest
-    deadline: Deadline
-    what: str
-    future: Future[torch.Tensor]
-    is_alone: bool = False
-    values_nbytes: int = 0
-    number: int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        captured: Captured,
-        request: control_pb2.ExtendRequest,
-        deadline: Deadline,
-        *,
-        number: int | None = None,
-    ) -> Part:
-        """One that is on its way: its future cannot be cancelled."""
-        what = f"an extend of {request.store!r} by {request.num_rows} rows"
-        nbytes = joinable_nbytes(captured.spec, captured.values)
-        future: Future[torch.Tensor] = Future()
-        future.set_running_or_notify_cancel()
-        return cls(captured, request, deadline, what, future, nbytes is None, nbytes or 0, number)
-
-    @property
-    def nbytes(self) -> int:
-        """Of the tensors and values."""
-        return self.captured.spec.nbytes + self.values_nbytes
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is said of its rows."""
-        said = self.request
-        return not (said.keys or said.priorities or said.ends or said.policy_versions)
-
-    def fits(self, other: Part) -> bool:
-        """Whether both may share a request."""
-        own, its = self.request, other.request
-        return (
-            not self.is_alone
-            and not other.is_alone
-            and own.writer == its.writer
-            and own.keys == its.keys
-            and bool(own.priorities) == bool(its.priorities)
-            and bool(own.policy_versions) == bool(its.policy_versions)
-            and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
-        )
 
 
 class Joining:
@@ -285,7 +220,7 @@ class Joining:
         done.add_done_callback(lambda done: self._settle(done, parts, wish))  # what it closes over would live on
 
     def _recipe(self, parts: list[Part], wish: Wish | None) -> tuple[MakeOutgoing, MakeBody]:
-        request = parts[0].request if len(parts) == 1 else _joined([part.request for part in parts])
+        request = joined([part.request for part in parts])
         captured = [part.captured for part in parts]
 
         def make_outgoing(session: Session) -> Outgoing:
@@ -377,23 +312,3 @@ def _indices(done: control_pb2.Done) -> torch.Tensor:
 def _end_of(deadline: Deadline) -> float:
     remaining_s = deadline.remaining_s
     return float("inf") if remaining_s is None else remaining_s
-
-
-def _joined(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:
-    first = requests[0]
-    joined = control_pb2.ExtendRequest(
-        store=first.store, num_rows=sum(request.num_rows for request in requests), writer=first.writer
-    )
-    joined.keys.extend(first.keys)
-    if first.priorities:
-        joined.priorities = b"".join(_spread(request.priorities, request.num_rows, 8) for request in requests)
-    if first.policy_versions:
-        joined.policy_versions = b"".join(_spread(request.policy_versions, request.num_rows, 8) for request in requests)
-    if any(request.ends for request in requests):
-        joined.ends = b"".join(_spread(request.ends or b"\0", request.num_rows, 1) for request in requests)
-    return joined
-
-
-def _spread(content: bytes, num_rows: int, itemsize: int) -> bytes:
-    """One number per row, of which a single one stands for all."""
-    return content if len(content) == num_rows * itemsize else np.tile(np.frombuffer(content, "V1"), num_rows).tobytes()

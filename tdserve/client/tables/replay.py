@@ -9,8 +9,8 @@ from tdserve.client.fake_modes import ROWS, check_real
 from tdserve.client.padding import Pad
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.changes import change, priorities_message
-from tdserve.client.tables.sampling import Query, sampled
-from tdserve.client.tables.table import TableHandle, check_num_rows
+from tdserve.client.tables.sampling import Query, check_num_rows, sampled
+from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken
 from tdserve.integers import check_integer
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tdserve.client.calls import SessionClient
+from tdserve.client.fake_modes import ROWS, check_real
 from tdserve.client.incoming import Posted, post
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
@@ -18,10 +19,11 @@ from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
 from tdserve.client.session import Session
 from tdserve.client.timeouts import answer_timeout_s, may_expect
-from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, rows_layout
+from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, MAX_SAMPLE_ROWS, SLICE_END_KEY, rows_layout
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
-from tdserve.errors import TDServeError, TransferAbortedError
+from tdserve.errors import InvalidRequestError, TDServeError, TransferAbortedError
+from tdserve.integers import check_integer
 from tdserve.layout import Layout
 from tdserve.session import tag_of
 from tdserve.spec.build import build
@@ -32,6 +34,22 @@ from tdserve.spec.untracked import untracked
 from tdserve.v1 import content_pb2, control_pb2
 
 _TRUNCATED = ("next", "truncated")
+
+
+def check_num_rows(num_rows: Any, device: Any) -> int:
+    """How many rows a sample has, and what else can be said of it before anything is drawn for it.
+
+    Raises:
+        InvalidRequestError, NotSupportedError: There can be no such sample.
+    """
+    check_real("drawing rows", ROWS)
+    number = check_integer("num_rows", num_rows, 1, maximum=MAX_SAMPLE_ROWS)
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError) as fault:  # AssertionError: a build without CUDA
+            raise InvalidRequestError(argument="device", reason=f"{device!r}: {str(fault)[:200]}") from fault
+    return number
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ from tdserve.client.pending import accepted_in
 from tdserve.client.reading import Content, finish_read
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
-from tdserve.client.tables.joining import Joining, Part
+from tdserve.client.tables.joining import Joining
+from tdserve.client.tables.parts import Part
 from tdserve.client.tables.policy_versions import checked_max_lag, say_of_rows
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.widening import makes_dense, renewed, widen
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.timeouts import answer_timeout_s
-from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.content import rows_layout
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     CapacityError,
@@ -369,22 +370,6 @@ class TableHandle(TableRows, ByAddress):
 def _check_whole(content: Content, request: int) -> None:
     if content.columns.num_missing:
         raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
-
-
-def check_num_rows(num_rows: Any, device: Any) -> int:
-    """How many rows a sample has, and what else can be said of it before anything is drawn for it.
-
-    Raises:
-        InvalidRequestError, NotSupportedError: There can be no such sample.
-    """
-    check_real("drawing rows", ROWS)
-    number = check_integer("num_rows", num_rows, 1, maximum=MAX_SAMPLE_ROWS)
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, TypeError) as fault:  # AssertionError: a build without CUDA
-            raise InvalidRequestError(argument="device", reason=f"{device!r}: {str(fault)[:200]}") from fault
-    return number
 
 
 def _listed(require: Any) -> list[Any]:

@@ -20,7 +20,6 @@ from tdserve.deadline import Deadline
 from tdserve.errors import (
     ConnectError,
     CorruptDataError,
-    NotLocalError,
     NotSupportedError,
     PeerLostError,
     TransferAbortedError,
@@ -65,36 +64,6 @@ def test_session_when_on_the_servers_machine_then_local_until_it_ends(session: S
     assert session.welcome.local.lock_name not in lock_names(local)
     with pytest.raises(ConnectError):
         local.send(control_pb2.ClientMessage())
-
-
-def test_session_when_the_root_is_seen_elsewhere_then_found_where_it_is_said(
-    server: tdserve.Server, tmp_path: Path, session: Session
-) -> None:
-    (tmp_path / "seen here").symlink_to(local_of(session).root)
-    with server.client(transport="shm", root=str(tmp_path / "seen here")) as client:
-        local = local_of(client.session(Deadline.after(20.0)))
-        assert local.root == tmp_path / "seen here"
-        client.init_remote(TD, "seen elsewhere")
-        assert client["seen elsewhere"]["a"].tolist() == [0, 1, 2]
-        client.delete("seen elsewhere")
-
-
-@pytest.mark.parametrize("what", ["nothing", "another file", "a copy"])
-def test_session_when_the_root_is_not_seen_then_says_so_and_goes_on_over_the_network_if_it_may(
-    server: tdserve.Server, tmp_path: Path, session: Session, what: str
-) -> None:
-    if what == "another file":
-        (tmp_path / "nonce").write_text("another")
-    elif what == "a copy":
-        shutil.copyfile(local_of(session).root / "nonce", tmp_path / "nonce")
-    reason = "does not see" if what == "nothing" else "another one"
-    with server.client(transport="auto", root=str(tmp_path)) as client:
-        opened = client.session(Deadline.after(20.0))
-        assert opened.transport == "gloo"
-        assert reason in opened.why_not_local
-        assert client.stats()["num_sessions"] >= 1
-    with pytest.raises(NotLocalError, match=reason):
-        server.client(transport="shm", root=str(tmp_path)).session(Deadline.after(20.0))
 
 
 def test_delete_when_this_client_has_the_store_mapped_then_its_space_is_free_at_once(

@@ -7,32 +7,23 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.client.outgoing import Target
-from tdserve.client.tables.joining import Joining, Part, _joined
+from tdserve.client.tables.joining import Joining
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError
 from tdserve.replay.settings import Settings
-from tdserve.spec.capture import capture
-from tdserve.v1 import control_pb2
+from tests.unit.client.tables.numbered import part, rows
 
 pytestmark = pytest.mark.integration
 
 CAPACITY = 4_096
 
 MakeReplay = Callable[..., ReplayHandle]
-
-
-def rows(num_rows: int, first: int = 0) -> TensorDict:
-    """Rows that hold their own numbers."""
-    number = torch.arange(first, first + num_rows)
-    return TensorDict({"number": number, "obs": number[:, None].expand(num_rows, 8).float()}, [num_rows])
 
 
 @pytest.fixture
@@ -163,26 +154,6 @@ def test_submit_when_the_server_is_gone_before_there_is_a_session_then_all_fail_
             assert time.monotonic() - began_s < 15.0  # one after the other it would be half a minute
 
 
-def part(num_rows: int, **said: Any) -> Part:
-    request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
-    return Part(capture(rows(num_rows)), request, Deadline.never, "an extend", Future())
-
-
-def test_fits_when_what_is_said_of_the_rows_differs_then_not_joined() -> None:
-    assert part(1).fits(part(7))
-    assert part(1, priorities=bytes(8)).fits(part(2, priorities=bytes(16)))
-    assert not part(1, priorities=bytes(8)).fits(part(1))
-    assert not part(1, policy_versions=bytes(8)).fits(part(1))
-    assert not part(1, writer=3).fits(part(1))
-    assert not part(1, keys=[{"parts": ["obs"]}]).fits(part(1))
-
-
-def test_joined_when_parts_have_policy_versions_then_every_row_has_its_own() -> None:
-    said = [np.array(versions, "<i8").tobytes() for versions in ([3], [1, 2])]
-    joined = _joined([part(2, policy_versions=said[0]).request, part(2, policy_versions=said[1]).request])
-    assert np.frombuffer(joined.policy_versions, "<i8").tolist() == [3, 3, 1, 2]
-
-
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
     joining = Joining(client, Target("replay", b""), Settings(), max_rows=100)
     for num_rows in (40, 40, 40):
@@ -248,7 +219,3 @@ def test_may_send_when_batches_differ_in_size_then_about_as_much_is_enough(clien
     alone = part(1)._replace(is_alone=True)
     joining._waiting, joining._num_waiting_bytes = deque([alone]), 0
     assert joining._may_send()
-
-
-def test_part_when_it_has_values_then_they_count() -> None:
-    assert part(3)._replace(values_nbytes=100).nbytes == part(3).nbytes + 100

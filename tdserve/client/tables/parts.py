@@ -1,0 +1,102 @@
+"""One extend of those that may share a request, and the request that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tdserve.client.value_blocks import joinable_nbytes
+from tdserve.deadline import Deadline
+from tdserve.spec.capture import Captured
+from tdserve.v1 import control_pb2
+
+
+class Part(NamedTuple):
+    """One extend.
+
+    Attributes:
+        captured: Its rows.
+        request: What is said of them; the content is added when it is sent.
+        deadline: Its own.
+        what: For the error of one that takes too long.
+        future: Gets its row numbers.
+        is_alone: Whether it shares no request.
+        values_nbytes: Of the values.
+        number: Of its request, where it was tried before.
+    """
+
+    captured: Captured
+    request: control_pb2.ExtendRequest
+    deadline: Deadline
+    what: str
+    future: Future[torch.Tensor]
+    is_alone: bool = False
+    values_nbytes: int = 0
+    number: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        captured: Captured,
+        request: control_pb2.ExtendRequest,
+        deadline: Deadline,
+        *,
+        number: int | None = None,
+    ) -> Part:
+        """One that is on its way: its future cannot be cancelled."""
+        what = f"an extend of {request.store!r} by {request.num_rows} rows"
+        nbytes = joinable_nbytes(captured.spec, captured.values)
+        future: Future[torch.Tensor] = Future()
+        future.set_running_or_notify_cancel()
+        return cls(captured, request, deadline, what, future, nbytes is None, nbytes or 0, number)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors and values."""
+        return self.captured.spec.nbytes + self.values_nbytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is said of its rows."""
+        said = self.request
+        return not (said.keys or said.priorities or said.ends or said.policy_versions)
+
+    def fits(self, other: Part) -> bool:
+        """Whether both may share a request."""
+        own, its = self.request, other.request
+        return (
+            not self.is_alone
+            and not other.is_alone
+            and own.writer == its.writer
+            and own.keys == its.keys
+            and bool(own.priorities) == bool(its.priorities)
+            and bool(own.policy_versions) == bool(its.policy_versions)
+            and self.captured.spec.with_rows(1) == other.captured.spec.with_rows(1)
+        )
+
+
+def joined(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:
+    """One request for the rows of all, which fit."""
+    if len(requests) == 1:
+        return requests[0]
+    first = requests[0]
+    whole = control_pb2.ExtendRequest(
+        store=first.store, num_rows=sum(request.num_rows for request in requests), writer=first.writer
+    )
+    whole.keys.extend(first.keys)
+    if first.priorities:
+        whole.priorities = b"".join(_spread(request.priorities, request.num_rows, 8) for request in requests)
+    if first.policy_versions:
+        whole.policy_versions = b"".join(_spread(request.policy_versions, request.num_rows, 8) for request in requests)
+    if any(request.ends for request in requests):
+        whole.ends = b"".join(_spread(request.ends or b"\0", request.num_rows, 1) for request in requests)
+    return whole
+
+
+def _spread(content: bytes, num_rows: int, itemsize: int) -> bytes:
+    """One number per row, of which a single one stands for all."""
+    return content if len(content) == num_rows * itemsize else np.tile(np.frombuffer(content, "V1"), num_rows).tobytes()

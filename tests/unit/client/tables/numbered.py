@@ -1,0 +1,26 @@
+"""Rows that hold their own numbers, and extends by them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.tables.parts import Part
+from tdserve.deadline import Deadline
+from tdserve.spec.capture import capture
+from tdserve.v1 import control_pb2
+
+
+def rows(num_rows: int, first: int = 0) -> TensorDict:
+    """Rows that hold their own numbers."""
+    number = torch.arange(first, first + num_rows)
+    return TensorDict({"number": number, "obs": number[:, None].expand(num_rows, 8).float()}, [num_rows])
+
+
+def part(num_rows: int, **said: Any) -> Part:
+    """An extend by such rows, of which this is said."""
+    request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
+    return Part(capture(rows(num_rows)), request, Deadline.never, "an extend", Future())
