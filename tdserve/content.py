@@ -47,9 +47,6 @@ MIN_SENT_VALUES_BYTES = 64 * 1024
 """A block of values from this size on travels as data messages behind the leaves, a smaller one in the request or the
 answer: that costs two more copies and the time of the control process, this one more wait."""
 
-MISSING_GENERATION = -1
-"""In a sample's generation column: this row was overwritten while it was copied; its content is undefined."""
-
 
 def has_bundles(spec: Spec) -> bool:
     """Whether the values of each new row of this structure are kept together: where it has several, one of each."""
@@ -73,6 +70,21 @@ STATUS = Trailing("status", "int64", (8,))
 def status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
     """The column that ends a read."""
     return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
+
+
+def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> int:
+    """Marks the rows of a sample that moved while they were copied, whose content is undefined; returns how many.
+
+    Args:
+        generations: As they are behind the copy. Of a row that has moved it becomes minus the one that was expected:
+            who has the row on lease can still name it.
+        expected: Generations as control saw them when it chose the rows.
+    """
+    has_moved = (generations != expected) | (generations & 1 == 1)  # odd: a part of it is being written
+    num_missing = int(np.count_nonzero(has_moved))
+    if num_missing:
+        generations[has_moved] = -expected[has_moved]
+    return num_missing
 
 
 def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.content import MISSING_GENERATION, ReadStatus, status_column
+from tdserve.content import ReadStatus, mark_moved, status_column
 from tdserve.data.opened import OpenStore
 from tdserve.layout import Layout
 from tdserve.transport.ends import RowEnd
@@ -31,10 +31,7 @@ def rows_source(
 
     def trail() -> list[NDArray[Any]]:
         found = store.generations.values[rows]
-        has_moved = (found != expected) | (found & 1 == 1)  # odd: a part of it is being written
-        num_missing = int(np.count_nonzero(has_moved))
-        if num_missing:
-            found[has_moved] = MISSING_GENERATION
+        num_missing = mark_moved(found, expected)
         columns = [np.frombuffer(column, np.uint8) for column in added.values()]
         return [rows, found, *columns, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
 

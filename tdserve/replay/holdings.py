@@ -119,7 +119,7 @@ class Holdings:
         )
         self._live = LiveRows(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.views)
-        self._live.add(live)
+        self._live.add(np.union1d(live, held[self._generations[held] & 1 == 1]))
         if settings.max_times_sampled:  # those of a sample that was cut short can be had once more
             times = self.columns.times_sampled
             times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
@@ -144,7 +144,7 @@ class Holdings:
         )
 
     def live_rows(self) -> Rows:
-        """Numbers of the rows that may be read, sorted."""
+        """Numbers of the rows that may be read, sorted; also of those to which somebody writes just now."""
         return self._live.rows()
 
     def check_live(self, rows: Rows) -> None:
@@ -179,22 +179,25 @@ class Holdings:
             self._evictor.remove(rows)
 
     def let_go(self, rows: Rows, keys: Sequence[int]) -> None:
-        """Ends :meth:`hold`: these leaves of the rows are written."""
-        self.ring.let_go(rows)
-        fresh = rows[~self._live.contains(rows)]  # held since before a restart
-        if len(fresh):
-            self._live.add(fresh)
+        """Ends :meth:`hold`: these leaves of the rows are written; of rows that have left meanwhile, nothing is."""
+        rows = self.ring.let_go(rows)
         self.views.resume(rows, keys)
         if self._evictor is not None:
             self._evictor.add(rows)
 
     def remove(self, rows: Rows) -> None:
-        """Takes live rows, each named once, out of the table; the next writers get them."""
+        """Takes live rows, each named once, out of the table; the next writers get them. Who writes to one of them in
+        this moment may finish it."""
         if self.claims is not None:
             self.claims.take_back()
             rows = rows[self._live.contains(rows)]  # others were claimed in this moment
         self._leave(rows)
         self.ring.free(rows)
+
+    def drop(self, rows: Rows) -> None:
+        """Ends :meth:`hold` of rows, each named once, that nobody will write whole any more: they leave the table."""
+        self.remove(rows[self._live.contains(rows)])
+        self.ring.let_go(rows)
 
     def take_back_claims(self) -> None:
         """From here on nobody takes rows by himself: before generations are changed, or the rules of who may write."""

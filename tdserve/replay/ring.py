@@ -2,8 +2,9 @@
 but for rows that a local writer claims by itself.
 
 A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
-silent, or a *hole*: given up half written, invisible, first in line for the next writer. Only the reservations kept
-here tell these three apart. The lower 44 bits count commits, and name a row: partial writes move only the bits above.
+silent, *held* while a part of it is written, or a *hole*: given up half written, invisible, first in line for the next
+writer. Only what is kept here tells these four apart. The lower 44 bits count commits, and name a row: partial writes
+move only the bits above.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tdserve.replay.live_rows import Rows
 from tdserve.row_numbers import encode_rows
 
 _PART_SHIFT = 44
+_NAME_MASK = (1 << _PART_SHIFT) - 1
 _PART_MASK = (1 << 18) - 1
 """Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
 
@@ -75,6 +77,8 @@ class Ring:
         self._quarantined: dict[int, Reservation] = {}
         self._holes: deque[Rows] = deque()  # in pieces: giving rows up one by one must not copy the others
         self._num_holes = 0
+        self._is_held = np.zeros(capacity, np.bool_)
+        self._num_held = 0
         self._num_live = 0
         self._num_reserved = 0
         self._next_num = 1
@@ -123,22 +127,29 @@ class Ring:
             ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
         held = held[is_odd[held]]
         is_odd[held] = False
-        ring._num_reserved += len(held)
+        ring._is_held[held] = True
+        ring._num_held = len(held)
         ring._give_up(np.flatnonzero(is_odd).astype(np.int64, copy=False))
         return ring
 
     def __len__(self) -> int:
-        return self._num_live
+        """Rows that are there: live, or held."""
+        return self._num_live + self._num_held
 
     def __repr__(self) -> str:
         return (
-            f"<Ring {self._num_live} of {self.capacity} live, {self._num_reserved} reserved, "
+            f"<Ring {self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved, "
             f"{self._num_holes} holes, cursor {self.cursor}>"
         )
 
     @property
+    def num_held(self) -> int:
+        """Rows that nobody may read while a part of them is written."""
+        return self._num_held
+
+    @property
     def num_reserved(self) -> int:
-        """Rows that writers fill right now, or are held back from silent ones."""
+        """Rows that writers fill right now, or are held back from silent ones; or that left while they were held."""
         return self._num_reserved
 
     @property
@@ -149,7 +160,7 @@ class Ring:
     @property
     def num_free(self) -> int:
         """Rows that a writer may have without evicting a live one."""
-        return self.capacity - self._num_live - self._num_reserved
+        return self.capacity - len(self) - self._num_reserved
 
     @property
     def quarantined(self) -> tuple[Reservation, ...]:
@@ -160,6 +171,20 @@ class Ring:
         """Row numbers that may be read, sorted."""
         generations = self._generations
         return np.flatnonzero((generations > 0) & (generations & 1 == 0)).astype(np.int64, copy=False)
+
+    def rows(self) -> Rows:
+        """Numbers of the rows that are there, live or held, sorted."""
+        generations = self._generations
+        is_live = (generations > 0) & (generations & 1 == 0)
+        return np.flatnonzero(is_live | self._is_held).astype(np.int64, copy=False)
+
+    def count_held(self, rows: Rows) -> int:
+        """How many of these rows, each named once, are held."""
+        return int(np.count_nonzero(self._is_held[rows]))
+
+    def names(self, rows: Rows) -> Rows:
+        """What names these rows: the lower parts of their generations, as they are when no part of a row is written."""
+        return (self._generations[rows] - self._is_held[rows]) & _NAME_MASK
 
     def state(self) -> dict[str, int]:
         """What the generations do not tell and a restart needs."""
@@ -180,7 +205,7 @@ class Ring:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
             raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
-        if num_rows > self.capacity - self._num_reserved:
+        if num_rows > self.capacity - self._num_reserved - self._num_held:
             return None
         holes = self._take_holes(num_rows)
         rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else _NONE
@@ -279,7 +304,14 @@ class Ring:
         self._give_up(reservation.rows)
 
     def free(self, rows: Rows) -> None:
-        """Gives live rows up, each named once: they were deleted or consumed. They become holes."""
+        """Gives live or held rows up, each named once: they were deleted or consumed. They become holes; those that are
+        held when they are let go, since somebody is still writing to them."""
+        is_held = self._is_held[rows]
+        if np.count_nonzero(is_held):
+            held, rows = rows[is_held], rows[~is_held]
+            self._is_held[held] = False
+            self._num_held -= len(held)
+            self._num_reserved += len(held)
         self._generations[rows] += 1
         self._num_live -= len(rows)
         self._give_up(rows)
@@ -287,17 +319,28 @@ class Ring:
     def hold(self, rows: Rows) -> None:
         """Makes live rows, each named once, unreadable while a part of them is written; nobody else gets them."""
         self._generations[rows] += 1
+        self._is_held[rows] = True
         self._num_live -= len(rows)
-        self._num_reserved += len(rows)
+        self._num_held += len(rows)
 
-    def let_go(self, rows: Rows) -> None:
-        """Ends :meth:`hold`: the rows are live again. Their generations differ from before, but not in the lower half,
-        which counts commits: they are still the same rows."""
+    def let_go(self, rows: Rows) -> Rows:
+        """Ends :meth:`hold`: the rows are live again, but for those that were given up meanwhile.
+
+        Returns:
+            Those that are. Their generations differ from before, but not their names: they are still the same rows.
+        """
+        is_held = self._is_held[rows]
+        if not is_held.all():
+            given_up, rows = rows[~is_held], rows[is_held]
+            self._num_reserved -= len(given_up)
+            self._give_up(given_up)
         held = self._generations[rows]
         parts = ((held >> _PART_SHIFT) + 1) & _PART_MASK
-        self._generations[rows] = ((held - 1) & ((1 << _PART_SHIFT) - 1)) | (parts << _PART_SHIFT)
+        self._generations[rows] = ((held - 1) & _NAME_MASK) | (parts << _PART_SHIFT)
+        self._is_held[rows] = False
         self._num_live += len(rows)
-        self._num_reserved -= len(rows)
+        self._num_held -= len(rows)
+        return rows
 
     def _give_up(self, rows: Rows) -> None:
         if len(rows):

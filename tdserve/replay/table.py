@@ -45,7 +45,7 @@ class Table(Holdings):
                 return None
             if self._evictor is not None and num_rows > self.ring.num_free:
                 missing = num_rows - self.ring.num_free
-                if missing > len(self.ring):  # held rows are nobody's to evict
+                if missing > len(self.ring) - self.ring.num_held:  # which are nobody's to evict
                     return None
                 self.remove(self._evictor.lowest(missing))
         reservation = self.ring.reserve(num_rows)
@@ -141,7 +141,7 @@ class Table(Holdings):
         elif not limiter.can_sample(counts, total):
             return None
         selector = self.views.get(key)
-        if not total or not len(selector) or self._waits_for_young_rows(key, num_rows, len(selector)):
+        if not total or not len(selector) or self._waits_for_more(key, num_rows, len(selector)):
             return None
         if not key.group and self.settings.sampler.kind in _INDEPENDENT:
             num_rows, num_batches = total, 1
@@ -320,7 +320,7 @@ class Table(Holdings):
     def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
         if generations is None:
             return np.ones(len(rows), np.bool_)
-        return np.asarray(self._generations[rows].astype(np.uint32) == generations)
+        return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
 
     def _check_lease(self, key: ViewKey, num_rows: int) -> None:
         if num_rows > self.ring.capacity:
@@ -334,15 +334,18 @@ class Table(Holdings):
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
 
-    def _waits_for_young_rows(self, key: ViewKey, num_rows: int, num_young: int) -> bool:
-        """Whether its sampler would refuse so many rows, though more may come that are young enough."""
-        is_refused = self.settings.sampler.kind == "without_replacement" and not key.group
-        return is_refused and key.max_lag is not None and num_young < num_rows <= self.ring.capacity
+    def _waits_for_more(self, key: ViewKey, num_rows: int, num_members: int) -> bool:
+        """Whether its sampler would refuse so many rows, though more may come: that are young enough, or to which
+        somebody writes just now."""
+        if self.settings.sampler.kind != "without_replacement" or key.group:
+            return False
+        most = num_members + self.ring.num_held if key.max_lag is None else self.ring.capacity
+        return num_members < num_rows <= most
 
     def _what_is_left(self, key: ViewKey, num_rows: int) -> int:
         selector = self.views.get(key)
         num_left = selector.num_complete * key.group_size if isinstance(selector, GroupSelector) else len(selector)
-        if not num_left and not self.views.leases.num_leased:
+        if not (num_left or self.views.leases.num_leased or self.ring.num_held):
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)
 
@@ -368,6 +371,7 @@ class Table(Holdings):
         return {
             "num_rows": len(self.ring),
             "capacity": self.ring.capacity,
+            "num_held": self.ring.num_held,
             "num_reserved": self.ring.num_reserved,
             "num_holes": self.ring.num_holes,
             "num_leased": self.views.leases.num_leased,

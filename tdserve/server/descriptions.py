@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tdserve.server.entry import Entry
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
@@ -43,10 +45,11 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
     if entry.table is not None:
         describe_policy(stores, entry, description)
         table = entry.replay_table()
-        description.num_rows = len(table)
+        num_lost = table.ring.count_held(np.unique(entry.lost.rows))  # until it is proved that nobody writes to them
+        description.num_rows = len(table) - num_lost
         description.inserts = table.ring.inserts
         description.samples = table.counts.samples
-        description.reserved_rows = table.ring.num_reserved
+        description.reserved_rows = table.ring.num_reserved + num_lost
         description.num_leased = table.views.leases.num_leased
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()

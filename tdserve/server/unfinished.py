@@ -108,8 +108,11 @@ class Unfinished:
 
     def _let_go(self, entry: Entry, overwrite: Overwrite) -> None:
         """A table gives lost rows to the next writer; those of a tensordict store can be written again."""
-        if entry.table is not None and overwrite in entry.lost.overwrites:
-            entry.table.let_go(overwrite.rows, [])
-            entry.table.remove(overwrite.rows)
-            self._db.delete("pending", overwrite.key)
+        lost = next((each for each in entry.lost.overwrites if each.key == overwrite.key), None)
+        if entry.table is not None and lost is not None:
+            if any(np.isin(lost.rows, others).any() for others in entry.writes):  # somebody writes them again
+                self._departures.watch(lost.lock_name, partial(self._let_go, entry, lost))
+                return
+            entry.table.drop(lost.rows)
+            self._db.delete("pending", lost.key)
         entry.changed.wake()

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.content import (
-    MISSING_GENERATION,
     STATUS_BYTES,
     ReadStatus,
+    mark_moved,
     rows_layout,
     selected_spec,
     status_column,
@@ -62,10 +62,7 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
 
     def trail() -> list[NDArray[Any]]:
         found = store.generations.values[rows]
-        has_moved = (found != expected) | (found & 1 == 1)  # odd: a part of it is being written
-        num_missing = int(np.count_nonzero(has_moved))
-        if num_missing:
-            found[has_moved] = MISSING_GENERATION
+        num_missing = mark_moved(found, expected)
         added = [np.frombuffer(column.content, np.uint8) for column in wanted.columns]
         return [rows, found, *added, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
 

@@ -61,7 +61,8 @@ def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline
 
 def _named(rows: Sampled) -> dict[str, Any]:
     """What says which rows they are."""
-    return {name: rows.tensors[(name,)] for name in (INDEX_KEY, GENERATION_KEY)}
+    generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative of rows that moved while they were copied
+    return {INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}
 
 
 def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadline) -> None:

@@ -17,6 +17,7 @@ from tdserve.row_numbers import encode_rows, spread
 from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
+from tdserve.server.held import is_free, wait_for_others
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
@@ -112,14 +113,20 @@ class Replays:
     async def read(
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
-        """Sends live rows by their numbers, without counting them as sampled."""
-        entry = self._stores.get(asked.store)
-        table = entry.replay_table()
-        if asked.fingerprint != entry.spec_of_row().fingerprint:
-            raise older_store(entry)
-        numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name, lost=entry.lost.rows)
-        if entry.lost:
-            entry.lost.check(numbers, store=entry.name)
+        """Sends live rows by their numbers, without counting them as sampled; those that are written to when that is
+        over."""
+        deadline = Deadline.after(asked.timeout_s)
+        while True:
+            entry = self._stores.get(asked.store)
+            table = entry.replay_table()
+            if asked.fingerprint != entry.spec_of_row().fingerprint:
+                raise older_store(entry)
+            numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name, lost=entry.lost.rows)
+            if entry.lost:
+                entry.lost.check(numbers, store=entry.name)
+            if is_free(entry, numbers):
+                break
+            await wait_for_others(session, entry, numbers, deadline)  # by then it may mean other rows
         plan = table.plan_read(numbers)
         return await self._samples.send(session, request, entry, plan, tells_spec=False)
 

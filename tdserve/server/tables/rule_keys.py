@@ -12,6 +12,7 @@ from tdserve.errors import KeyNotFoundError, NotSupportedError
 from tdserve.replay.table import Table
 from tdserve.row_numbers import encode_rows
 from tdserve.server.entry import Entry
+from tdserve.server.held import wait_for_others
 from tdserve.server.sessions.session import ClientSession
 from tdserve.spec.tree import Path
 from tdserve.v1 import worker_pb2
@@ -46,14 +47,17 @@ class RuleKeys:
     async def _look_at_rows(self, entry: Entry, path: Path, session: ClientSession) -> None:
         table = await _without_claims(entry, session)
         entry.group_keys.append(path)  # rows that are committed from here on bring it themselves
-        rows = table.ring.live_rows()  # also those that may come back because a sample fails
-        before = entry.generation_values()[rows]
         try:
+            # Who writes the leaf itself began before it was refused; also of rows that may come back because a sample
+            # fails.
+            await wait_for_others(session, entry, table.ring.rows(), Deadline.after(CLAIMS_TIMEOUT_S))
+            rows = table.ring.rows()
+            names = table.ring.names(rows)
             ids = await self.read_ids(entry, path, rows, session)
         except BaseException:
             entry.group_keys.remove(path)
             raise
-        is_same = entry.generation_values()[rows] == before
+        is_same = table.ring.names(rows) == names
         table.columns.array(group_column(path), np.int64)[rows[is_same]] = ids[is_same]
         entry.known_groups.add(path)
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from tdserve.deadline import Deadline
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
+from tdserve.server.held import Held
 from tdserve.server.recovery.lost import Overwrite
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
-from tdserve.server.tensordicts.held import Held
 from tdserve.v1 import control_pb2
 
 

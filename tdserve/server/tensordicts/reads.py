@@ -12,12 +12,12 @@ from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError
 from tdserve.selection import from_message
 from tdserve.server.entry import Entry
+from tdserve.server.held import wait_for_others
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import message_of
-from tdserve.server.tensordicts.held import wait_for_others
 from tdserve.v1 import control_pb2
 
 

@@ -32,13 +32,13 @@ from tdserve.row_numbers import encode_rows
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
+from tdserve.server.held import Held, is_free, wait_for_others
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, values_path
 from tdserve.server.stores import Stores
 from tdserve.server.tables.changes import generations_of
-from tdserve.server.tensordicts.held import Held, is_free, wait_for_others
 from tdserve.server.tensordicts.in_place import InPlace
 from tdserve.server.workers import DataWorker
 from tdserve.store.spools import remove_spool

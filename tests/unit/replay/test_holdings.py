@@ -72,12 +72,12 @@ def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_nobody_else
     table.hold(rows(1, 2))
     assert files.generations.tolist() == [2, 3, 3, 2]
     assert set(files.drawn(50) or []) == {0, 3}
-    assert (len(table), table.info()["num_reserved"]) == (2, 2)
+    assert (len(table), table.info()["num_held"], table.info()["num_reserved"]) == (4, 2, 0)
     assert table.plan_extend(3) is None
     table.let_go(rows(1, 2), (0,))
     assert files.generations.tolist() == [2, 2 + PARTIAL, 2 + PARTIAL, 2]  # moved, and still the same rows
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
-    assert table.info()["num_reserved"] == 0
+    assert table.info()["num_held"] == 0
 
 
 def test_hold_when_a_row_is_not_live_then_refused_and_nothing_changes() -> None:
@@ -116,7 +116,7 @@ def test_extend_when_the_lowest_rows_are_held_then_waits_and_evicts_none() -> No
     files.table.hold(rows(0, 1))
     assert files.table.plan_extend(3) is None
     assert files.table.live_rows().tolist() == [0, 1, 2, 3]
-    assert len(files.table) == 2
+    assert (len(files.table), files.table.ring.num_held) == (4, 2)
     files.table.let_go(rows(0, 1), ())
     assert files.table.plan_extend(3) is not None
 
@@ -136,7 +136,7 @@ def test_restore_when_rows_are_half_written_then_kept_from_all_until_the_write_i
     files.table.hold(rows(1, 2))
     table = files.restart(held=rows(1, 2))
     assert set(files.drawn(50) or []) == {0, 3}
-    assert table.info()["num_reserved"] == 2
+    assert table.info()["num_held"] == 2
     assert table.plan_extend(3) is None
     table.let_go(rows(1, 2), (0,))
     assert table.live_rows().tolist() == [0, 1, 2, 3]
@@ -148,7 +148,7 @@ def test_restore_when_the_write_had_not_begun_then_the_rows_are_live() -> None:
     files.write(4)
     table = files.restart(held=rows(1, 2))
     assert table.live_rows().tolist() == [0, 1, 2, 3]
-    assert table.info()["num_reserved"] == 0
+    assert table.info()["num_held"] == 0
 
 
 @pytest.mark.parametrize(("sampler", "order"), [(Fifo(), [2, 3, 0]), (Lifo(), [0, 3, 2])])

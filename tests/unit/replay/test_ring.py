@@ -32,11 +32,12 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.inserts = 0
         self.state: dict[int, str] = {}
         self.held: set[int] = set()
+        self.left: set[int] = set()  # while they were held
 
     def _expected_rows(self, num_rows: int) -> list[int]:
         rows, self.holes = self.holes[:num_rows], self.holes[num_rows:]
         while len(rows) < num_rows:
-            if self.cursor not in {*self.owner, *self.holes, *self.held, *rows}:
+            if self.cursor not in {*self.owner, *self.holes, *self.held, *self.left, *rows}:
                 rows.append(self.cursor)
             self.cursor = (self.cursor + 1) % _CAPACITY
         return rows
@@ -45,13 +46,13 @@ class _AgainstALoop(RuleBasedStateMachine):
     def reserve(self, num_rows: int) -> Any:
         before = self.generations.copy()
         reservation = self.ring.reserve(num_rows)
-        if num_rows > _CAPACITY - len(self.owner) - len(self.held):
+        if num_rows > _CAPACITY - len(self.owner) - len(self.held) - len(self.left):
             assert reservation is None
             assert (before == self.generations).all()
             return None
         assert reservation is not None
         rows = reservation.rows.tolist()
-        assert not set(rows) & (self.owner.keys() | self.held), "a row was given to two writers"
+        assert not set(rows) & (self.owner.keys() | self.held | self.left), "a row was given to two writers"
         assert rows == self._expected_rows(num_rows)
         assert reservation.evicted.tolist() == [row for row in rows if row in self.live]
         self.live -= set(rows)
@@ -111,10 +112,12 @@ class _AgainstALoop(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def free(self, numbers: list[int]) -> None:
-        rows = [row for row in numbers if row in self.live]
+        rows = [row for row in numbers if row in self.live | self.held]
         self.ring.free(np.array(rows, np.int64))
+        self.holes += [row for row in rows if row in self.live]
+        self.left |= self.held & set(rows)
         self.live -= set(rows)
-        self.holes += rows
+        self.held -= set(rows)
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def hold(self, numbers: list[int]) -> None:
@@ -125,12 +128,17 @@ class _AgainstALoop(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def let_go(self, numbers: list[int]) -> None:
+        given_up = [row for row in numbers if row in self.left]
         rows = np.array([row for row in numbers if row in self.held], np.int64)
-        before = self.generations[rows]
-        self.ring.let_go(rows)
+        names, before = self.ring.names(rows), self.generations[rows]
+        assert self.ring.let_go(
+            np.array([row for row in numbers if row in self.held | self.left], np.int64)
+        ).tolist() == (rows.tolist())
         assert (self.generations[rows] != before - 1).all()
-        low = (1 << 44) - 1
-        assert (self.generations[rows] & low == (before - 1) & low).all(), "still the same rows"
+        assert (self.generations[rows] & ((1 << 44) - 1) == names).all(), "still the same rows"
+        assert (self.ring.names(rows) == names).all()
+        self.left -= set(given_up)
+        self.holes += given_up
         self.held -= set(rows.tolist())
         self.live |= set(rows.tolist())
 
@@ -139,7 +147,8 @@ class _AgainstALoop(RuleBasedStateMachine):
     def restart(self) -> None:
         held = np.array(sorted(self.held), np.int64)
         self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.state(), held=held)
-        self.holes = sorted([*self.holes, *self.owner])
+        self.holes = sorted([*self.holes, *self.owner, *self.left])
+        self.left.clear()
         circle = [*range(self.cursor, _CAPACITY), *range(self.cursor)]
         self.cursor = next((row for row in circle if row not in {*self.holes, *self.held}), self.cursor)
         self.owner.clear()
@@ -150,11 +159,12 @@ class _AgainstALoop(RuleBasedStateMachine):
         live = sorted(self.live)
         assert self.ring.live_rows().tolist() == live
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == live
-        odd = {*self.owner, *self.holes, *self.held}
+        assert self.ring.rows().tolist() == sorted(self.live | self.held)
+        odd = {*self.owner, *self.holes, *self.held, *self.left}
         assert set(np.flatnonzero(self.generations % 2).tolist()) == odd
-        assert len(self.ring) == len(live)
-        assert self.ring.num_reserved == len(self.owner) + len(self.held)
-        assert self.ring.num_free == _CAPACITY - len(live) - self.ring.num_reserved
+        assert (len(self.ring), self.ring.num_held) == (len(live) + len(self.held), len(self.held))
+        assert self.ring.num_reserved == len(self.owner) + len(self.left)
+        assert self.ring.num_free == _CAPACITY - len(self.ring) - self.ring.num_reserved
         assert self.ring.num_holes == len(self.holes)
         assert (self.ring.cursor, self.ring.inserts) == (self.cursor, self.inserts)
 
@@ -272,12 +282,39 @@ def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
     ring, generations = _ring()
     ring.commit(_reserve(ring, 4))
     ring.hold(np.array([0]))
-    assert (len(ring), ring.num_reserved, ring.num_holes) == (3, 1, 0)
+    assert (len(ring), ring.num_held, ring.num_reserved) == (4, 1, 0)
     assert ring.reserve(4) is None
     assert _reserve(ring, 1).rows.tolist() == [1]
     ring.let_go(np.array([0]))
     assert generations.tolist() == [2 + (1 << 44), 3, 2, 2]
     assert ring.live_rows().tolist() == [0, 2, 3]
+
+
+def test_free_when_somebody_writes_to_a_row_then_the_next_writer_gets_it_after_that() -> None:
+    ring, generations = _ring()
+    ring.commit(_reserve(ring, 4))
+    ring.hold(np.array([0, 1]))
+    ring.free(np.array([0, 2]))
+    assert (len(ring), ring.num_held, ring.num_reserved, ring.num_holes) == (2, 1, 1, 1)
+    assert _reserve(ring, 1).rows.tolist() == [2]
+    assert ring.let_go(np.array([0, 1])).tolist() == [1]
+    assert generations.tolist() == [3, 2 + (1 << 44), 3, 2]
+    assert _reserve(ring, 1).rows.tolist() == [0]
+
+
+def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_whoever_comes_next() -> None:
+    ring, _ = _ring(1)
+    ring.commit(_reserve(ring, 1))
+    row = np.array([0])
+    name = ring.names(row).tolist()
+    ring.hold(row)
+    assert ring.names(row).tolist() == name
+    ring.let_go(row)
+    assert ring.names(row).tolist() == name
+    reservation = _reserve(ring, 1)
+    assert ring.names(row).tolist() != name
+    ring.commit(reservation)
+    assert ring.names(row).tolist() != name
 
 
 def test_let_go_when_a_row_was_written_very_often_then_it_is_still_the_same_row_and_its_generation_moves() -> None:
@@ -293,7 +330,7 @@ def test_let_go_when_a_row_was_written_very_often_then_it_is_still_the_same_row_
 def test_restore_when_rows_are_held_then_they_are_no_holes_and_even_ones_live() -> None:
     generations = np.array([3, 2, 3, 2], np.int64)
     ring = Ring.restore(4, generations, {}, held=np.array([0, 1]))
-    assert (ring.live_rows().tolist(), ring.num_reserved, ring.num_holes) == ([1, 3], 1, 1)
+    assert (ring.live_rows().tolist(), ring.num_held, ring.num_holes) == ([1, 3], 1, 1)
     assert _reserve(ring, 1).rows.tolist() == [2]
     ring.let_go(np.array([0]))
     assert ring.live_rows().tolist() == [0, 1, 3]

@@ -127,8 +127,8 @@ def test_info_when_used_then_every_count_is_right() -> None:
     table.abort(reserve(table, 2))
     table.plan_sample(3, 2, rng=rng())
     reserve(table, 1)
-    expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_reserved": 1, "num_holes": 1, "num_leased": 0}
-    expected |= {"cursor": 7, "inserts": 5, "samples": 6, "settings": table.settings.to_json()}
+    expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_held": 0, "num_reserved": 1, "num_holes": 1}
+    expected |= {"num_leased": 0, "cursor": 7, "inserts": 5, "samples": 6, "settings": table.settings.to_json()}
     assert table.info() == expected
     assert len(table) == 5
 

@@ -63,6 +63,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         self.open: list[tuple[Reservation, Arrival]] = []
         self.under_way: list[_Sent] = []
         self.leases: dict[tuple[str, int], int] = {}
+        self.left: set[int] = set()  # while somebody wrote to them
         self.owners = [1, 2]
         self.inserts = 0
         self.samples = 0
@@ -97,15 +98,19 @@ class _AgainstAModel(RuleBasedStateMachine):
         }
 
     def _changeable(self) -> set[int]:
-        """Rows that are neither held nor on their way out."""
-        return {number for number, row in self.rows.items() if not row.is_spent and not row.is_held}
+        """Rows that are not on their way out."""
+        return {number for number, row in self.rows.items() if not row.is_spent}
 
-    def _num_taken(self) -> int:
-        return sum(len(reservation) for reservation, _ in self.open) + sum(row.is_held for row in self.rows.values())
+    def _num_held(self) -> int:
+        return sum(row.is_held for row in self.rows.values())
+
+    def _num_reserved(self) -> int:
+        return sum(len(reservation) for reservation, _ in self.open) + len(self.left)
 
     def _drop(self, numbers: list[int]) -> None:
         for number in numbers:
-            del self.rows[number]
+            if self.rows.pop(number).is_held:
+                self.left.add(number)
             self.leases = {key: owner for key, owner in self.leases.items() if key[1] != number}
 
     def _known(self, consumer: str, owner: int) -> list[int]:
@@ -120,16 +125,16 @@ class _AgainstAModel(RuleBasedStateMachine):
     def extend(self, num_rows: int, keys: tuple[int, ...] | None, priority: int | None) -> None:
         before = set(self.rows)
         reservation = self.table.plan_extend(num_rows)
-        if num_rows > _CAPACITY - self._num_taken():
+        if num_rows > _CAPACITY - self._num_held() - self._num_reserved():
             assert reservation is None
             return
         assert reservation is not None
         chosen = reservation.rows.tolist()
         taken = {number for other, _ in self.open for number in other.rows.tolist()}
-        assert not taken & set(chosen), "a row was given to two writers"
+        assert not (taken | self.left) & set(chosen), "a row was given to two writers"
         assert not any(self.rows[number].is_held for number in set(chosen) & before)
         gone = {number for number in before if self.generations[number] & 1 and not self.rows[number].is_held}
-        assert len(gone) == max(0, num_rows - (_CAPACITY - len(before) - self._num_open())), "as few as possible go"
+        assert len(gone) == max(0, num_rows - (_CAPACITY - len(before) - self._num_reserved())), "as few as possible go"
         if isinstance(self.settings.remover, LowestPriority) and gone:
             left = [self.rows[n].priority for n in before - gone if not self.rows[n].is_held]
             assert max(self.rows[number].priority for number in gone) <= min(left, default=np.inf)
@@ -137,9 +142,6 @@ class _AgainstAModel(RuleBasedStateMachine):
         needs = "priority" in self.settings.columns and priority is not None
         priorities = np.full(num_rows, float(priority or 0)) if needs else None
         self.open.append((reservation, Arrival(priorities=priorities, keys=keys)))
-
-    def _num_open(self) -> int:
-        return sum(len(reservation) for reservation, _ in self.open)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -252,14 +254,17 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(data=st.data(), place=st.integers(0, 1), consumer=st.sampled_from([OWN, "a", "b"]), acks=st.booleans())
     def answer_lease(self, data: st.DataObject, place: int, consumer: str, acks: bool) -> None:
         owner = self.owners[place]
-        known = sorted(number for number in self._known(consumer, owner) if not self.rows[number].is_held)
+        known = sorted(self._known(consumer, owner))
         if not known:
             return
         numbers = data.draw(st.lists(st.sampled_from(known), min_size=1))
+        # As a batch has them, that was drawn before somebody began to write to them.
+        generations = (self.generations - [n in self.rows and self.rows[n].is_held for n in range(_CAPACITY)])[numbers]
         if acks:
-            assert self.table.acknowledge(owner, consumer, np.array(numbers)) == len(set(numbers))
+            told = self.table.acknowledge(owner, consumer, np.array(numbers), generations.astype(np.uint32))
+            assert told == len(set(numbers))
         else:
-            self.table.give_back(owner, consumer, np.array(numbers))
+            self.table.give_back(owner, consumer, np.array(numbers), generations.astype(np.uint32))
         for number in set(numbers):
             del self.leases[consumer, number]
             if acks and consumer != OWN:
@@ -294,8 +299,6 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @rule(numbers=_numbers)
     def delete(self, numbers: list[int]) -> None:
-        if any(self.rows[number].is_held for number in numbers if number in self.rows):
-            return  # control's lock
         if set(numbers) <= self._changeable():
             assert self.table.delete(np.array(numbers)) == len(set(numbers))
             self._drop(sorted(set(numbers)))
@@ -303,7 +306,6 @@ class _AgainstAModel(RuleBasedStateMachine):
             with pytest.raises(SelectionError):
                 self.table.delete(np.array(numbers))
 
-    @precondition(lambda self: not any(row.is_held for row in self.rows.values()))
     @rule()
     def clear(self) -> None:
         changeable = self._changeable()
@@ -313,11 +315,11 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @rule(numbers=_numbers, priority=st.integers(0, 9), age=st.sampled_from([0, 2]))
     def update_priority(self, numbers: list[int], priority: int, age: int) -> None:
-        numbers = [number for number in numbers if number not in self.rows or not self.rows[number].is_held]
-        if "priority" not in self.settings.columns or not numbers:
+        if "priority" not in self.settings.columns:
             return
         rows, values = np.array(numbers), np.full(len(numbers), float(priority))
-        skipped = self.table.update_priority(rows, values, (self.generations[rows] - age).astype(np.uint32))
+        is_held = np.array([number in self.rows and self.rows[number].is_held for number in numbers])
+        skipped = self.table.update_priority(rows, values, (self.generations[rows] - is_held - age).astype(np.uint32))
         there = [n for n in numbers if n in self.rows and not self.rows[n].is_spent and not age]
         assert skipped == len(numbers) - len(there)
         for number in there:
@@ -326,7 +328,7 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @rule(numbers=_numbers)
     def hold(self, numbers: list[int]) -> None:
-        chosen = sorted(set(numbers) & self._changeable())
+        chosen = sorted(number for number in set(numbers) & self._changeable() if not self.rows[number].is_held)
         self.table.hold(np.array(chosen, np.int64))
         for number in chosen:
             self.rows[number].is_held = True
@@ -334,7 +336,8 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(keys=st.sampled_from([(), (0,), (1,), (0, 1)]))
     def let_go(self, keys: tuple[int, ...]) -> None:
         chosen = [number for number, row in self.rows.items() if row.is_held]
-        self.table.let_go(np.array(chosen, np.int64), keys)
+        self.table.let_go(np.array([*chosen, *self.left], np.int64), keys)
+        self.left.clear()
         for number in chosen:
             self.rows[number].is_held = False
             self.rows[number].keys |= set(keys)
@@ -356,6 +359,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         )
         assert self.table.state() == {**state, "cursor": self.table.ring.cursor}
         self.open.clear()
+        self.left.clear()
         self.under_way.clear()
         self.leases.clear()
         for row in self.rows.values():  # nobody knows whether it was sent: it can be had once more
@@ -370,13 +374,12 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         table = self.table
         there = sorted(number for number, row in self.rows.items() if not row.is_held)
-        assert set(table.live_rows().tolist()) - set(self.rows) == set()
-        assert set(there) - set(table.live_rows().tolist()) == {n for n in there if self.rows[n].is_spent}
+        assert set(table.live_rows().tolist()) == {n for n, row in self.rows.items() if not row.is_spent}
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == there
-        assert len(table) == len(there)
+        assert len(table) == len(self.rows)
         info = table.info()
         assert (info["inserts"], info["samples"]) == (self.inserts, self.samples)
-        assert info["num_reserved"] == self._num_taken()
+        assert (info["num_held"], info["num_reserved"]) == (self._num_held(), self._num_reserved())
         assert info["num_leased"] == len(self.leases)
         for key in _VIEWS:
             assert len(table.views.get(key)) == len(self._members(key)), key

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.content import MISSING_GENERATION, ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.content import ReadStatus, read_layout, rows_layout, selected_spec, write_layout
 from tdserve.control.status import decode_failure
 from tdserve.errors import RemoteProtocolError, SelectionError, TransferAbortedError
 from tdserve.layout import Layout
@@ -110,7 +110,7 @@ def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled
     found = columns(rows_layout(filled.spec, 3), done.inline)
     assert numbers(found["small"])[::2] == [5, 0]
     assert numbers(found["index"]) == [5, 4, 0]
-    assert numbers(found["generation"]) == [2, MISSING_GENERATION, 2]
+    assert numbers(found["generation"]) == [2, -2, 2]
     assert numbers(found["status"]) == [ReadStatus.WHOLE, 0, 1, 0, 0, 0, 0, 0]
     assert b"text" in done.values
 
@@ -204,7 +204,7 @@ def test_send_rows_when_a_part_of_one_is_being_written_then_it_is_marked(peer: P
         store=plain.ref, rows=rows(4, 5), generations=np.array([5, 2], "<i8").tobytes(), inline=True
     )
     found = columns(rows_layout(plain.spec, 2), peer.done(send_rows=order).inline)
-    assert numbers(found["generation"]) == [MISSING_GENERATION, 2]
+    assert numbers(found["generation"]) == [-5, 2]
 
 
 def test_read_columns_when_asked_then_the_bytes_of_these_rows(peer: Peer, store: StoredTensorDict) -> None:

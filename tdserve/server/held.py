@@ -46,7 +46,8 @@ class Held:
             values[-1] |= bool(entry.lost or entry.writes)
             return
         written = [number for key in self._keys or [()] for number in entry.numbers_of(key)] if is_written else []
-        entry.table.let_go(self._rows, written)
+        is_lost = np.isin(self._rows, entry.lost.rows)  # other leaves of them, perhaps
+        entry.table.let_go(self._rows[~is_lost], written)
 
     def end(self) -> None:
         """Nobody writes them any more; they stay unreadable."""

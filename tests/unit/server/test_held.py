@@ -12,9 +12,9 @@ from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, SelectionError, StoreNotFoundError
 from tdserve.replay.order import Fifo
 from tdserve.server.entry import Entry
+from tdserve.server.held import Held, is_free, wait_for_others
 from tdserve.server.recovery.journal import Journal
 from tdserve.server.recovery.lost import Overwrite
-from tdserve.server.tensordicts.held import Held, is_free, wait_for_others
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, path, rows, sample, writing
 from tests.unit.server.world import Loop, World
@@ -79,7 +79,7 @@ def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(
     replay.generation_values()[1] |= 1  # killed after the first
     world.reopen()
     again = world.stores.get("r")
-    assert again.replay_table().info()["num_reserved"] == 1
+    assert again.replay_table().info()["num_held"] == 1
     held = held_of(again, written)
     assert again.generation_values()[:4].tolist() == [2, 3, 3, 2]
     held.let_go(is_written=True)
