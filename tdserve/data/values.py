@@ -23,6 +23,9 @@ from tdserve.value_columns import Buffer, JoinedValues, ValueColumn, decode_bloc
 
 Elements = npt.NDArray[np.int64]
 
+_NOTHING = content_pb2.Value(none=True).SerializeToString()
+"""In place of a value that nobody will look at."""
+
 
 class ReadBlock(NamedTuple):
     """The columns of a ValueBlock that was never a message.
@@ -45,7 +48,7 @@ def read_columns(
         splits: Whether the shapes of ragged tensors come apart from their content, as heads.
 
     Raises:
-        CorruptDataError: A value that the catalog promises is not there.
+        CorruptDataError: A value that the catalog promises is not there; of rows that are nobody's now it need not be.
         TransferAbortedError: It went meanwhile, with its key.
     """
     if not paths:
@@ -70,8 +73,21 @@ def _checked(
     if not len(rows):  # of no elements there is nothing, not even a value that all of them share
         return ValueColumn(True, [])
     store.check_current()
+    if store.spec.batch_size and _are_nobodys(store, path, rows if not per_row else _lacking(rows, values)):
+        found = values if per_row else [None] * len(rows)
+        return ValueColumn(True, [_NOTHING if value is None else value for value in found])
     where = f"row {rows[values.index(None)]}" if per_row else "every row"
     raise CorruptDataError(path=str(store.folder), expected=f"a value of {path} at {where}", actual="none")
+
+
+def _lacking(rows: Elements, values: Sequence[bytes | None]) -> Elements:
+    return rows[[value is None for value in values]]
+
+
+def _are_nobodys(store: OpenStore, path: Path, rows: Elements) -> bool:
+    """Whether all of these have left their table, and their values perhaps too: who reads them sees that they moved."""
+    num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]
+    return bool((store.generations.values[rows // max(num_each, 1)] & 1).all())
 
 
 def _ragged(store: OpenStore, splits: bool) -> dict[Path, int]:
@@ -172,6 +188,16 @@ def move_values(store: OpenStore, order: worker_pb2.MoveValues) -> None:
     """
     moves = [(_path(source), _path(target)) for source, target in zip(order.sources, order.targets, strict=True)]
     store.writable_objects().move(moves, cleared=map(_path, order.cleared), cleared_below=order.cleared_below)
+
+
+def drop_values(store: OpenStore, rows: Elements) -> int:
+    """Deletes the values of rows; returns how many there were. Only the one writing worker is asked to.
+
+    Raises:
+        CapacityError: There is not even room to do that; nothing was deleted.
+    """
+    elements = spread(rows, math.prod(store.spec.batch_size[1:]))
+    return store.writable_objects().drop([(path, _numbers(store, path, elements)) for path, _ in store.spec.values])
 
 
 def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Elements:

@@ -14,7 +14,8 @@ from tdserve.replay.drawing import Drawing
 from tdserve.replay.limiter import Counts
 from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.plans import no_rows
-from tdserve.replay.ring import Reservation, Ring
+from tdserve.replay.reservation import Reservation
+from tdserve.replay.ring import Ring
 from tdserve.replay.settings import Settings
 from tdserve.replay.staleness import UNKNOWN, Staleness
 from tdserve.replay.trajectories import Trajectories

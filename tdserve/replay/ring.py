@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.replay.live_rows import Rows
-from tdserve.row_numbers import encode_rows
+from tdserve.replay.reservation import Reservation
 
 _PART_SHIFT = 44
 _NAME_MASK = (1 << _PART_SHIFT) - 1
@@ -27,29 +25,6 @@ _PART_MASK = (1 << 18) - 1
 """Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
 
 _NONE: Rows = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Reservation:
-    """Rows that one writer, and nobody else, may fill.
-
-    Attributes:
-        num: Counts reservations of this ring since its start or restart.
-        rows: Where row i of the content goes. Odd since the reservation, until the commit.
-        evicted: Those of ``rows`` that were live, and are no more.
-    """
-
-    num: int
-    rows: Rows
-    evicted: Rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """The row numbers as messages and the catalog carry them."""
-        return encode_rows(self.rows)
 
 
 class Ring:
@@ -214,6 +189,11 @@ class Ring:
         self._generations[rows] = before + 1
         self._num_live -= len(evicted)
         return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
+
+    def reserve_holes(self) -> Reservation | None:
+        """Takes all rows that were given up, to clean up after them; ``None`` where there are none."""
+        holes = self._take_holes(self._num_holes)
+        return self._register(holes, _NONE) if len(holes) else None
 
     def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """How many rows from the cursor on, up to ``num_rows``, a writer may take by itself, one after the other.

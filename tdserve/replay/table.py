@@ -11,7 +11,7 @@ from tdserve.replay.holdings import Holdings
 from tdserve.replay.limiter import Limiter
 from tdserve.replay.live_rows import Rows
 from tdserve.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.replay.views import OWN, PLAIN, ViewKey
 
 _INDEPENDENT = ("uniform", "prioritized")
@@ -96,6 +96,10 @@ class Table(Holdings):
     def release(self, reservation: Reservation) -> None:
         """As :meth:`Ring.release`."""
         self.ring.release(reservation)
+
+    def reserve_holes(self) -> Reservation | None:
+        """As :meth:`Ring.reserve_holes`; to be followed by :meth:`abort`."""
+        return self.ring.reserve_holes()
 
     def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """As :meth:`Ring.num_claimable`; none where more is to be decided of rows than which are next."""

@@ -34,6 +34,7 @@ from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
 from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.claims import Claiming
+from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.replays import Replays
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.samples import Samples
@@ -115,9 +116,9 @@ class ControlProcess:
             publishing=publishing,
             groups=self._groups,
             adoption=self._adoption,
+            dead_values=DeadValues(self._stores, values_worker),
             held=HeldContent(config.memory_limit_bytes),
         )
-
         self._door = LocalDoor(root, self._sessions, self._departures, self._take_at_once)
 
     def restore(self) -> None:

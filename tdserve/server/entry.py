@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tdserve.catalog import StoreRecord, why_read_only
 from tdserve.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.replay.table import Table
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.lost import LostRows

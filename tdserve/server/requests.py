@@ -8,6 +8,7 @@ from typing import Any
 
 from tdserve.deadline import Deadline
 from tdserve.errors import (
+    CapacityError,
     ClosedError,
     CorruptDataError,
     RemoteProtocolError,
@@ -25,6 +26,7 @@ from tdserve.server.memory import HeldContent
 from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
 from tdserve.server.tables.changes import Changes
+from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.replays import Replays
 from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
@@ -52,6 +54,7 @@ class Requests:
         stores: The book.
         answers: Of committed requests.
         replays, samples, changes, reads, writes, alterations, publishing, groups, adoption: What answers.
+        dead_values: Makes room where there was none.
         held: Counts what requests hold.
     """
 
@@ -69,8 +72,10 @@ class Requests:
         publishing: Publishing,
         groups: Groups,
         adoption: Adoption,
+        dead_values: DeadValues,
         held: HeldContent,
     ) -> None:
+        self._dead_values = dead_values
         self._held = held
         self._stores = stores
         self._answers = answers
@@ -100,7 +105,7 @@ class Requests:
         try:
             await self._serve(session, kind, request, message)
         except TDServeError as error:
-            await session.fail(request, self._reason(error, kind, message))
+            await session.fail(request, await self._reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
             await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
@@ -155,9 +160,13 @@ class Requests:
         if done is not None:
             await session.done(request, done)
 
-    def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
-        """What a request failed of: of missing or closed files, when the store was deleted meanwhile."""
+    async def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
+        """What a request failed of: of missing or closed files, when the store was deleted meanwhile; of room that
+        there is by now."""
         name = getattr(getattr(message, kind, None), "store", "")
+        if isinstance(error, CapacityError) and await self._dead_values.make_room(name):
+            reason = f"values of rows that have left {name!r} were in the way, and are gone now"
+            return TransferAbortedError(transfer=message.request, reason=reason)
         if kind == "publish" or (kind == "write" and message.write.creates):
             return error  # nobody has seen the store yet: there is none because this failed
         if isinstance(error, (CorruptDataError, ClosedError)) and name and name not in self._stores.catalog:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.departures import Departures

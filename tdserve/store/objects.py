@@ -163,6 +163,29 @@ class Objects:
                 clear(cursor, name_of(path), with_common=True)
                 txn.delete(name_of(path), db=self._paths)
 
+    def drop(self, wanted: Sequence[tuple[KeyPath, Rows]]) -> int:
+        """Deletes the values of single rows in one atomic commit, also those in bundles; returns how many there were.
+
+        Args:
+            wanted: Paths, and rows of each. What lies in a bundle with one of these values goes with it.
+
+        Raises:
+            CapacityError: Even that takes more room than there is. Nothing was deleted.
+        """
+        num_dropped = 0
+
+        def delete(txn: lmdb.Transaction) -> None:
+            nonlocal num_dropped
+            bundled = [(self._bundles.holding(txn, path), rows) for path, rows in wanted]
+            found = [(bundle.name, rows) for bundle, rows in bundled if bundle is not None]
+            found += [(name_of(path), rows) for path, rows in wanted]
+            num_dropped = sum(
+                txn.delete(name + tail, db=self._values) for name, rows in found for tail in tails_of(rows)
+            )
+
+        self._commit(delete, [])
+        return num_dropped
+
     def get_many(
         self, wanted: Sequence[tuple[KeyPath, Rows]], *, joined: Mapping[KeyPath, int] = _NONE
     ) -> list[FoundColumn]:

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "checksum_version", "mail")
+    __slots__ = ("order", "session", "tag", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "checksum_version", "mail")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Order(_message.Message):
     READ_VALUES_FIELD_NUMBER: _ClassVar[int]
     MOVE_VALUES_FIELD_NUMBER: _ClassVar[int]
     FORGET_SPECS_FIELD_NUMBER: _ClassVar[int]
+    DROP_VALUES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     order: int
@@ -60,9 +61,10 @@ class Order(_message.Message):
     read_values: ReadValues
     move_values: MoveValues
     forget_specs: ForgetSpecs
+    drop_values: DropValues
     checksum_version: ChecksumVersion
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "mail", "session")
@@ -85,11 +87,12 @@ class Report(_message.Message):
     def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_dropped", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     NUM_READS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
     NUM_SENT_FIELD_NUMBER: _ClassVar[int]
     NBYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
@@ -100,13 +103,14 @@ class Worked(_message.Message):
     nbytes_moved: int
     values: bytes
     num_reads: int
+    num_dropped: int
     num_sent: int
     nbytes_sent: int
     gpu: str
     why_no_gpu: str
     checksums: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_dropped: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadColumns(_message.Message):
     __slots__ = ("store", "rows", "keys")
@@ -357,6 +361,14 @@ class MoveValues(_message.Message):
     cleared: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     cleared_below: str
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., cleared: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., cleared_below: _Optional[str] = ...) -> None: ...
+
+class DropValues(_message.Message):
+    __slots__ = ("store", "rows")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    rows: bytes
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class SendVoid(_message.Message):
     __slots__ = ("message_nbytes",)

@@ -24,7 +24,7 @@ from tdserve.content import (
 )
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import plan_read
-from tdserve.data.values import move_values, put_values, read_values
+from tdserve.data.values import drop_values, move_values, put_values, read_values
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
 from tdserve.row_numbers import decode_rows, spread
@@ -210,6 +210,13 @@ def store_moved_values(session: WorkerSession, order: worker_pb2.Order) -> worke
     return worker_pb2.Worked()
 
 
+def drop_dead_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+    """Deletes the non-tensor values of rows that are nobody's; the one worker that writes them is asked."""
+    shared, wanted = session.surroundings, order.drop_values
+    with shared.values_lock:
+        return worker_pb2.Worked(num_dropped=drop_values(shared.stores.get(wanted.store), decode_rows(wanted.rows)))
+
+
 def report_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
@@ -229,6 +236,7 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
     "discard": discard,
     "put_values": store_values,
     "move_values": store_moved_values,
+    "drop_values": drop_dead_values,
     "send_void": send_void,
     "read_columns": read_columns,
     "read_values": report_values,

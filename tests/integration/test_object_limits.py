@@ -61,6 +61,51 @@ def test_replay_when_its_values_are_full_then_extend_is_refused_and_smaller_rows
         assert texts(replay[:]) == texts(rows("c" * 150_000)) * 2
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("how", ["take", "delete", "clear", "max_times_sampled"])
+def test_table_when_it_was_full_and_its_rows_have_left_then_others_go_in(
+    server: tdserve.Server, name: str, transport: tdserve.TransportName, how: str
+) -> None:
+    large = rows("a" * 300_000, num_rows=1)
+    with server.client(transport=transport) as client:
+        if how == "take":
+            table: tdserve.ReplayHandle | tdserve.QueueHandle = client.create_queue(
+                name, like=large[0], max_size=32, max_object_bytes=LIMIT_BYTES
+            )
+        else:
+            most = 1 if how == "max_times_sampled" else 0
+            table = client.create_replay(
+                name, like=large[0], capacity=32, max_object_bytes=LIMIT_BYTES, max_times_sampled=most
+            )
+        for _ in range(3):
+            index = fill(table, large)
+            assert len(index) > 2
+            if isinstance(table, tdserve.QueueHandle):
+                for _ in index:
+                    with table.take(1) as taken:
+                        assert texts(taken) == texts(large)
+            elif how == "delete":
+                assert table.delete(index) == len(index)
+            elif how == "clear":
+                table.clear()
+            else:
+                table.sample(len(index))
+            assert len(table) == 0
+        table.extend(rows("b" * 300_000, num_rows=2))
+        assert len(table) == 2
+
+
+def fill(table: tdserve.ReplayHandle | tdserve.QueueHandle, row: TensorDict) -> list[int]:
+    """Extends until there is no room; returns the row numbers."""
+    index: list[int] = []
+    try:
+        while len(index) < 32:
+            index += table.extend(row).tolist()
+    except tdserve.CapacityError:
+        return index
+    raise AssertionError("there is room without an end")
+
+
 def test_limit_when_it_makes_no_sense_or_another_store_is_asked_for_then_is_refused(
     client: tdserve.Client, name: str
 ) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tdserve.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
 from tdserve.replay.plans import PLAIN_ARRIVAL
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.claim_records import ClaimRecord

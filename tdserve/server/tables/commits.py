@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tdserve.replay.plans import Arrival
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.row_numbers import encode_rows
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry

@@ -12,7 +12,7 @@ import numpy as np
 from tdserve.deadline import Deadline
 from tdserve.errors import SelectionError
 from tdserve.replay.plans import Arrival
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.row_numbers import encode_rows, spread
 from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers

@@ -9,11 +9,12 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.data.values import move_values, put_values, read_block, read_values
+from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
 from tdserve.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
 from tdserve.row_numbers import encode_rows
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
+from tdserve.store.objects import ObjectColumn
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tests.unit.worker.peer import StoredTensorDict
@@ -162,3 +163,16 @@ def test_values_when_their_key_has_gone_meanwhile_then_to_be_asked_for_again(tmp
     stored.generations.move_structure(1)
     with pytest.raises(TransferAbortedError, match="altered"):
         read(store)
+
+
+def test_drop_values_when_a_row_has_several_then_all_of_them_go(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(3), "v": "text", "n": TensorDict({"w": "text"}, [3, 2])}, [3])
+    stored = StoredTensorDict(tmp_path / "store", td)
+    stores = OpenStores(writes_values=True)
+    stores.learn(stored.ref.fingerprint, stored.ref.spec)
+    store = stores.get(stored.ref)
+    rows = [ObjectColumn(("v",), range(3), [b"v"] * 3), ObjectColumn(("n", "w"), range(6), [b"w"] * 6)]
+    store.writable_objects().put_many(rows)
+    assert drop_values(store, np.array([0, 2])) == 2 + 4
+    found = store.writable_objects().get_many([(("v",), range(3)), (("n", "w"), range(6))])
+    assert [list(each.values) for each in found] == [[None, b"v", None], [None, None, b"w", b"w", None, None]]

@@ -9,7 +9,7 @@ import numpy as np
 from tdserve.replay.limiter import MinSize, Queue
 from tdserve.replay.order import Fifo
 from tdserve.replay.plans import Arrival, RowsPlan
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table
 

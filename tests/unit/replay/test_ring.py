@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.replay.ring import Reservation, Ring
-from tdserve.row_numbers import decode_rows
+from tdserve.replay.reservation import Reservation
+from tdserve.replay.ring import Ring
 
 _CAPACITY = 13
 
@@ -195,12 +195,6 @@ def test_reserve_when_full_then_the_oldest_rows_go_first() -> None:
     assert len(ring) == 1
 
 
-def test_reservation_when_encoded_then_its_rows_once() -> None:
-    reservation = _reserve(_ring()[0], 3)
-    assert decode_rows(reservation.encoded).tolist() == [0, 1, 2]
-    assert reservation.encoded is reservation.encoded
-
-
 def test_reserve_when_it_wraps_then_rows_follow_the_circle() -> None:
     ring, _ = _ring()
     ring.commit(_reserve(ring, 3))
@@ -276,6 +270,21 @@ def test_free_when_rows_go_then_the_next_writer_gets_them_in_that_order() -> Non
     reservation = _reserve(ring, 3)
     assert reservation.rows.tolist() == [2, 0, 1]
     assert reservation.evicted.tolist() == [1]
+
+
+def test_reserve_holes_when_rows_were_given_up_then_all_of_them_and_nobody_gets_them_meanwhile() -> None:
+    ring, _ = _ring()
+    assert ring.reserve_holes() is None
+    ring.commit(_reserve(ring, 4))
+    ring.free(np.array([2, 0]))
+    ring.free(np.array([3]))
+    taken = ring.reserve_holes()
+    assert taken is not None
+    assert taken.rows.tolist() == [2, 0, 3]
+    assert (ring.num_holes, ring.num_reserved) == (0, 3)
+    assert ring.reserve(2) is None
+    ring.abort(taken)
+    assert _reserve(ring, 3).rows.tolist() == [2, 0, 3]
 
 
 def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:

@@ -15,7 +15,7 @@ from tdserve.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.replay.order import Fifo
 from tdserve.replay.prioritized import Prioritized
 from tdserve.replay.remover import LowestPriority
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.replay.settings import Settings
 from tdserve.replay.slices import Slices
 from tdserve.replay.table import Table

@@ -16,7 +16,7 @@ from tdserve.replay.order import Fifo
 from tdserve.replay.plans import Arrival, RowsPlan
 from tdserve.replay.prioritized import Prioritized
 from tdserve.replay.remover import LowestPriority
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.replay.sampler import Uniform
 from tdserve.replay.settings import Settings
 from tdserve.replay.table import Table

@@ -10,6 +10,7 @@ import pytest
 from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
+from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.workers import DataWorker
 from tests.unit.server.world import Loop, World
 
@@ -60,5 +61,6 @@ def requests(world: World) -> Requests:
         publishing=world.publishing,
         groups=Groups(),
         adoption=world.adoption,
+        dead_values=DeadValues(world.stores, world.worker),
         held=HeldContent(1 << 30),
     )

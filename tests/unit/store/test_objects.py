@@ -16,6 +16,7 @@ import pytest
 from tdserve.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
+from tdserve.value_bundles import bundles_of
 from tdserve.value_columns import JoinedValues
 
 READ = """
@@ -276,3 +277,27 @@ def test_move_when_paths_are_cleared_below_a_key_then_all_that_begin_with_it(tmp
         put(objects, (None, ("w", "a"), b"1"), (2, ("w", "n", "b"), b"2"), (None, ("a",), b"3"), (None, ("wx",), b"4"))
         objects.move([], cleared_below="w")
         assert get(objects, [2], ("w", "a"), ("w", "n", "b"), ("a",), ("wx",)) == [[None], [None], [b"3"], [b"4"]]
+
+
+def test_drop_when_rows_have_values_of_their_own_or_in_bundles_then_theirs_alone_go(tmp_path: Path) -> None:
+    a, b, c = ("a",), ("b",), ("c",)
+    with Objects(tmp_path / "o", writable=True) as objects:
+        put(objects, (None, a, b"all"), (1, a, b"one"), (2, a, b"two"))
+        objects.put_bundles([b, c], [0, 1, 2], bundles_of([[b"b0", b"b1", b"b2"], [b"c0", b"c1", b"c2"]]))
+        assert objects.drop([(path, [1, 2]) for path in (a, b, c)]) == 4
+        assert get(objects, [0, 1, 2], a, b, c) == [
+            [b"all", b"all", b"all"],
+            [b"b0", None, None],
+            [b"c0", None, None],
+        ]
+        assert objects.drop([(path, [1, 2, 7]) for path in (a, b, c)]) == 0
+
+
+def test_drop_when_the_map_is_full_then_there_is_room_again(tmp_path: Path) -> None:
+    with Objects(tmp_path / "o", writable=True, max_bytes=1 << 20) as objects:
+        put(objects, *((row, ("a",), bytes(100_000)) for row in range(8)))
+        with pytest.raises(CapacityError):
+            put(objects, *((row, ("a",), bytes(100_000)) for row in range(8, 16)))
+        assert objects.drop([(("a",), range(100))]) > 5
+        put(objects, *((row, ("a",), bytes(100_000)) for row in range(100, 105)))
+        assert get(objects, [0, 104], ("a",)) == [[None, bytes(100_000)]]

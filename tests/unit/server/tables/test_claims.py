@@ -12,7 +12,7 @@ from tdserve.deadline import Deadline
 from tdserve.errors import CapacityError
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.order import Fifo
-from tdserve.replay.ring import Reservation
+from tdserve.replay.reservation import Reservation
 from tdserve.row_numbers import encode_rows
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.claim_records import ClaimRecord

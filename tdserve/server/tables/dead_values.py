@@ -1,0 +1,62 @@
+"""Non-tensor values of rows that have left their table: they stay until the next rows come to their places."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tdserve.errors import CorruptDataError, TDServeError
+from tdserve.server.entry import Entry
+from tdserve.server.stores import Stores
+from tdserve.server.workers import DataWorker
+from tdserve.v1 import worker_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+
+class DeadValues:
+    """Lets go of them where there is no room for others.
+
+    To do so at once would cost a commit for every row that is consumed; as it is, most are replaced for nothing.
+
+    Args:
+        stores: The book.
+        values_worker: The one that writes non-tensor values.
+    """
+
+    def __init__(self, stores: Stores, values_worker: DataWorker) -> None:
+        self._stores = stores
+        self._worker = values_worker
+        self._under_way: dict[str, asyncio.Task[bool]] = {}
+
+    async def make_room(self, name: str) -> bool:
+        """After a write to a store that has found no room and left nothing behind: whether there is more now."""
+        try:
+            entry = self._stores.find(name)
+        except CorruptDataError:
+            return False
+        if entry is None or entry.table is None or not entry.spec.values:
+            return False
+        uid = entry.record.uid
+        task = self._under_way.get(uid)
+        if task is None:
+            task = self._under_way[uid] = asyncio.create_task(self._drop(entry), name="tdserve-dead-values")
+            task.add_done_callback(lambda _: self._under_way.pop(uid))
+        return await asyncio.shield(task)  # others may wait for it too
+
+    async def _drop(self, entry: Entry) -> bool:
+        """Whether there were any. Nobody gets the rows meanwhile, whose new values would go too."""
+        reservation = entry.replay_table().reserve_holes()
+        if reservation is None:
+            return False
+        order = worker_pb2.Order()
+        order.drop_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+        order.drop_values.rows = reservation.encoded
+        try:
+            return (await self._worker.order(order)).num_dropped > 0
+        except TDServeError as error:
+            _log.warning("values of rows that have left %r could not be dropped: %s", entry.name, error)
+            return False
+        finally:
+            entry.replay_table().abort(reservation)
+            entry.changed.wake()
