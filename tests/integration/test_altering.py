@@ -69,6 +69,26 @@ def test_set_when_the_key_is_new_then_another_client_sees_its_content(
     assert ("n", "deep") in plain.keys(True)
 
 
+def test_set_when_another_client_has_removed_the_key_then_it_is_added_again(
+    client: tdserve.Client, other: tdserve.Client, name: str
+) -> None:
+    client.init_remote(rows(), name)
+    mine, theirs = client[name], other[name]
+    for write in (
+        lambda: mine.set("x", full(1, 8)),
+        lambda: mine.update({"x": full(1, 8)}),
+        lambda: mine.update({"x": full(1, 8), "z": full(2)}),
+        lambda: mine.__setitem__("x", full(1, 8)),
+    ):
+        theirs.refresh()
+        theirs.pop("x")
+        write()
+        assert torch.equal(theirs["x"], full(1, 8))
+    theirs.pop("x")
+    with pytest.raises(tdserve.KeyNotFoundError, match="'x'"):
+        mine.set_("x", full(1, 8))
+
+
 def test_recv_and_send_when_of_the_structure_before_then_the_key_is_named(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:

@@ -101,11 +101,12 @@ class StructuredHandle:
 
         It is not repeated where there is another store of this name by now: the caller may not mean that.
         """
-        uid = self.uid
+        uid, spec = self.uid, self.spec
         try:
             return access()
         except (KeyNotFoundError, SpecMismatchError, LockedError):
-            if not self.refresh() or self.uid != uid:
+            is_other = self.refresh() or self.spec is not spec  # the access itself may have asked already
+            if not is_other or self.uid != uid:
                 raise
         return access()
 

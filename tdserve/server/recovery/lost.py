@@ -87,8 +87,8 @@ class LostRows:
         found = [each.rows for each in self.overwrites]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def check(self, rows: NDArray[np.int64], *, store: str) -> None:
-        """Raises CorruptDataError when one of these rows is lost."""
+    def check(self, rows: NDArray[np.int64], *, store: str, remedy: str = "write them again") -> None:
+        """Raises CorruptDataError when one of these rows is lost; ``remedy`` says what to do."""
         if not self.overwrites:
             return
         lost = np.unique(rows[np.isin(rows, self.rows)])
@@ -97,7 +97,7 @@ class LostRows:
             raise CorruptDataError(
                 path=f"store {store!r}, rows {shown}",
                 expected="rows that were written whole",
-                actual="rows whose writer died while it overwrote them; write them again",
+                actual=f"rows whose writer died while it overwrote them; {remedy}",
             )
 
     def touching(self, rows: NDArray[np.int64]) -> list[str]:

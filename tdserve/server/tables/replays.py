@@ -123,7 +123,7 @@ class Replays:
                 raise older_store(entry)
             numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name, lost=entry.lost.rows)
             if entry.lost:
-                entry.lost.check(numbers, store=entry.name)
+                entry.lost.check(numbers, store=entry.name, remedy="they leave the table: extend it by others")
             if is_free(entry, numbers):
                 break
             await wait_for_others(session, entry, numbers, deadline)  # by then it may mean other rows
