@@ -24,7 +24,7 @@ POLICY_VERSION_KEY = "policy_version"
 """Of a table with a policy, whose rows may not have it at the root: the version that made the row."""
 
 SLICE_END_KEY = "slice_end"
-"""Last row of a slice: becomes ``("next", "truncated")`` at the client, and is not shown."""
+"""Last row of a slice: becomes ``("next", "truncated")`` at the client where rows have that, and is not shown then."""
 
 ADDED_DTYPES = {
     "priority": "float32",

@@ -44,6 +44,9 @@ class Slices:
         strict_length: False: what is left of an ended trajectory that is shorter than a slice may be drawn as a whole,
             with the probability of a start, and a sample may then have fewer rows.
 
+    The last row of each slice is marked in the sample: by ``("next", "truncated")``, which is true there whatever was
+    written (as of torchrl's ``SliceSampler``), where rows have that key, else by ``"slice_end"``, bool ``[num_rows]``.
+
     Raises:
         InvalidRequestError: Both or none of ``slice_len`` and ``num_slices``, both keys, or a value that cannot be.
     """

@@ -74,12 +74,13 @@ def test_set_when_another_client_has_removed_the_key_then_it_is_added_again(
 ) -> None:
     client.init_remote(rows(), name)
     mine, theirs = client[name], other[name]
-    for write in (
+    writes: list[Callable[[], Any]] = [
         lambda: mine.set("x", full(1, 8)),
         lambda: mine.update({"x": full(1, 8)}),
         lambda: mine.update({"x": full(1, 8), "z": full(2)}),
         lambda: mine.__setitem__("x", full(1, 8)),
-    ):
+    ]
+    for write in writes:
         theirs.refresh()
         theirs.pop("x")
         write()

@@ -37,15 +37,18 @@ class ReplayHandle(TableHandle):
             num_rows: At least 1.
             require: Keys that must have been written in a row for it to be drawn; None: all of them. ``()`` draws rows
                 in any state; what was not written reads as zeros.
-            consumer: Only rows that the consumer of this name has not had; it has had them when this call returns.
+            consumer: Only rows that the consumer of this name has not had; it has had them when this call returns. A
+                table knows up to 64 names, for as long as it lives: name a consumer by what it does, not by its run.
             group_by: A leaf: whole groups of rows that have an equal value there, each complete and in order, one
-                group after the other. ``num_rows`` is a multiple of ``group_size``.
+                group after the other. ``num_rows`` is a multiple of ``group_size``. From the first time on the table
+                orders its rows by this leaf, for good: every row must bring it, and it is not written later.
             group_size: Rows of a complete group.
             max_lag: Only rows whose policy was at most so many versions behind the newest published one when they were
                 drawn; waits where there are too few, which only new rows change. Of a slice every row counts.
             device: Where the result goes; None leaves it on the CPU.
             pad: Fills ragged tensors up to the longest of the result with this number (or numbers by key), and adds
-                masks of what is content under ``("masks", *key)``; None leaves them ragged.
+                masks of what is content under ``("masks", *key)``; None leaves them ragged. Parts whose rows differ in
+                batch size stay as they are.
             timeout_s: Seconds to wait until there are enough rows; None is the client's default, 0 asks once.
 
         Returns:
@@ -53,10 +56,12 @@ class ReplayHandle(TableHandle):
             ``"generation"``, which tells later whether a row was overwritten, both int64 ``[num_rows]``; of a
             prioritized table ``"priority"``, ``"probability"`` and ``"priority_weight"``, float32; ``"times_sampled"``,
             int64, where the table counts it; ``"policy_version"``, int64, of a table with a policy (-1: of one that was
-            deleted since).
+            deleted since). What :class:`~tdserve.Slices` adds, they say. Where the rows differ in structure, these
+            columns belong to the whole: ``td["index"]`` gives them, ``td.keys()`` does not list them.
 
         Raises:
             DeadlineExceededError: There were not enough rows in time; says what lacks.
+            CapacityError: The table knows 64 names of consumers already.
             InvalidRequestError: There can never be so many at once; or, without replacement, there are fewer now: set
                 ``min_size`` where a learner may start before its actors.
         """

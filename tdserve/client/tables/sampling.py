@@ -116,13 +116,15 @@ class Sampled:
     """
 
     def __init__(self, content: Content, query: Query) -> None:
-        shown = (INDEX_KEY, GENERATION_KEY, *(name for name in query.added if name != SLICE_END_KEY))
-        self.spec = _with_added_keys(content.spec, shown)
         received = content.columns
         self.tensors: dict[Path, torch.Tensor] = received.leaves()
-        self.tensors.update({(name,): received.trailing(name) for name in shown})
-        if SLICE_END_KEY in query.added and _TRUNCATED in self.tensors:
+        is_marked = SLICE_END_KEY in query.added and _TRUNCATED in self.tensors
+        if is_marked:
             self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
+        hides = is_marked or SLICE_END_KEY in dict(content.spec.root.entries)
+        shown = (INDEX_KEY, GENERATION_KEY, *(name for name in query.added if name != SLICE_END_KEY or not hides))
+        self.spec = _with_added_keys(content.spec, shown)
+        self.tensors.update({(name,): received.trailing(name) for name in shown})
         self.values = content.values
         self._pad = query.pad
         self._stored = query.stored

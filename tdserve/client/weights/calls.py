@@ -23,8 +23,8 @@ class WeightsClient(MemmapClient):
 
     * ``out`` is a tensordict that is filled in place, received into directly where its leaves are contiguous CPU
       tensors. ``into`` is an ``nn.Module`` whose parameters and buffers are: they stay the same objects, with their
-      ``requires_grad`` and whatever an optimizer keeps of them; names, shapes and dtypes must be equal. ``data`` is the
-      module then.
+      ``requires_grad`` and whatever an optimizer keeps of them; names and shapes must be equal, and dtypes but that
+      floating-point numbers are converted, as ``load_state_dict`` does. ``data`` is the module then.
     * Leaves that have not changed since the version that was pulled before do not travel (over the network, from a
       mebibyte on): they are taken from ``out`` or ``into``, or from the tensordict that was returned last if it is
       still there. Their checksums are compared, so it does not matter what was done to them in between.

@@ -203,9 +203,13 @@ def sliced(*, has_flag: bool) -> Sampled:
     return Sampled(content, replace(ANY, added=("slice_end",)))
 
 
-def test_sampled_when_rows_are_slices_then_their_ends_are_truncated_where_rows_have_that() -> None:
-    assert sliced(has_flag=True).build()["next", "truncated"].flatten().tolist() == [True, True, False, True]
-    assert set(sliced(has_flag=False).build().keys(True, True)) == {"a", "index", "generation"}
+def test_sampled_when_rows_are_slices_then_their_ends_are_truncated_where_rows_have_that_else_told() -> None:
+    marked = sliced(has_flag=True).build()
+    assert marked["next", "truncated"].flatten().tolist() == [True, True, False, True]
+    assert "slice_end" not in marked
+    told = sliced(has_flag=False).build()
+    assert set(told.keys(True, True)) == {"a", "index", "generation", "slice_end"}
+    assert told["slice_end"].tolist() == [False, True, False, True]
 
 
 def test_sampled_when_a_table_adds_columns_then_they_are_keys() -> None:
