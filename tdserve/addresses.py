@@ -9,6 +9,8 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Callable
+from threading import Event
 
 from tdserve.errors import ConnectError, InvalidRequestError
 
@@ -55,12 +57,20 @@ def parse_address(argument: str, text: str) -> tuple[str, int | None]:
     return host, port
 
 
-def resolve(address: str, *, timeout_s: float = 0.0) -> list[str]:
+def resolve(
+    address: str,
+    *,
+    timeout_s: float = 0.0,
+    given_up: Event | None = None,
+    on_unknown: Callable[[str], None] = lambda _reason: None,
+) -> list[str]:
     """The addresses of the host of ``host:port``, sorted; a name that nobody knows yet is asked for again.
 
     Args:
         address: As a user gives it.
         timeout_s: Until then. One question may itself take some seconds.
+        given_up: Set by who does not want to know any more.
+        on_unknown: Told each time that nobody knows it, and why.
 
     Raises:
         ConnectError: Nobody knew the name in time.
@@ -68,16 +78,17 @@ def resolve(address: str, *, timeout_s: float = 0.0) -> list[str]:
     """
     host, _ = parse_address("address", address)
     deadline_s = time.monotonic() + timeout_s
+    given_up = given_up or Event()
     while True:
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return sorted({str(target[0]) for _, _, _, _, target in found})
         except (OSError, UnicodeError) as error:
-            if time.monotonic() + RESOLVE_INTERVAL_S > deadline_s:
-                why = error.strerror if isinstance(error, OSError) else "no name can be like that"
-                reason = f"the name {host!r} does not resolve: {why}"
+            why = error.strerror if isinstance(error, OSError) else "no name can be like that"
+            reason = f"the name {host!r} does not resolve: {why}"
+            on_unknown(reason)
+            if time.monotonic() + RESOLVE_INTERVAL_S > deadline_s or given_up.wait(RESOLVE_INTERVAL_S):
                 raise ConnectError(address=address, reason=reason) from error
-        time.sleep(RESOLVE_INTERVAL_S)
 
 
 def address_towards(host: str) -> str:

@@ -289,7 +289,12 @@ class SessionClient(CatalogClient):
                 return session
             opening = self._opening
             if opening is None or opening.is_over:
-                opening = self._opening = Opening(self._make_session, address=self.address, timeout_s=wait_s)
+                opening = self._opening = Opening(
+                    self._make_session,
+                    address=self.address,
+                    timeout_s=wait_s,
+                    why_silent=lambda: self._connection.why_silent,
+                )
         return opening.wait(wait_s)
 
     def _make_session(self, deadline: Deadline) -> Session:

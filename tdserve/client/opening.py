@@ -24,10 +24,19 @@ class Opening:
         open_session: Opens it until a deadline; blocks. What it has opened is the client's, whoever waits here.
         address: Of the server, for errors.
         timeout_s: Until it is given up; at least ``MIN_OPENING_S``.
+        why_silent: What is known of why nobody answers.
     """
 
-    def __init__(self, open_session: Callable[[Deadline], Session], *, address: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        open_session: Callable[[Deadline], Session],
+        *,
+        address: str,
+        timeout_s: float,
+        why_silent: Callable[[], str] = lambda: NOBODY_THERE,
+    ) -> None:
         self._open_session = open_session
+        self._why_silent = why_silent
         self._address = address
         self._deadline = Deadline.after(max(timeout_s, MIN_OPENING_S))
         self._changed = Condition()
@@ -76,7 +85,7 @@ class Opening:
 
     def _silence(self, timeout_s: float | None, cause: BaseException | None = None) -> ConnectError:
         waited = "in time" if timeout_s is None else f"within {round(timeout_s, 2):g} s"
-        error = ConnectError(address=self._address, reason=f"nobody answered {waited}; {NOBODY_THERE}")
+        error = ConnectError(address=self._address, reason=f"nobody answered {waited}; {self._why_silent()}")
         error.__cause__ = cause
         return error
 

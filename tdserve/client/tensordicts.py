@@ -243,7 +243,7 @@ class TensorDictClient(SessionClient):
             return QueueHandle(self, description) if is_queue else ReplayHandle(self, description)
         if description.kind == "weights":
             state = f"store {description.name!r} holds weights"
-            raise WrongStateError(state=state, event="a handle; use latest()")
+            raise WrongStateError(state=state, event="a handle (latest() pulls them)")
         return StoreHandle(self, description)
 
     def _create(

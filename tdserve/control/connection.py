@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import Any
 
 import grpc
@@ -130,14 +130,18 @@ class ControlConnection:
     Args:
         address: ``host:port``.
         token: Bearer token, sent with every call.
+
+    Attributes:
+        why_silent: What is known, or to be looked at, while nobody answers.
     """
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self.address = address
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = Lock()
-        self._is_closed = False
+        self._closed = Event()
         self._resolved: list[str] = []
+        self.why_silent = NOBODY_THERE
         self._open_channel()
 
     def _open_channel(self) -> None:
@@ -157,11 +161,15 @@ class ControlConnection:
         Raises:
             ConnectError: It is not known in time.
         """
-        found = resolve(self.address, timeout_s=timeout_s)
+        found = resolve(self.address, timeout_s=timeout_s, given_up=self._closed, on_unknown=self._on_unknown)
+        self.why_silent = NOBODY_THERE
         with self._lock:
-            if self._resolved and self._resolved != found and not self._is_closed:
+            if self._resolved and self._resolved != found and not self._closed.is_set():
                 self._open_channel()  # the old one ends with the last call that uses it
             self._resolved = found
+
+    def _on_unknown(self, reason: str) -> None:
+        self.why_silent = reason
 
     def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
         """One unary call; a server that does not listen yet is tried again until the time is over.
@@ -229,8 +237,8 @@ class ControlConnection:
     def close(self) -> None:
         """Ends the channel and all its calls. Idempotent."""
         with self._lock:
-            was_closed, self._is_closed = self._is_closed, True
-            channel = self._channel
+            was_closed, channel = self._closed.is_set(), self._channel
+            self._closed.set()
         if not was_closed:
             _close(channel)
 
@@ -241,7 +249,7 @@ class ControlConnection:
             ClosedError: So it is.
             ValueError: It is not closed: a bug of ours.
         """
-        if self._is_closed:
+        if self._closed.is_set():
             raise ClosedError(what=f"the client of {self.address}") from error
         if isinstance(error, ValueError):
             raise error

@@ -168,7 +168,7 @@ class NodeReader(LeafReader):
             raise self._refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
         if isinstance(td, TensorDictBase):
             raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
-        raise self._refusal(f"an object of {class_name(kind)}", path, "tensordicts and tensorclasses travel")
+        raise self._refusal(f"an object of {class_name(kind)}", path, _remedy(td))
 
     def _params(self, td: TensorDictParams, path: Path) -> Params | None:
         try:
@@ -362,3 +362,14 @@ def _names(td: TensorDictBase) -> DimNames | None:
     if names is None or all(name is None for name in names):
         return None
     return tuple(names)
+
+
+def _remedy(item: Any) -> str:
+    """What to do with an object that is neither a tensordict nor an instance of a tensorclass."""
+    if isinstance(item, Mapping):
+        return "make a tensordict of it: TensorDict(it, batch_size=[...])"
+    if isinstance(item, (list, tuple)):
+        return "make one tensordict of them: torch.stack(them), or lazy_stack(them) where they differ"
+    if isinstance(item, torch.nn.Module):
+        return "make a tensordict of it: TensorDict.from_module(it); latest(into=it) fills it"
+    return "tensordicts and tensorclasses travel"

@@ -37,6 +37,11 @@ def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> 
             tdserve.connect(address, timeout_s=0.3)
 
 
+def test_connect_when_nobody_knows_the_name_then_says_so() -> None:
+    with pytest.raises(tdserve.errors.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
+        tdserve.connect("no-such-name.invalid:1", timeout_s=2.5)
+
+
 def test_client_when_closed_then_every_call_says_so(server: tdserve.Server, name: str) -> None:
     client = server.client()
     store = client.memmap(example(), name)

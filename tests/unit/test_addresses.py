@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import time
+from threading import Event
 
 import pytest
 
@@ -75,6 +76,20 @@ def test_resolve_when_the_name_comes_later_then_found(monkeypatch: pytest.Monkey
     with pytest.raises(ConnectError, match="try again"):
         resolve("later:1", timeout_s=0.6)
     assert time.monotonic() - began_s < 5.0
+
+
+def test_resolve_when_it_is_given_up_then_ends_at_once_and_has_told_why() -> None:
+    given_up = Event()
+    told: list[str] = []
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        given_up.set()
+
+    with pytest.raises(ConnectError, match="does not resolve"):
+        resolve("no-such-name.invalid:1", timeout_s=600.0, given_up=given_up, on_unknown=tell)
+    assert len(told) == 1
+    assert "'no-such-name.invalid'" in told[0]
 
 
 def test_address_towards_when_loopback_then_loopback() -> None:

@@ -47,6 +47,15 @@ def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_mean
     opening.join()
 
 
+def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
+    slow = Slow()
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, why_silent=lambda: "its name does not resolve")
+    with pytest.raises(ConnectError, match="its name does not resolve"):
+        opening.wait(0.01)
+    slow.may_open.set()
+    opening.join()
+
+
 def test_wait_when_it_cannot_be_opened_then_all_are_told_why() -> None:
     slow = Slow()
     slow.error = ClosedError(what="the client")

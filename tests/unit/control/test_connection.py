@@ -122,7 +122,7 @@ class Names:
         self.addresses: list[str] = []
         monkeypatch.setattr(connection_module, "resolve", self)
 
-    def __call__(self, address: str, *, timeout_s: float = 0.0) -> list[str]:
+    def __call__(self, address: str, *, timeout_s: float = 0.0, **_: object) -> list[str]:
         if not self.addresses:
             raise ConnectError(address=address, reason="the name does not resolve")
         return self.addresses
