@@ -118,11 +118,13 @@ class Sampled:
     def __init__(self, content: Content, query: Query) -> None:
         received = content.columns
         self.tensors: dict[Path, torch.Tensor] = received.leaves()
-        is_marked = SLICE_END_KEY in query.added and _TRUNCATED in self.tensors
-        if is_marked:
-            self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
-        hides = is_marked or SLICE_END_KEY in dict(content.spec.root.entries)
-        shown = (INDEX_KEY, GENERATION_KEY, *(name for name in query.added if name != SLICE_END_KEY or not hides))
+        shown = (INDEX_KEY, GENERATION_KEY, *query.added)
+        if SLICE_END_KEY in query.added:
+            has_flag = _TRUNCATED in self.tensors
+            if has_flag:
+                self.tensors[_TRUNCATED][received.trailing(SLICE_END_KEY)] = True
+            if has_flag or SLICE_END_KEY in dict(content.spec.root.entries):
+                shown = tuple(name for name in shown if name != SLICE_END_KEY)
         self.spec = _with_added_keys(content.spec, shown)
         self.tensors.update({(name,): received.trailing(name) for name in shown})
         self.values = content.values
