@@ -153,9 +153,10 @@ class Ring:
         is_live = (generations > 0) & (generations & 1 == 0)
         return np.flatnonzero(is_live | self._is_held).astype(np.int64, copy=False)
 
-    def count_held(self, rows: Rows) -> int:
-        """How many of these rows, each named once, are held."""
-        return int(np.count_nonzero(self._is_held[rows]))
+    def is_held(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of these rows are held, and there."""
+        found: NDArray[np.bool_] = self._is_held[rows]
+        return found
 
     def names(self, rows: Rows) -> Rows:
         """What names these rows: the lower parts of their generations, as they are when no part of a row is written."""

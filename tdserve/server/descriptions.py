@@ -45,7 +45,8 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
     if entry.table is not None:
         describe_policy(stores, entry, description)
         table = entry.replay_table()
-        num_lost = table.ring.count_held(np.unique(entry.lost.rows))  # until it is proved that nobody writes to them
+        # Until it is proved that nobody writes to them.
+        num_lost = int(np.count_nonzero(table.ring.is_held(np.unique(entry.lost.rows))))
         description.num_rows = len(table) - num_lost
         description.inserts = table.ring.inserts
         description.samples = table.counts.samples

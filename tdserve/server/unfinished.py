@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.replay.reservation import Reservation
+from tdserve.row_numbers import decode_rows, encode_rows
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.departures import Departures
@@ -80,6 +81,23 @@ class Unfinished:
             self._departures.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
         return quarantined[len(reserved) :]
 
+    def note_left(self, entry: Entry, txn: Transaction) -> None:
+        """Rows of a table were removed: those that a local client overwrites just now do not come back after a restart,
+        and are nobody's until it is gone."""
+        if entry.table is None or not (entry.writes or entry.lost):
+            return
+        for overwrite in Overwrite.load(self._db, entry.record.uid):
+            is_held = entry.table.ring.is_held(overwrite.rows)
+            if is_held.all():
+                continue
+            left = overwrite.left(overwrite.rows[~is_held])
+            before = decode_rows(txn.get("pending", left.key) or b"")
+            txn.put("pending", left.key, encode_rows(np.concatenate((before, left.rows))))
+            if is_held.any():
+                txn.put("pending", overwrite.key, replace(overwrite, rows=overwrite.rows[is_held]).record)
+            else:
+                txn.delete("pending", overwrite.key)
+
     def forget(self, uid: str, txn: Transaction) -> None:
         """The store is deleted."""
         claims = ClaimRecord.records_of(self._db, uid)
@@ -114,5 +132,6 @@ class Unfinished:
                 self._departures.watch(lost.lock_name, partial(self._let_go, entry, lost))
                 return
             entry.table.drop(lost.rows)
-            self._db.delete("pending", lost.key)
+            with self._db.transaction() as txn:
+                lost.forget(txn)
         entry.changed.wake()

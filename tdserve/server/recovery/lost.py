@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tdserve.errors import CorruptDataError
 from tdserve.row_numbers import decode_rows, encode_rows
 from tdserve.server.recovery import writer_records
+from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.spec.tree import Path
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.catalog_db import CatalogDB, Transaction
 
 _KIND = "overwrites"
 
@@ -45,9 +46,23 @@ class Overwrite:
         """Of the record."""
         return writer_records.key_of(_KIND, uid=self.uid, lock_name=self.lock_name, num=self.request)
 
+    @property
+    def record(self) -> bytes:
+        """What is on record."""
+        return json.dumps(self.keys).encode() + b"\n" + encode_rows(self.rows)
+
+    def left(self, rows: NDArray[np.int64]) -> ReservedRows:
+        """Rows of it that have left their table meanwhile, as they are on record then."""
+        return ReservedRows(self.uid, self.lock_name, -self.request, encode_rows(rows))
+
     def save(self, db: CatalogDB) -> None:
         """Writes it down."""
-        db.put("pending", self.key, json.dumps(self.keys).encode() + b"\n" + encode_rows(self.rows))
+        db.put("pending", self.key, self.record)
+
+    def forget(self, txn: Transaction) -> None:
+        """It is over."""
+        txn.delete("pending", self.key)
+        txn.delete("pending", self.left(self.rows).key)
 
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:

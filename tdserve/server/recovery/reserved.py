@@ -21,7 +21,7 @@ class ReservedRows:
     Attributes:
         uid: The store's incarnation.
         lock_name: Held by the writer's process.
-        num: Of the reservation.
+        num: Of the reservation; of rows that have left a table while they were overwritten, minus that request's.
         encoded: The rows (``row_numbers``).
     """
 

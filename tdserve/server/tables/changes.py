@@ -48,6 +48,7 @@ class Changes:
             # The rows go first, the record second: after a crash in between, what was consumed does not come back.
             with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
                 self._stores.save_state(entry, txn, entry.table_state())
+                self._stores.unfinished.note_left(entry, txn)
         entry.changed.wake()
         return done
 

@@ -70,14 +70,15 @@ class InPlace:
                 self._unfinished.lose(entry, overwrite)
             else:
                 held.let_go(is_written=False)
-                self._stores.db.delete("pending", overwrite.key)
+                with self._stores.db.transaction() as txn:
+                    overwrite.forget(txn)
             entry.changed.wake()
             raise
         entry.lost.written(rows, keys, self._stores.db)
         held.let_go(is_written=True)  # first: rows that are even are whole, whatever is on record of them
         done = control_pb2.Done(version=entry.content_version)
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
-            txn.delete("pending", overwrite.key)
+            overwrite.forget(txn)
         entry.changed.wake()
         return done
 
