@@ -3,15 +3,22 @@ test_replays_local."""
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
+from tdserve.errors import PeerLostError
+from tdserve.replay.order import Fifo
 from tdserve.row_numbers import encode_rows
+from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.lost import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.store.session_locks import SessionLock
-from tests.unit.server.replaying import create
+from tdserve.v1 import control_pb2
+from tests.unit.server.local_peer import LocalPeer
+from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World
 
 LOCK = "lock"
@@ -51,7 +58,83 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
 
 
 def test_overwritten_when_on_record_then_each_row_once(world: World, entry: Entry) -> None:
-    for request, rows in ((1, [3, 1]), (2, [1, 5])):
-        Overwrite(entry.record.uid, LOCK, request, np.array(rows), ()).save(world.db)
+    for request, numbers in ((1, [3, 1]), (2, [1, 5])):
+        Overwrite(entry.record.uid, LOCK, request, np.array(numbers), ()).save(world.db)
     assert world.stores.unfinished.overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
     assert world.stores.unfinished.overwritten("another", entry.spec).tolist() == []
+
+
+def overwriting(entry: Entry, index: list[int]) -> control_pb2.WriteRequest:
+    """A write of a local client: its tensors come another way."""
+    content = control_pb2.Content(fingerprint=entry.spec.fingerprint)
+    return control_pb2.WriteRequest(
+        store=entry.name, selection=parse(index).to_message(), content=content, timeout_s=20.0
+    )
+
+
+def begin(world: World, peer: LocalPeer, asked: control_pb2.WriteRequest) -> asyncio.Task[control_pb2.Done]:
+    """The write, under way."""
+    return asyncio.create_task(world.writes.write(peer.session, 1, asked))
+
+
+@pytest.mark.parametrize("rounds", [[[1]], [[1], [2]], [[1, 2]]])
+def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_after_a_restart(
+    world: World, run: Loop, rounds: list[list[int]]
+) -> None:
+    table = create(world, run, capacity=4, sampler=Fifo())
+    extend(world, run, table, rows(10, 4))
+    gone = [row for deleted in rounds for row in deleted]
+
+    async def stop() -> LocalPeer:
+        peer = LocalPeer(world)
+        await peer.__aenter__()
+        write = begin(world, peer, overwriting(table, [1, 2]))
+        await peer.accepted()
+        for request, deleted in enumerate(rounds, 5):
+            delete = control_pb2.Rows(rows=encode_rows(np.array(deleted)))
+            asked = control_pb2.ChangeRequest(store="r", delete=delete)
+            assert (await world.changes.change(world.session(2), request, asked)).num_rows == len(deleted)
+        await peer.leave()
+        with pytest.raises(PeerLostError):
+            await write
+        return peer
+
+    stopped = run(stop())
+    world.departures.close()
+
+    async def scenario() -> None:
+        world.reopen()
+        again = world.stores.get("r").replay_table()
+        assert again.live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
+        info = again.info()
+        assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
+        over = asyncio.Event()
+        world.departures.watch(stopped.lock_name, over.set)
+        stopped.let_go()
+        await over.wait()
+        assert again.live_rows().tolist() == [0, 3]
+        assert (again.info()["num_reserved"], again.info()["num_holes"]) == (0, 2)
+        await stopped.__aexit__(None, None, None)
+
+    run(scenario())
+    assert records(world) == 0
+
+
+def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_when_that_is_done(
+    world: World, run: Loop
+) -> None:
+    table = create(world, run, capacity=4, sampler=Fifo())
+    extend(world, run, table, rows(10, 4))
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, overwriting(table, [1, 2]))
+            await peer.accepted()
+            delete = control_pb2.Rows(rows=encode_rows(np.array([1])))
+            await world.changes.change(world.session(2), 5, control_pb2.ChangeRequest(store="r", delete=delete))
+            peer.done()
+            await write
+
+    run(scenario())
+    assert table.replay_table().live_rows().tolist() == [0, 2, 3]
+    assert records(world) == 0

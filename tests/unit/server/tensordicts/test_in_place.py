@@ -19,7 +19,6 @@ from tdserve.errors import (
     PeerLostError,
 )
 from tdserve.replay.order import Fifo
-from tdserve.row_numbers import encode_rows
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.lost import Overwrite
@@ -374,71 +373,3 @@ def test_write_when_rows_of_a_table_are_lost_then_nobody_draws_them_and_the_next
     assert sample(world, run, table, 4)["a"] == [20, 21, 22, 23]
     assert not table.lost
     assert world.db.scan("pending", b"overwrites:") == []
-
-
-def on_record(world: World) -> list[bytes]:
-    """What is known of local writers."""
-    return [key for kind in (b"overwrites:", b"reserved:") for key, _ in world.db.scan("pending", kind)]
-
-
-@pytest.mark.parametrize("rounds", [[[1]], [[1], [2]], [[1, 2]]])
-def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_after_a_restart(
-    world: World, run: Loop, rounds: list[list[int]]
-) -> None:
-    table = create(world, run, capacity=4, sampler=Fifo())
-    extend(world, run, table, rows(10, 4))
-    gone = [row for deleted in rounds for row in deleted]
-
-    async def stop() -> LocalPeer:
-        peer = LocalPeer(world)
-        await peer.__aenter__()
-        write = begin(world, peer, writing(table, [1, 2]))
-        await peer.accepted()
-        for request, deleted in enumerate(rounds, 5):
-            delete = control_pb2.Rows(rows=encode_rows(np.array(deleted)))
-            asked = control_pb2.ChangeRequest(store="r", delete=delete)
-            assert (await world.changes.change(world.session(2), request, asked)).num_rows == len(deleted)
-        await peer.leave()
-        with pytest.raises(PeerLostError):
-            await write
-        return peer
-
-    stopped = run(stop())
-    world.departures.close()
-
-    async def scenario() -> None:
-        world.reopen()
-        again = world.stores.get("r").replay_table()
-        assert again.live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
-        info = again.info()
-        assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
-        over = asyncio.Event()
-        world.departures.watch(stopped.lock_name, over.set)
-        stopped.let_go()
-        await over.wait()
-        assert again.live_rows().tolist() == [0, 3]
-        assert (again.info()["num_reserved"], again.info()["num_holes"]) == (0, 2)
-        await stopped.__aexit__(None, None, None)
-
-    run(scenario())
-    assert on_record(world) == []
-
-
-def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_when_that_is_done(
-    world: World, run: Loop
-) -> None:
-    table = create(world, run, capacity=4, sampler=Fifo())
-    extend(world, run, table, rows(10, 4))
-
-    async def scenario() -> None:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer, writing(table, [1, 2]))
-            await peer.accepted()
-            delete = control_pb2.Rows(rows=encode_rows(np.array([1])))
-            await world.changes.change(world.session(2), 5, control_pb2.ChangeRequest(store="r", delete=delete))
-            peer.done()
-            await write
-
-    run(scenario())
-    assert table.replay_table().live_rows().tolist() == [0, 2, 3]
-    assert on_record(world) == []
