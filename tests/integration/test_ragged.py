@@ -157,6 +157,22 @@ def test_replay_when_histories_differ_in_turns_then_they_come_back_equal(client:
         replay.extend(TensorDict({"h": lazy_stack(rows(1, 2)), "r": torch.rand(2)}, [2]))
 
 
+@pytest.mark.parametrize("is_stack", [False, True])
+def test_replay_when_histories_lie_beside_dense_leaves_then_these_are_written_alone(
+    client: tdserve.Client, name: str, is_stack: bool
+) -> None:
+    histories = [turns(size) for size in (3, 1, 2)]
+    whole = [TensorDict({"said": each, "score": torch.tensor(0.0)}, []) for each in histories]
+    batch = lazy_stack(whole) if is_stack else TensorDict({"said": lazy_stack(histories), "score": torch.zeros(3)}, [3])
+    replay = client.create_replay(name, like=whole[0], capacity=8, ragged=["said"])
+    index = replay.extend(batch)
+    replay.set_at_("score", torch.tensor([1.0, 2.0, 3.0]), index)
+    found = replay.sample(16)
+    for number, score, said_there in zip(found["index"], found["score"], found["said"].unbind(0), strict=True):
+        assert score == number + 1
+        check_same(histories[int(number)], said_there)
+
+
 def test_replay_when_the_row_itself_is_a_history_then_samples_tell_their_rows(
     client: tdserve.Client, name: str
 ) -> None:

@@ -22,6 +22,7 @@ from tdserve.client.pending import accepted_in
 from tdserve.client.reading import Content, finish_read
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.columns_of_rows import by_columns
 from tdserve.client.tables.joining import Joining
 from tdserve.client.tables.parts import Part
 from tdserve.client.tables.policy_versions import checked_max_lag, say_of_rows
@@ -335,6 +336,8 @@ class TableHandle(TableRows, ByAddress):
             if self._is_in_use or not makes_dense(batch, found[0].spec):
                 return found
         except SpecMismatchError:
+            if (columns := by_columns(batch, self.spec)) is not None:
+                return self._taken_apart(columns)
             if self._is_in_use:
                 raise
         if (description := widen(self._client, self.name, self.spec, batch)) is not None:
