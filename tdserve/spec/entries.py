@@ -30,27 +30,34 @@ def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
     """Puts live entries in the place of non-tensor ones, which go on as they were: single, or one value per row.
 
     Args:
-        td: Changed in place; tensordicts that nobody else has, or unlocked ones. Entries of lazy stacks stay plain.
+        td: Changed in place; tensordicts that nobody else has, or unlocked ones.
         sources: By path.
 
     Returns:
         ``td``.
     """
     for path, source in sources.items():
-        owner = _owner(td, path)
-        if owner is None:
-            continue
-        wrapper, inner = owner
-        beside = getattr(wrapper, "_non_tensordict", None) or {}
-        entry: Any = (
-            NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else inner._tensordict.get(path[-1])
-        )
-        if isinstance(entry, (NonTensorData, NonTensorStack)):
-            names = entry.names if any(entry.names) else None
-            is_stack = isinstance(entry, NonTensorStack)
-            inner._tensordict[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
-            beside.pop(path[-1], None)
+        _enliven(td, path, source)
     return td
+
+
+def _enliven(td: Any, path: Path, source: ValueSource) -> None:
+    owner = _owner(td, path)
+    if owner is None:
+        stack, below = _lazy_stack(td, path)
+        for number, row in enumerate(stack.tensordicts if stack is not None else ()):
+            _enliven(row, below, source.at((slice(None),) * stack.stack_dim + (number,)))
+        return
+    wrapper, inner = owner
+    beside = getattr(wrapper, "_non_tensordict", None) or {}
+    entry: Any = (
+        NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else inner._tensordict.get(path[-1])
+    )
+    if isinstance(entry, (NonTensorData, NonTensorStack)):
+        names = entry.names if any(entry.names) else None
+        is_stack = isinstance(entry, NonTensorStack)
+        inner._tensordict[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
+        beside.pop(path[-1], None)
 
 
 def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
@@ -144,6 +151,20 @@ def name_dims(td: Any, names: DimNames) -> None:
 def _is_plain(entry: Any) -> bool:
     is_own = isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)
     return is_own and entry.device.type == "cpu"
+
+
+def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
+    """The first lazy stack on the way to an entry, and the rest of the path; None where there is none."""
+    for depth in range(len(path)):
+        inner = td
+        while type(inner) not in (TensorDict, LazyStackedTensorDict):
+            inner = inside(inner)
+            if isinstance(inner, dict) or inner is None:
+                return None, ()
+        if type(inner) is LazyStackedTensorDict:
+            return inner, path[depth:]
+        td = inner._tensordict.get(path[depth])
+    return None, ()
 
 
 def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 
 import tdserve
 from tdserve.spec.live_values import LiveNonTensorData, LiveNonTensorStack
@@ -144,6 +144,16 @@ def test_leaves_when_read_of_the_handle_then_live_by_key_int_and_slice(live: tds
     live["n"].get("t")[0, 2] = "below the rows"
     assert live["rows"] == ["y", "through a row"]
     assert live["n", "t"] == [["a", "b", "below the rows"], ["d", "e", "f"]]
+
+
+def test_leaves_when_in_a_lazy_stack_then_each_row_is_live(client: tdserve.Client, name: str) -> None:
+    rows = [TensorDict({"x": torch.zeros(size), "text": f"text {size}"}, []) for size in (2, 3)]
+    handle = client.memmap(TensorDict({"rows": lazy_stack(rows)}, [2]), name, share_non_tensor=True)
+    found, again = client.load_memmap(name), client.from_remote_init(name)
+    handle.set_at_(("rows", "text"), "by the handle", 1)
+    assert list(found["rows", "text"]) == list(again["rows", "text"]) == ["text 2", "by the handle"]
+    found["rows"][0].get("text").update(NonTensorData("through a row"), inplace=True)
+    assert list(handle["rows", "text"]) == list(again["rows", "text"]) == ["through a row", "by the handle"]
 
 
 def test_leaves_when_the_store_is_mapped_then_live_beside_its_memory(

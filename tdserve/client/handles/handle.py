@@ -280,7 +280,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         """The store's memory itself, as a locked tensordict: nothing is copied, and later writes of anybody show.
 
         So its rows may change, and be half written, while they are looked at: who needs rows of one moment reads them.
-        Non-tensor values are those of this moment.
+        Non-tensor values are those of this moment, unless the store shares them (``share_non_tensor=True``).
         It needs transport ``shm``. After the store's deletion the tensordict keeps the last content.
 
         Args:

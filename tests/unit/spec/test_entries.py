@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 from tensordict.nn import TensorDictParams
@@ -48,11 +49,22 @@ def test_enliven_when_a_field_of_a_tensorclass_then_the_attribute_is_live() -> N
     assert row[1].name == "new"
 
 
-def test_enliven_when_in_a_lazy_stack_then_it_stays_plain() -> None:
-    rows = [TensorDict({"x": torch.zeros(size), "s": "old"}, []) for size in (2, 3)]
-    td = TensorDict({"stack": TensorDict.lazy_stack(rows)}, [2])
-    enliven(td, {("stack", "s"): source()})
-    assert td["stack", "s"] == ["old", "old"]
+@pytest.mark.parametrize("dim", [0, 1])
+def test_enliven_when_in_a_lazy_stack_then_each_row_has_its_part(dim: int) -> None:
+    below: list[Any] = [["a", "b"], ["c", "d"]]
+    there = MemorySource(Cell(NonTensorStack.from_list(below)))
+    rows = [
+        TensorDict({"x": torch.zeros(2, size), "n": {"s": NonTensorStack("old", "old")}, "none": "old"}, [2])
+        for size in (2, 3)
+    ]
+    td = TensorDict({"stack": TensorDict.lazy_stack(rows, dim)}, [2])
+    enliven(td, {("stack", "n", "s"): there, ("stack", "missing"): there, ("stack", "x"): there})
+    assert td["stack"].get(("n", "s")).tolist() == below
+    assert td["stack"].get("none").tolist() == [["old", "old"], ["old", "old"]]
+    newer: list[Any] = [["e", "f"], ["g", "h"]]
+    there.write(NonTensorStack.from_list(newer))
+    assert td["stack"].get(("n", "s")).tolist() == newer
+    assert rows[1]["n", "s"] == (["g", "h"] if dim == 0 else ["f", "h"])
 
 
 def test_exchange_when_there_are_parameters_and_other_kinds_then_only_plain_tensors_go() -> None:
