@@ -149,9 +149,7 @@ class Ring:
 
     def rows(self) -> Rows:
         """Numbers of the rows that are there, live or held, sorted."""
-        generations = self._generations
-        is_live = (generations > 0) & (generations & 1 == 0)
-        return np.flatnonzero(is_live | self._is_held).astype(np.int64, copy=False)
+        return np.union1d(self.live_rows(), np.flatnonzero(self._is_held))
 
     def is_held(self, rows: Rows) -> NDArray[np.bool_]:
         """Which of these rows are held, and there."""

@@ -6,16 +6,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tdserve.content import (
     STATUS_BYTES,
     ReadStatus,
-    mark_moved,
     rows_layout,
     selected_spec,
     status_column,
@@ -24,6 +21,7 @@ from tdserve.content import (
 )
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import plan_read
+from tdserve.data.rows import rows_source
 from tdserve.data.values import drop_values, move_values, put_values, read_values
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
@@ -56,17 +54,11 @@ def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Wor
     store = session.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     expected = np.frombuffer(wanted.generations, "<i8")
-    layout = rows_layout(store.spec, len(rows), tuple(column.name for column in wanted.columns))
+    added = {column.name: column.content for column in wanted.columns}
+    layout = rows_layout(store.spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
-
-    def trail() -> list[NDArray[Any]]:
-        found = store.generations.values[rows]
-        num_missing = mark_moved(found, expected)
-        added = [np.frombuffer(column.content, np.uint8) for column in wanted.columns]
-        return [rows, found, *added, status_column(ReadStatus.WHOLE, num_missing=num_missing)]
-
-    source = RowEnd(layout, store.tables_of(layout), rows, trail)
+    source = rows_source(store, layout, rows, expected, added)
     return answer(session, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 
 
