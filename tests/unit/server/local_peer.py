@@ -7,10 +7,13 @@ import socket
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalLink
 from tdserve.control.servicer import SessionLink
 from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.errors import PeerLostError
 from tdserve.ids import new_client_id
 from tdserve.server.entry import Entry
 from tdserve.server.sessions.local_client import Invitation, LocalClient
@@ -124,6 +127,12 @@ class LocalPeer:
         """Its session ends; its process goes on."""
         self.session.ended.set()
         await self.session.finish(5.0)
+
+    async def leave_in(self, write: asyncio.Task[control_pb2.Done]) -> None:
+        """As ``leave``, in the middle of a write, which fails with the session."""
+        await self.leave()
+        with pytest.raises(PeerLostError):
+            await write
 
     def let_go(self) -> None:
         """Its process is gone."""
