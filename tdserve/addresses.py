@@ -1,4 +1,4 @@
-"""Addresses as people write them, and what they mean on this machine: names, interfaces, routes. Sends nothing."""
+"""Addresses as people write them, and what they mean on this machine: names, interfaces, routes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event
 
 from tdserve.errors import ConnectError, InvalidRequestError
 
 RESOLVE_INTERVAL_S = 0.5
 """Between two questions for a name that nobody knows yet: a container's name is there when the container is."""
+
+PROBE_TIMEOUT_S = 0.2
+"""Of a connection that is opened only to say why others do not come about: its reader has waited long enough."""
 
 _SIOCGIFADDR = 0x8915
 _IFNAME_BYTES = 15
@@ -91,6 +95,18 @@ def resolve(
                 raise ConnectError(address=address, reason=reason) from error
 
 
+def explain_unreachable(address: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str:
+    """Why no connection to ``host:port`` comes about, by an attempt to open one; "" when one was opened."""
+    try:
+        host, port = parse_address("address", address)
+        socket.create_connection((host.strip("[]"), port or 0), timeout=timeout_s).close()
+    except TimeoutError:
+        return "the host does not answer (another network, or a firewall?)"
+    except OSError as error:
+        return str(error.strerror or error).lower()
+    return ""
+
+
 def address_towards(host: str) -> str:
     """The address of the interface through which this machine reaches a numeric address.
 
@@ -125,6 +141,19 @@ def check_listenable(host: str, port: int) -> None:
         why = str(error.strerror).lower()
         reason = f"{join_address(host, port)} cannot be listened on: {why}{remedy}"
         raise InvalidRequestError(argument="address", reason=reason) from error
+
+
+def interface_name(interface: str) -> str | None:
+    """The name of an interface that is given by it, or by its IPv4 address; None where none here has that address."""
+    try:
+        address = str(ipaddress.ip_address(interface.strip("[]")))
+    except ValueError:
+        return interface
+    for _, name in socket.if_nameindex():
+        with suppress(InvalidRequestError):  # it has no such address
+            if interface_address(name) == address:
+                return name
+    return None
 
 
 def interface_address(interface: str) -> str:

@@ -15,12 +15,23 @@ from tdserve.integers import integer_of
 
 StoreKind = Literal["tensordict", "replay", "weights"]
 
+Durability = Literal["process", "disk"]
+DURABILITIES: tuple[Durability, ...] = get_args(Durability)
+"""``process``: the end of any process, and what was written before the last sync a loss of power too. ``disk``: also a
+loss of power."""
+
 DEFAULT_MAX_OBJECT_BYTES = 1 << 30
 """A million strings of a kilobyte. Costs address space only, of which a process has 128 TiB."""
 
 _OBJECT_BYTES_LIMITS = (1 << 20, 1 << 42)
 _OBJECT_BYTES_STEP = 1 << 16
 """A multiple of every page size."""
+
+OTHER_STRUCTURE = "its structure differs"
+"""What ``matches`` says where only the structures themselves tell more."""
+
+_USUAL = "the default"
+"""Of a setting that the JSON leaves out."""
 
 MAX_PAGE_SIZE = 10_000
 """Names of one page at most: with names of 200 bytes half of the 4 MiB that a gRPC message may have by default."""
@@ -49,6 +60,7 @@ class StoreRecord:
         read_only: Whether every write is refused.
         structure: How many times its structure has changed.
         order: Names the order of its keys among those with this fingerprint; "" is the first that came.
+        durability: What a write that was acknowledged survives, one of ``DURABILITIES``; "" is no wish.
     """
 
     name: str
@@ -69,6 +81,7 @@ class StoreRecord:
     read_only: bool = False
     structure: int = 0
     order: str = ""
+    durability: str = "process"
 
     def to_bytes(self) -> bytes:
         """The record for the disk: JSON, equal for equal records."""
@@ -113,6 +126,7 @@ class Catalog:
                 raise StoreExistsError(name=record.name, reason="two records have this name")
             self._records[record.name] = record
         self._visible = sorted(name for name, record in self._records.items() if not record.loading)
+        self._names = {record.uid: record.name for record in self._records.values()}
 
     def __len__(self) -> int:
         return len(self._visible)
@@ -137,6 +151,7 @@ class Catalog:
         if present is not None:
             raise StoreExistsError(name=record.name, **({"reason": "it is being created"} if present.loading else {}))
         self._records[record.name] = record
+        self._names[record.uid] = record.name
         if not record.loading:
             insort(self._visible, record.name)
 
@@ -164,9 +179,14 @@ class Catalog:
         record = self._records.pop(name, None)
         if record is None:
             raise StoreNotFoundError(name=name)
+        self._names.pop(record.uid, None)
         if not record.loading:
             del self._visible[bisect_left(self._visible, name)]
         return record
+
+    def name_of(self, uid: str) -> str | None:
+        """The name of the store of this incarnation, loading or not; None when there is none."""
+        return self._names.get(uid)
 
     def is_taken(self, name: str) -> bool:
         """Whether a store has this name, maybe one that is still loading."""
@@ -207,6 +227,22 @@ class Catalog:
         names = self._visible[begin : min(begin + size, end)]
         return names, names[-1] if names and begin + size < end else ""
 
+    def names_around(self, name: str, size: int) -> list[str]:
+        """So many names at most around one, in their order; itself if it is visible.
+
+        Raises:
+            InvalidRequestError: ``size`` is negative.
+        """
+        if size < 0:
+            raise InvalidRequestError(argument="page size", reason=f"{size} is negative")
+        return self._visible[_around(bisect_left(self._visible, name), min(size, MAX_PAGE_SIZE), len(self._visible))]
+
+
+def _around(begin: int, size: int, total: int) -> slice:
+    """So many places, or all there are, with one of them in the middle where that can be."""
+    first = max(min(begin - size // 2, total - size), 0)
+    return slice(first, first + size)
+
 
 def checked_max_object_bytes(asked: int | None) -> int:
     """The limit that a store gets when a client asks for this one; 0 or None is no wish, and gives 0.
@@ -225,19 +261,55 @@ def checked_max_object_bytes(asked: int | None) -> int:
     return -(-number // _OBJECT_BYTES_STEP) * _OBJECT_BYTES_STEP
 
 
+def checked_durability(asked: str | None) -> str:
+    """What a store gets when a client asks for this; "" or None is no wish, and gives "".
+
+    Raises:
+        InvalidRequestError: There is no such durability.
+    """
+    if not asked or asked in DURABILITIES:
+        return asked or ""
+    raise InvalidRequestError(argument="durability", reason=f"{asked!r} is none of {', '.join(DURABILITIES)}")
+
+
 def matches(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Why an existing store is not the one that was asked for with ``exists_ok``; ``None`` when it is."""
     if existing.kind != asked.kind:
         return f"it is a {existing.kind} store, asked is {asked.kind}"
     if existing.kind != "weights" and existing.fingerprint != asked.fingerprint:
-        return "its structure differs"
+        return OTHER_STRUCTURE
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:
-        return f"its settings are {existing.settings}, asked are {asked.settings}"
+        return _other_settings(existing.settings, asked.settings)
     if asked.max_object_bytes not in (0, existing.max_object_bytes):
         return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
+    if asked.durability not in ("", existing.durability):
+        return f"its durability is {existing.durability!r}, asked is {asked.durability!r}"
     return None
+
+
+def _other_settings(existing: str, asked: str) -> str:
+    """Which settings of a table differ, by their names."""
+    mine, theirs = _named_settings(existing), _named_settings(asked)
+    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    others = [name for name in names if name.endswith(".kind")]
+    parts = tuple(name.removesuffix("kind") for name in others)
+    named = [*others, *(name for name in names if not name.startswith(parts or ("\0",)))]
+    told = [
+        f"its {name.removesuffix('.kind')} is {mine.get(name, _USUAL)}, asked is {theirs.get(name, _USUAL)}"
+        for name in named
+    ]
+    return "; ".join(told) or f"its settings are {existing}, asked are {asked}"
+
+
+def _named_settings(text: str) -> dict[str, str]:
+    """The settings of a canonical JSON, each by its part and name."""
+    found: dict[str, str] = {}
+    for part, value in (json.loads(text) if text else {}).items():
+        fields = {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}
+        found |= {name: each if isinstance(each, str) else json.dumps(each) for name, each in fields.items()}
+    return found
 
 
 def why_read_only(adopted: str) -> str:
@@ -253,6 +325,8 @@ def _end_of_prefix(names: list[str], prefix: str, begin: int) -> int:
 def _fits(field: str, value: Any) -> bool:
     if field == "kind":
         return value in get_args(StoreKind)
+    if field == "durability":
+        return value in ("", *DURABILITIES)
     if field == "extra":
         return all(isinstance(part, str) for part in value)
     if field in ("num_rows", "capacity", "nbytes", "version", "max_object_bytes", "structure"):

@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from threading import Lock
 from typing import Any, Literal
 
 from tdserve.addresses import join_address, parse_address
 from tdserve.adoptions import parse_adoptions, parse_folders, split_adoption
 from tdserve.errors import InvalidRequestError
 from tdserve.integers import integer_of
+from tdserve.logs import LEVELS
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707
@@ -30,6 +32,13 @@ DEFAULT_INLINE_BYTES = 32768
 DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
 """Two of the largest messages and change: enough for thousands of waiting writers, and no danger to a small machine."""
 
+HEARTBEAT_S = 1.0
+"""Between two signs of life of a data worker."""
+
+DEFAULT_SYNC_INTERVAL_S = 30.0
+"""As old as the kernel lets a written page get before it brings it to the disk by itself: to do so more often costs
+writers, and less often saves little."""
+
 MAIL_BYTES = 4092
 """Longest message of a session that rides the channel to the data worker; longer ones take the gRPC stream. One page
 with its length, so that a message costs no more than its wake-up."""
@@ -38,6 +47,10 @@ MAIL_INLINE_BYTES = 3072
 """Content up to this size rides in such a message; the rest of it is the request or answer itself."""
 
 _CUDA_DEVICE = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
+
+_variables_lock = Lock()
+_variable_blocks: dict[str, int] = {}
+"""How many blocks of ``variable_set`` want a variable now."""
 
 _PREFIX = "TDSERVE_"
 _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -62,13 +75,19 @@ class ServerConfig:
         grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.
         transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
             garbage collection or swap storm, and is no default of minutes.
+        worker_timeout_s: Seconds without a sign of life after which a data worker is killed and started again: one that
+            is stopped or hangs. Workers send one every second, also in the middle of a long copy.
         inline_bytes: Largest payload that rides inside a message.
         memory_limit_bytes: Content of requests that the control process holds while they wait or move; whoever asks
             beyond it is sent away, and tries again until its deadline. What lies in stores is on disk and not counted.
+        log_level: From which level on the server logs to standard error: ``"info"`` tells of starts, stops and
+            recoveries, ``"warning"`` of what somebody should look at.
         umask: Permissions that new files below the root do not get. ``None``: only the server's user writes, whatever
             the shell says; ``0o002`` lets local clients of its group write in place too.
         adoptable: Folders, absolute, below which any client may have memory-mapped tensordicts adopted as stores. Local
             clients that may write the root may have any folder of the machine adopted.
+        sync_interval_s: Seconds between two passes that bring what was written to the disk: what was written since the
+            last one may be lost with the power. 0: only at an orderly end, and for stores of durability ``"disk"``.
         adopt: Folders that are adopted at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` to be read only.
     """
 
@@ -83,11 +102,14 @@ class ServerConfig:
     interface: str | None = None
     grace_s: float = 10.0
     transfer_timeout_s: float = 30.0
+    worker_timeout_s: float = 10.0
     inline_bytes: int = DEFAULT_INLINE_BYTES
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES
+    log_level: str = "info"
     umask: int | None = None
     adoptable: tuple[str, ...] = ()
     adopt: tuple[str, ...] = ()
+    sync_interval_s: float = DEFAULT_SYNC_INTERVAL_S
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -108,6 +130,9 @@ class ServerConfig:
             raise InvalidRequestError(argument="devices", reason=reason)
         _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
         _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
+        if self.log_level not in LEVELS:
+            reason = f"{self.log_level!r} is none of {', '.join(LEVELS)}"
+            raise InvalidRequestError(argument="log_level", reason=reason)
         if self.umask is not None:
             _check_int("umask", self.umask, low=0, high=0o777)
         for folder in self.adoptable:
@@ -118,9 +143,9 @@ class ServerConfig:
         if self.advertise is not None:
             parse_address("advertise", self.advertise)
         _check_seconds("grace_s", self.grace_s)
-        _check_seconds("transfer_timeout_s", self.transfer_timeout_s)
-        if self.transfer_timeout_s == 0:
-            raise InvalidRequestError(argument="transfer_timeout_s", reason="0 s would abort every transfer")
+        _check_seconds("transfer_timeout_s", self.transfer_timeout_s, above=0.0)
+        _check_seconds("worker_timeout_s", self.worker_timeout_s, above=HEARTBEAT_S)
+        _check_seconds("sync_interval_s", self.sync_interval_s)
         if not self.is_loopback and self.token_file is None and not self.insecure:
             remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
             raise InvalidRequestError(argument="host", reason=f"{self.host!r} is reachable by others: {remedy}")
@@ -274,17 +299,42 @@ def _address_beside_server(environ: Mapping[str, str] | None) -> str:
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
 
 
+def single_threaded_environment() -> dict[str, str]:
+    """This process's environment, for one that forks and so must have one thread: numpy starts more unless told."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def set_variables(values: Mapping[str, str]) -> None:
+    """Sets variables of this process for the rest of its life, but those that its user has set himself.
+
+    Threads: safe. Whoever reads them does so after the call that set them, or after any later one.
+    """
+    with _variables_lock:
+        for name, value in values.items():
+            os.environ.setdefault(name, value)
+
+
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """Sets a variable of this process for the length of a block, unless the user has set it himself."""
-    is_ours = name not in os.environ
-    if is_ours:
-        os.environ[name] = value
+    """Sets a variable of this process for the length of a block, unless the user has set it himself.
+
+    Threads: safe; of blocks that overlap the last one takes it away.
+    """
+    with _variables_lock:
+        num_blocks = _variable_blocks.get(name, 0)
+        is_ours = num_blocks > 0 or name not in os.environ
+        if is_ours:
+            _variable_blocks[name] = num_blocks + 1
+            os.environ.setdefault(name, value)
     try:
         yield
     finally:
         if is_ours:
-            os.environ.pop(name, None)
+            with _variables_lock:
+                _variable_blocks[name] -= 1
+                if not _variable_blocks[name]:
+                    del _variable_blocks[name]
+                    os.environ.pop(name, None)
 
 
 def parse_bytes(text: str) -> int:
@@ -340,9 +390,11 @@ def _check_int(name: str, value: int, *, low: int, high: int) -> None:
         raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
 
 
-def _check_seconds(name: str, value: float) -> None:
+def _check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise InvalidRequestError(argument=name, reason=f"{value!r} is not a number of seconds, 0 or more")
+    if value <= above:
+        raise InvalidRequestError(argument=name, reason=f"{value!r} is not more than {above:g} s")
 
 
 def _from_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
@@ -381,11 +433,14 @@ _SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
     "interface": str,
     "grace_s": float,
     "transfer_timeout_s": float,
+    "worker_timeout_s": float,
     "inline_bytes": int,
     "memory_limit_bytes": parse_bytes,
+    "log_level": str,
     "umask": parse_umask,
     "adoptable": parse_folders,
     "adopt": parse_adoptions,
+    "sync_interval_s": float,
 }
 
 _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {

@@ -21,6 +21,7 @@
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
     ├── ServerBusyError               RESOURCE_EXHAUSTED   what, asked, free, limit     retryable
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
+    │   └── StoreNotCreatedError                           what, timeout_s, name, near
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
     │   │   ├── NotLocalError                              (the same)
@@ -226,12 +227,12 @@ class CapacityError(TDServeError):
 
 
 class ServerBusyError(TDServeError):
-    """The server holds as much content of waiting requests as its ``--memory-limit`` allows. Nothing was changed; calls
-    try again until their deadline."""
+    """The server has no room: it holds as much content of waiting requests as its ``--memory-limit`` allows, or has too
+    few descriptors left for another client. Nothing was changed; calls try again until their deadline."""
 
     code = "RESOURCE_EXHAUSTED"
     retryable = True
-    template = "the server holds no more content of waiting requests: {what} of {asked} bytes, free {free} of {limit}"
+    template = "the server has no room for {what}: {asked} asked for, {free} of {limit} free"
     defaults = {"what": "", "asked": 0, "free": 0, "limit": 0}
 
 
@@ -247,7 +248,14 @@ class DeadlineExceededError(TDServeError, TimeoutError):
     def _message(self) -> str:  # what is left of a call's time has many digits
         timeout_s = self.fields["timeout_s"]
         shown = f"{round(timeout_s, 3):g}" if isinstance(timeout_s, (int, float)) else str(timeout_s)
-        return self.template.format(what=self.fields["what"], timeout_s=shown)
+        return self.template.format(**{**self.fields, "timeout_s": shown})
+
+
+class StoreNotCreatedError(DeadlineExceededError):
+    """A store that the call waited for does not exist, and nobody created it in time. Nothing was changed."""
+
+    template = "{what} did not happen within {timeout_s} s: there is no store {name!r}{near}"
+    defaults = {"what": "", "timeout_s": 0, "name": "", "near": ""}
 
 
 class TransportError(TDServeError):
@@ -375,11 +383,12 @@ class ForkedClientError(ClosedError):
 
 
 def error_classes() -> dict[str, type[TDServeError]]:
-    """Every class of the tree by name, for the trip over the wire."""
+    """Every class of this module by name, for the trip over the wire; what others derive from them does not travel."""
     found: dict[str, type[TDServeError]] = {}
     todo = [TDServeError]
     while todo:
         cls = todo.pop()
-        found[cls.__name__] = cls
+        if cls.__module__ == __name__:
+            found[cls.__name__] = cls
         todo.extend(cls.__subclasses__())
     return found

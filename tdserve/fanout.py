@@ -39,12 +39,14 @@ class Placement:
         relay: Session that sends it, or ``SERVER``.
         kept: Link over which that session has got it.
         keeps: Whether the puller shall keep it, to pass it on.
+        secret: What the two clients prove to each other; given by whoever carries the decision out.
     """
 
     link: int = 0
     relay: int = SERVER
     kept: int = 0
     keeps: bool = False
+    secret: bytes = b""
 
 
 @dataclass(eq=False)

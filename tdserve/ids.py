@@ -12,6 +12,12 @@ MAX_NAME_BYTES = 200
 
 CLIENT_ID_BYTES = 16
 
+SECRET_BYTES = 32
+"""What the ends of a gloo group know, and nobody else: too many to guess."""
+
+MAX_TEXT_BYTES = 255
+"""Of any other name that a client makes the server keep: of its host, a consumer, a device."""
+
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")
 
 
@@ -32,6 +38,18 @@ def check_store_name(name: str) -> str:
     return name
 
 
+def check_text(argument: str, text: str, *, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Returns ``text`` if the server may be made to keep it.
+
+    Raises:
+        InvalidRequestError: It is longer.
+    """
+    if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
+        reason = f"{text[:40]!r}... has {len(text)} characters; at most {max_bytes} bytes in UTF-8 are allowed"
+        raise InvalidRequestError(argument=argument, reason=reason)
+    return text
+
+
 def _name_fault(name: str) -> str | None:
     try:
         nbytes = len(name.encode())
@@ -48,6 +66,11 @@ def _name_fault(name: str) -> str | None:
     if _FORBIDDEN.search(name):
         return "has a slash, a backslash or a control character"
     return None
+
+
+def new_secret() -> bytes:
+    """A secret for the gloo groups of one session, link or epoch."""
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_client_id() -> bytes:

@@ -18,7 +18,7 @@ from tdserve.errors import DeadlineExceededError, RemoteProtocolError, WrongStat
 from tdserve.server.main import FAILED_PREFIX, READY_PREFIX
 
 START_TIMEOUT_S = 60.0
-"""A data worker imports torch: about three seconds, ten times that on a busy machine."""
+"""What forks data workers imports torch: about three seconds, ten times that on a busy machine."""
 
 SHUTDOWN_TIMEOUT_S = 20.0
 """The default grace period of requests under way, and as much again for the processes to leave."""
@@ -34,7 +34,8 @@ class Server:
         port: 0 takes a free one, ``address`` tells which.
         num_workers: Data workers; None is one, or one per device.
         devices: GPUs, one per data worker, such as ``["cuda:0", "cuda:1"]``.
-        settings: Further fields of ``tdserve.config.ServerConfig``.
+        settings: Further fields of ``tdserve.config.ServerConfig``. ``log_level`` is ``"warning"`` here by default: the
+            lines appear among those of the program.
 
     Raises:
         InvalidRequestError: A setting cannot be. Nothing was started.
@@ -56,7 +57,7 @@ class Server:
             port=port,
             num_workers=max(len(devices), 1) if num_workers is None else num_workers,
             devices=tuple(devices),
-            **settings,
+            **{"log_level": "warning", **settings},
         ).validate()
         self._process: subprocess.Popen[str] | None = None
         self._lifeline_fd = -1

@@ -19,6 +19,8 @@ from typing import NoReturn
 import numpy as np
 
 from tdserve.errors import RemoteProtocolError, SelectionError
+from tdserve.row_numbers import PIECE_ROWS, each_once
+from tdserve.row_sets import RowSet
 from tdserve.selection_items import (
     FULL,
     MAX_DIMS,
@@ -152,8 +154,24 @@ class Selection:
             if isinstance(item, int):
                 return np.array([item + batch_size[0] if item < 0 else item], np.int64)
             if isinstance(item, np.ndarray) and not is_mask(item):
-                return np.unique(np.where(item < 0, item + batch_size[0], item))
+                return each_once(np.where(item < 0, item + batch_size[0], item).reshape(-1))
         return np.arange(batch_size[0], dtype=np.int64)
+
+    def row_set(self, batch_size: Sequence[int]) -> RowSet:
+        """The same rows as a set; of a slice it costs nothing, however many they are."""
+        if not batch_size or 0 in self.result_batch_size(batch_size):
+            return RowSet.run(0, 0 if batch_size else 1)
+        first = next((item for item in self._expanded(len(batch_size), "") if item is not None), FULL)
+        if isinstance(first, slice):
+            return RowSet.of_range(range(*first.indices(batch_size[0])))
+        if is_mask(first) and first.ndim:
+            return RowSet.of_mask(np.asarray(first.reshape(batch_size[0], -1).any(axis=1)) if first.ndim > 1 else first)
+        return RowSet.of(self.rows(batch_size))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it lists very many positions or elements, so that to look through them takes a while."""
+        return any(isinstance(item, np.ndarray) and item.size > PIECE_ROWS for item in self.items)
 
     def without_negative_steps(self, batch_size: Sequence[int]) -> Selection:
         """An equal selection of which torch can apply every item to a tensor: it has positions for negative steps.

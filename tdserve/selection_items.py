@@ -143,7 +143,7 @@ def item_to_message(item: Item) -> content_pb2.IndexItem:
     """The item as a message; arrays are copied."""
     if isinstance(item, np.ndarray):
         if item.dtype == np.bool_:
-            return content_pb2.IndexItem(mask=content_pb2.BoolArray(shape=item.shape, data=item.tobytes()))
+            return content_pb2.IndexItem(mask=content_pb2.BoolArray(shape=item.shape, data=np.packbits(item).tobytes()))
         data = item.astype("<i8", copy=False).tobytes()
         return content_pb2.IndexItem(positions=content_pb2.IntArray(shape=item.shape, data=data))
     if isinstance(item, slice):
@@ -156,7 +156,7 @@ def item_to_message(item: Item) -> content_pb2.IndexItem:
 
 
 def item_from_message(item: content_pb2.IndexItem) -> Item:
-    """The item that a peer sent; arrays are read-only views of the message's bytes.
+    """The item that a peer sent; positions are a read-only view of the message's bytes.
 
     Raises:
         RemoteProtocolError: The item is empty, or an array's size contradicts its bytes.
@@ -171,10 +171,7 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
     if kind == "positions":
         return _array_from_message(item.positions, np.dtype("<i8")).astype(np.int64, copy=False)
     if kind == "mask":
-        found = _array_from_message(item.mask, np.dtype(np.uint8))
-        if found.size and int(found.max()) > 1:
-            raise RemoteProtocolError(expected="mask bytes of 0 or 1", received=str(int(found.max())))
-        return found.view(np.bool_)
+        return _mask_from_message(item.mask)
     if kind == "newaxis" and item.newaxis:
         return None
     if kind == "ellipsis" and item.ellipsis:
@@ -182,12 +179,26 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
     raise RemoteProtocolError(expected="an index item", received=f"{kind} without a value")
 
 
-def _array_from_message(array: content_pb2.IntArray | content_pb2.BoolArray, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _array_from_message(array: content_pb2.IntArray, dtype: np.dtype[Any]) -> NDArray[Any]:
+    shape = _checked_shape(array, 8 * dtype.itemsize)
+    return np.frombuffer(array.data, dtype).reshape(shape)
+
+
+def _mask_from_message(array: content_pb2.BoolArray) -> Mask:
+    shape = _checked_shape(array, 1)
+    bits = np.frombuffer(array.data, np.uint8)
+    if len(bits) and int(bits[-1]) & (0xFF >> (math.prod(shape) - 1) % 8 + 1):
+        raise RemoteProtocolError(expected="zeros behind the last bit of a mask", received=f"{int(bits[-1]):#x}")
+    return np.unpackbits(bits, count=math.prod(shape)).view(np.bool_).reshape(shape)
+
+
+def _checked_shape(array: content_pb2.IntArray | content_pb2.BoolArray, num_bits: int) -> tuple[int, ...]:
+    """The shape of an array of elements of so many bits. Raises RemoteProtocolError unless its bytes are as many."""
     shape = tuple(array.shape)
     has_room = len(shape) <= MAX_DIMS and all(0 <= size < 1 << 40 for size in shape)
-    if not has_room or math.prod(shape) * dtype.itemsize != len(array.data):
+    if not has_room or -(-math.prod(shape) * num_bits // 8) != len(array.data):
         raise RemoteProtocolError(expected=f"an array of shape {list(shape)[:8]}", received=f"{len(array.data)} bytes")
-    return np.frombuffer(array.data, dtype).reshape(shape)
+    return shape
 
 
 def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[Any, Any]:

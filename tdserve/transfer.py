@@ -11,10 +11,10 @@ the state stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 
-from tdserve.errors import InvalidRequestError, RemoteProtocolError, WrongStateError
+from tdserve.errors import WrongStateError
 
 
 class TransferState(Enum):
@@ -94,30 +94,20 @@ class TransferProtocol:
 class RequestLog:
     """Answers to requests that changed something, by client and request, so that a retry is answered and not repeated.
 
-    Of each client the newest ``max_per_client`` are kept. A retry from before the oldest kept one cannot be told from a
-    new request, and is refused instead of done twice.
-
-    Args:
-        max_per_client: Answers kept per client. 4096 is many times the requests that a client has under way, and only
-            those can be retried.
+    An answer is kept until its client says that it will not send the request again, or is gone for good. Nothing is
+    forgotten because there are many, or because others came later: only the client knows what it may still retry.
     """
 
-    def __init__(self, max_per_client: int = 4096) -> None:
-        if max_per_client < 1:
-            raise InvalidRequestError(argument="max_per_client", reason=f"{max_per_client} is not at least 1")
-        self._max_per_client = max_per_client
+    def __init__(self) -> None:
         self._answers: dict[bytes, dict[int, bytes]] = {}
-        self._oldest: dict[bytes, int] = {}  # requests below are forgotten
+        self._over: dict[bytes, tuple[int, Collection[int]]] = {}  # by client, what it has said last, see `forget`
 
     @classmethod
-    def restore(cls, entries: Iterable[tuple[bytes, int, bytes]], max_per_client: int = 4096) -> RequestLog:
+    def restore(cls, entries: Iterable[tuple[bytes, int, bytes]]) -> RequestLog:
         """A log with the entries that were written down, in any order."""
-        log = cls(max_per_client)
-        for client_id, request, answer in sorted(entries, key=lambda entry: entry[1]):
+        log = cls()
+        for client_id, request, answer in entries:
             log.record(client_id, request, answer)
-        for client_id, answers in log._answers.items():
-            if len(answers) == max_per_client:  # a full log has most likely forgotten some
-                log._oldest[client_id] = max(log._oldest.get(client_id, 0), min(answers))
         return log
 
     def __len__(self) -> int:
@@ -127,51 +117,54 @@ class RequestLog:
         return f"<RequestLog {len(self)} answers of {len(self._answers)} clients>"
 
     def seen(self, client_id: bytes, request: int) -> bytes | None:
-        """The answer that this request got; ``None`` when it is new.
+        """The answer that this request got; ``None`` when it has none."""
+        return self._answers.get(client_id, {}).get(request)
 
-        Raises:
-            RemoteProtocolError: The request is so old that its answer was forgotten. Nothing was done again.
-        """
-        answer = self._answers.get(client_id, {}).get(request)
-        oldest = self._oldest.get(client_id, 0)
-        if answer is None and request < oldest:
-            raise RemoteProtocolError(expected=f"a request from {oldest} on", received=f"request {request}")
-        return answer
+    def is_over(self, client_id: bytes, request: int) -> bool:
+        """Whether the client has said that it will not ask for this any more: what still comes is an attempt that was
+        overtaken by another, whose answer is forgotten."""
+        below, but_for = self._over.get(client_id, (0, ()))
+        return request < below and request not in but_for
 
-    def record(self, client_id: bytes, request: int, answer: bytes) -> list[int]:
-        """Remembers an answer.
+    def num_kept(self, client_id: bytes) -> int:
+        """How many answers are kept for a client."""
+        return len(self._answers.get(client_id, ()))
+
+    def check_new(self, client_id: bytes, request: int) -> None:
+        """Raises WrongStateError when the request was answered before."""
+        if request in self._answers.get(client_id, ()):
+            raise WrongStateError(state="answered", event=f"second answer to request {request}")
+
+    def record(self, client_id: bytes, request: int, answer: bytes, *, instead_of: int | None = None) -> None:
+        """Remembers an answer, and forgets that of ``instead_of``. Raises WrongStateError as ``check_new``; nothing was
+        changed then."""
+        self.check_new(client_id, request)
+        answers = self._answers.setdefault(client_id, {})
+        answers[request] = answer
+        if instead_of is not None:
+            answers.pop(instead_of, None)
+
+    def forget(self, client_id: bytes, below: int, but_for: Collection[int] = ()) -> list[int]:
+        """Forgets what the client will not send again.
+
+        Args:
+            below: All requests with lower numbers,
+            but_for: except these.
 
         Returns:
-            Requests of this client that were forgotten for it, to be erased where they are written down.
-
-        Raises:
-            WrongStateError: The request was answered before. Nothing was changed.
+            The requests whose answers were kept, to be erased where they are written down.
         """
-        answers = self._answers.setdefault(client_id, {})
-        if request in answers:
-            raise WrongStateError(state="answered", event=f"second answer to request {request}")
-        answers[request] = answer
-        forgotten = []
-        while len(answers) > self._max_per_client:
-            oldest = next(iter(answers))
-            del answers[oldest]
-            self._oldest[client_id] = max(self._oldest.get(client_id, 0), oldest + 1)
-            forgotten.append(oldest)
-        return forgotten
-
-    def forget_before(self, client_id: bytes, oldest: int) -> list[int]:
-        """The client will not retry requests below ``oldest``: forgets them, and returns those it had kept."""
+        if below >= self._over.get(client_id, (0, ()))[0]:  # they may overtake one another
+            self._over[client_id] = (below, but_for)
         answers = self._answers.get(client_id, {})
-        forgotten = [request for request in answers if request < oldest]
+        forgotten = [request for request in answers if request < below and request not in but_for]
         for request in forgotten:
             del answers[request]
-        if oldest > 1:  # requests count from 1: most clients say nothing by this
-            self._oldest[client_id] = max(self._oldest.get(client_id, 0), oldest)
         return forgotten
 
     def forget_client(self, client_id: bytes) -> list[int]:
-        """The client is gone for good: forgets all of it, and returns the requests it had kept."""
-        self._oldest.pop(client_id, None)
+        """The client is gone for good: forgets all of it, and returns the requests whose answers were kept."""
+        self._over.pop(client_id, None)
         return list(self._answers.pop(client_id, {}))
 
     def entries(self) -> Iterator[tuple[bytes, int, bytes]]:

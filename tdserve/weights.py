@@ -10,7 +10,9 @@ one of them gets the leaves that differ.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,9 @@ from tdserve.integers import check_integer
 
 DEFAULT_KEEP = 2
 """The newest, and the one before it for readers that are still at it when the newest appears."""
+
+MAX_METADATA_BYTES = 1 << 20
+"""They are for small values, such as the number of a step; the catalog keeps those of all kept versions."""
 
 MAX_CHECKSUMMED = 8
 """Versions whose checksums are known: a reader that is further behind gets everything."""
@@ -32,6 +37,11 @@ ones are looked at more rarely."""
 
 MAX_PASSED_OVER = 64
 """Versions between two looks, at most: so late it is noticed that from now on most leaves stay as they are."""
+
+
+STEP_AFTER_LOSS = 1_000_000
+"""After a loss of power, versions are counted on so far behind the last one that is known of: nobody has published so
+many since then."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +240,16 @@ class Versions:
             raise InvalidRequestError(argument="version", reason=f"{version} is not kept; kept now: {kept}")
         return record
 
+    @contextmanager
+    def undoing(self) -> Iterator[None]:
+        """A block whose changes are undone if it raises."""
+        before = {name: copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
+
     def acquire(self, version: int) -> VersionRecord:
         """As :meth:`get`, and keeps its file as it is until :meth:`release`."""
         record = self.get(version)
@@ -374,6 +394,15 @@ class Versions:
             del self._pool[version]
             drops.append(version)
         return tuple(drops)
+
+
+def check_metadata(metadata: bytes) -> None:
+    """Raises InvalidRequestError when a version's metadata are too long for the catalog."""
+    if len(metadata) > MAX_METADATA_BYTES:
+        reason = (
+            f"it takes {len(metadata)} bytes, at most {MAX_METADATA_BYTES} may; put large things into the tensordict"
+        )
+        raise InvalidRequestError(argument="metadata", reason=reason)
 
 
 def _checked_keep(keep: int) -> int:

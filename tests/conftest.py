@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
+
+from tests.lent.lender import lend
+from tests.lent.sitecustomize import DOOR_VARIABLE
 
 # The same examples in every run: what CI finds, everybody finds. And what takes long on a busy machine is no fault:
 # pytest's own timeout ends what hangs.
 settings.register_profile("tdserve", deadline=None, derandomize=True, database=None)
 settings.load_profile("tdserve")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
+    """What imports torch to fork data workers does so once for a whole run; see ``tests.lent``."""
+    if not hasattr(session.config, "workerinput"):  # one for all processes of a run
+        folder = TemporaryDirectory(prefix="tdserve-lent-")
+        lending = ExitStack()
+        lending.enter_context(folder)
+        lending.enter_context(lend(Path(folder.name)))
+        session.config.add_cleanup(lending.close)
+    return (yield)
+
+
+@pytest.fixture(scope="module")
+def own_fork_servers() -> Iterator[None]:
+    """Servers borrow nothing: what forks their workers is their own child, as everywhere else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(DOOR_VARIABLE)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +63,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """``e2e`` tests come last: they take the longest, and say the least about where a fault is."""
+    for item in items:
+        once = item.get_closest_marker("once")
+        if once is not None and isinstance(item, pytest.Function) and once.args[0] not in _transports_of(item):
+            item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+
+
+def _transports_of(item: pytest.Function) -> set[object]:
+    return {item.callspec.params.get(name) for name in ("transport", "client")}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

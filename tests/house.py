@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-_SELECTIONS = ("selection", "selection_items", "selection_names", "selection_torch", "row_numbers", "integers")
+_SELECTIONS = (
+    "selection",
+    "selection_items",
+    "selection_names",
+    "selection_torch",
+    "row_numbers",
+    "row_sets",
+    "integers",
+)
+_SETTINGS = ("config", "deadline", "logs", "machine", "addresses", "adoptions")
 _VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_bundles", "value_columns", "pickled")
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("errors", "ids", "v1"),
-    1: ("spec", "layout", "content", "config", "deadline", "machine", "addresses", "adoptions", *_SELECTIONS, *_VALUES),
+    1: ("spec", "layout", "content", *_SETTINGS, *_SELECTIONS, *_VALUES),
     2: ("catalog", "session", "transfer", "replay", "weights", "groups", "fanout"),
     3: ("store", "transport", "control"),
     4: ("data",),
@@ -247,10 +256,10 @@ def docstring_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def size_faults(modules: Sequence[Module]) -> list[str]:
-    """Files over 400 lines, functions over 60 lines without their docstring."""
+    """Files over 400 lines, functions over 60 lines; docstrings do not count."""
     faults = []
     for module in modules:
-        num_lines = module.text.count("\n")
+        num_lines = module.text.count("\n") - sum(map(_docstring_lines, ast.walk(module.tree)))
         if num_lines > MAX_FILE_LINES:
             faults.append(f"{module.name}: {num_lines} lines")
         for node in ast.walk(module.tree):
@@ -394,6 +403,11 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
 
 
 def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
+
+
+def _docstring_lines(node: ast.AST) -> int:
+    if not isinstance(node, (ast.Module, ast.ClassDef, *Function)):
+        return 0
     docstring = ast.get_docstring(node, clean=False)
-    documented = docstring.count("\n") + 1 if docstring is not None else 0
-    return (node.end_lineno or node.lineno) - node.lineno + 1 - documented
+    return docstring.count("\n") + 1 if docstring is not None else 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tdserve.errors import LocalProtocolError, PeerLostError
-from tdserve.transport.gloo import KVStore
+from tdserve.transport.rendezvous import KVStore
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
 """Children start here, so that ``-m tdserve...`` finds this very package, installed or not."""

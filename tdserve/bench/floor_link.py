@@ -9,7 +9,9 @@ import torch
 from tdserve.bench.child import Child
 from tdserve.bench.measure import Round
 from tdserve.errors import WrongStateError
+from tdserve.ids import new_secret
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.proving import Bond
 
 HOST = "127.0.0.1"
 """Loopback, as the benchmark's server."""
@@ -24,6 +26,9 @@ WHOLE = 1 << 40
 """A largest message that no payload reaches: everything in one."""
 
 TAG = 1
+
+PURPOSE = "the floor"
+"""Of the link, in what its ends prove to each other."""
 
 
 class Exchange:
@@ -69,8 +74,10 @@ class FloorLink:
     def connect(self) -> None:
         """Forms the group; the other process may still be starting."""
         self._child.hear()
-        self._child.tell({"connect": HOST})
-        self._channel = GlooChannel(self._child.pipe.kv_store, CLIENT_RANK, host=HOST, peer="the floor's peer")
+        bond = Bond(new_secret(), PURPOSE)
+        self._child.tell({"connect": HOST, "secret": bond.secret.hex()})
+        kv_store = self._child.pipe.kv_store
+        self._channel = GlooChannel(kv_store, CLIENT_RANK, host=HOST, bond=bond, peer="the floor's peer")
         self._exchange = Exchange(self._channel)
 
     def exchange(self, nbytes_out: int, nbytes_in: int, *, num_ops: int, message_nbytes: int = WHOLE) -> Round:

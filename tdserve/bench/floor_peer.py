@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 from tdserve.bench.child import LinePipe
-from tdserve.bench.floor_link import REQUEST_NBYTES, Exchange
+from tdserve.bench.floor_link import PURPOSE, REQUEST_NBYTES, Exchange
 from tdserve.errors import TransportError
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.proving import Bond
 
 
 def main() -> int:
@@ -17,7 +18,8 @@ def main() -> int:
     order = pipe.receive()
     if order is None:
         return 0
-    channel = GlooChannel(pipe.kv_store, WORKER_RANK, host=order["connect"], peer="the benchmark")
+    bond = Bond(bytes.fromhex(order["secret"]), PURPOSE)
+    channel = GlooChannel(pipe.kv_store, WORKER_RANK, host=order["connect"], bond=bond, peer="the benchmark")
     exchange = Exchange(channel)
     try:
         while (order := pipe.receive()) is not None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from tdserve.bench.figures import Figure, FloorFigure, Target
 from tdserve.bench.machine import Fact
 from tdserve.bench.options import BenchOptions
+from tdserve.cli.render import print_whole
 from tdserve.errors import InvalidRequestError
 
 NOTE = (
@@ -39,27 +40,28 @@ def show_figures(console: Console, figures: Iterable[Figure], *, title: str, is_
     has_floors = any(figure.floors for figure in found)
     has_targets = any(figure.targets for figure in found)
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("measured", min_width=22)
+    table.add_column("measured", min_width=14)
     table.add_column("median", justify="right", no_wrap=True)
-    table.add_column("p99/op", justify="right", no_wrap=True)
-    if has_floors:
-        table.add_column("floor", min_width=14)
-        table.add_column("its median", justify="right", no_wrap=True)
+    if has_floors:  # beside the figure itself: it is what the table is for
         table.add_column("reached", justify="right", no_wrap=True)
+        table.add_column("floor", min_width=8)
+        table.add_column("its median", justify="right", no_wrap=True)
+    table.add_column("p99/op", justify="right", no_wrap=True)
     if has_targets:
-        table.add_column("target", no_wrap=True)
+        table.add_column("target", min_width=12)
     for figure in found:
         for number, floor in enumerate(figure.floors or (None,)):
             is_first = number == 0
-            own = (figure.name, _amount(figure.value, figure.unit), _duration(figure.op_p99_ms))
-            cells: list[Text | str] = [*(own if is_first else ("", "", ""))]
+            name, median, p99 = figure.name, _amount(figure.value, figure.unit), _duration(figure.op_p99_ms)
+            cells: list[Text | str] = [*((name, median) if is_first else ("", ""))]
             if has_floors:
                 style = "" if is_first else "dim"
                 cells += [Text(cell, style=style) for cell in _floor_cells(floor, figure.unit)]
+            cells.append(p99 if is_first else "")
             if has_targets:
                 cells.append(_verdicts(figure, floor, is_first, is_judged))
             table.add_row(*cells)
-    console.print(table)
+    print_whole(console, table)
     console.print()
 
 
@@ -118,7 +120,7 @@ def _duration(ms: float) -> str:
 
 
 def _floor_cells(floor: FloorFigure | None, unit: str) -> tuple[str, str, str]:
-    return ("", "", "") if floor is None else (floor.name, _amount(floor.value, unit), f"{floor.ratio:.0%}")
+    return ("", "", "") if floor is None else (f"{floor.ratio:.0%}", floor.name, _amount(floor.value, unit))
 
 
 def _verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:

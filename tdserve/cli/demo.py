@@ -56,6 +56,7 @@ def demo(**settings: Any) -> int:
     """
     role = settings["role"]
     if role is None:
+        click.echo("imports torch and gymnasium, then starts a server: a few seconds")
         with _missing_explained():
             from tdserve.examples.demo.main import run  # imports torch and gymnasium
         return run(DemoOptions(**_said(settings)))

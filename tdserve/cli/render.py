@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,9 @@ from rich.text import Text
 
 UNFOLDED_COLUMNS = 10_000
 """Width of a table that goes into a pipe or a file, where a folded row would be two lines for ``grep``."""
+
+SHORT_COLUMNS = 16
+"""Columns of this width are never folded: numbers, kinds and headers stay readable in a narrow terminal."""
 
 MAX_ITEMS = 4
 """Elements of a tensor shown per dimension: enough to recognise an observation, little enough for five rows abreast."""
@@ -63,13 +65,31 @@ def value_text(value: Any) -> str:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Prints rows under a header; the columns named in ``right`` are numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
+    cells = list(rows)
+    for number, column in enumerate(columns):
         is_number = column in right
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
+        is_short = max(len(text) for text in (column, *(row[number] for row in cells))) <= SHORT_COLUMNS
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=is_number or is_short,
+            min_width=None if is_number or is_short else SHORT_COLUMNS,
+        )
+    for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    width = None if sys.stdout.isatty() else UNFOLDED_COLUMNS
-    Console(width=width, soft_wrap=False, highlight=False).print(table)
+    print_whole(Console(highlight=False), table)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Prints a table of which nothing is cut: unfolded in a pipe, wider than a terminal that is too narrow for it."""
+    for column in table.columns:
+        column.overflow = "fold"
+    before = console.width
+    console.width = UNFOLDED_COLUMNS
+    if console.is_terminal:
+        console.width = max(before, console.measure(table).minimum)
+    console.print(table, crop=False)
+    console.width = before
 
 
 def print_lines(lines: Iterable[str]) -> None:

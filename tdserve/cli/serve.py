@@ -33,14 +33,25 @@ from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 @click.option(
     "--transfer-timeout", "transfer_timeout_s", type=float, metavar="SECONDS", help="Ends a silent transfer; 30."
 )
+@click.option(
+    "--worker-timeout", "worker_timeout_s", type=float, metavar="SECONDS", help="Replaces a data worker that hangs; 10."
+)
+@click.option(
+    "--sync-interval",
+    "sync_interval_s",
+    type=float,
+    metavar="SECONDS",
+    help="Between syncs to the disk; 30, 0 is none.",
+)
 @click.option("--inline-bytes", type=int, metavar="N", help="Largest payload that rides inside a message; 32768.")
 @click.option(
     "--memory-limit",
     "memory_limit_bytes",
     callback=lambda _, __, text: None if text is None else _bytes(text),
     metavar="SIZE",
-    help="Content of requests that the server holds while they wait, such as 512M; 1G.",
+    help="Requests and their content that the server holds while they wait, such as 512M; 1G.",
 )
+@click.option("--log-level", metavar="LEVEL", help="From which level on to log: debug, info, warning, error; info.")
 @click.option(
     "--umask",
     callback=lambda _, __, text: None if text is None else _mask(text),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -30,9 +29,8 @@ from tdserve.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.ids import new_client_id
-from tdserve.transport.gloo import CONNECT_TIMEOUT_S
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 
 RETRY_BACKOFF_S = 0.05
 MAX_RETRY_BACKOFF_S = 1.0
@@ -107,9 +105,6 @@ class SessionClient(CatalogClient):
         self._root = root
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
-        self._client_id = new_client_id()
-        self._requests = itertools.count(1)
-        self._unanswered: set[int] = set()
         self._lock = Lock()
         self._opening: Opening | None = None
         self._session: Session | None = None
@@ -145,26 +140,27 @@ class SessionClient(CatalogClient):
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
     ) -> _Result:
-        """Runs one request, again over a fresh session when the transport fails: the server knows a retry by its
-        number.
+        """Runs one request, again when the transport fails, over a fresh session where it must be: the server knows a
+        retry by its number.
 
         Args:
             attempt: Sends the request under the given number and returns its result.
-            request: Number of a request that was tried before; by default a new one.
+            request: Number of a request that changes something, which ends here; by default a new one for each attempt.
 
         Raises:
             TransportError, ServerBusyError: It still failed when the time was up.
             TDServeError: What the server said.
         """
-        request = self.next_request() if request is None else request
+        take_number = self.requests.next if request is None else lambda: request
         backoff_s = RETRY_BACKOFF_S
         unreached: ConnectError | None = None
         try:
             while True:
+                number = take_number()  # the server may not be through with the last attempt of one that has none
                 session: Session | None = None
                 try:
                     session = self.session(deadline)
-                    return attempt(session, request, deadline)
+                    return attempt(session, number, deadline)
                 except TransportError as error:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
@@ -175,8 +171,9 @@ class SessionClient(CatalogClient):
                 except ServerBusyError:
                     if _is_over(deadline, backoff_s):
                         raise
-                except TDServeError:
-                    raise
+                    self.requests.tell_again()
+                except TDServeError as error:
+                    raise self.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:
                     # Interrupted in the middle of a transfer: its bytes would be taken for the next one's.
                     if session is not None:
@@ -184,11 +181,12 @@ class SessionClient(CatalogClient):
                     raise
                 finally:
                     if session is not None:
-                        session.forget(request)
+                        session.forget(number)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
         finally:
-            self.answered(request)
+            if request is not None:
+                self.requests.end(request)
 
     def later(self, work: Callable[[], _Result]) -> Future[_Result]:
         """Runs work in one of the client's own threads.
@@ -255,18 +253,6 @@ class SessionClient(CatalogClient):
         session = self._session
         return None if session is None or session.is_lost else session.local
 
-    def next_request(self) -> int:
-        """A number for a request; to be handed to ``answered`` when its result is known."""
-        with self._lock:
-            request = next(self._requests)
-            self._unanswered.add(request)
-            return request
-
-    def answered(self, request: int) -> None:
-        """The request will not be retried."""
-        with self._lock:
-            self._unanswered.discard(request)
-
     def session(self, deadline: Deadline) -> Session:
         """The open session; opens one if there is none."""
         self._check_usable()
@@ -293,7 +279,7 @@ class SessionClient(CatalogClient):
                     self._make_session,
                     address=self.address,
                     timeout_s=wait_s,
-                    why_silent=lambda: self._connection.why_silent,
+                    explain_silence=self._connection.explain_silence,
                 )
         return opening.wait(wait_s)
 
@@ -301,8 +287,6 @@ class SessionClient(CatalogClient):
         """In a thread of its own, one at a time: opens the session of this client."""
         self._check_usable()
         self._connection.wait_ready(deadline.remaining_s or 0.0)
-        with self._lock:
-            oldest_request = min(self._unanswered, default=1)
         failure = self._session.nccl_failure if self._session is not None else ""
         if failure and self.transport == "auto":  # not tried again
             self._gpu = self._gpu._replace(uuid="", why_not=failure)
@@ -312,7 +296,7 @@ class SessionClient(CatalogClient):
             transport=self.transport,
             root=self._root,
             gpu=self._gpu,
-            oldest_request=oldest_request,
+            requests=self.requests,
             timeout_s=deadline.remaining_s or 0.0,
         )
         if self._is_closed:  # by another thread, which may not have seen this session

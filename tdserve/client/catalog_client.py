@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from tdserve.client.description import StoreDescription, from_message
+from tdserve.client.missing_names import LOOK_AFTER_S, MissingNames
+from tdserve.client.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, ForkedClientError, InvalidRequestError, StoreNotFoundError
-from tdserve.ids import check_store_name
+from tdserve.errors import (
+    ClosedError,
+    ForkedClientError,
+    InvalidRequestError,
+    StoreNotCreatedError,
+    StoreNotFoundError,
+)
+from tdserve.ids import check_store_name, new_client_id
 from tdserve.spec.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -43,6 +52,9 @@ class CatalogClient:
         address: ``host:port``.
         token: Bearer token, where the server asks for one.
         timeout_s: Default of every call that can wait, seconds.
+
+    Attributes:
+        requests: Numbers of what it asks.
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -53,7 +65,10 @@ class CatalogClient:
         self._token = _checked_token(token)
         self._pid = os.getpid()
         self._is_closed = False
+        self.missing_names = MissingNames(self._names_around)
         self._connection = ControlConnection(address, token=token)
+        self._client_id = new_client_id()
+        self.requests = RequestNumbers()
 
     @property
     def is_closed(self) -> bool:
@@ -106,12 +121,31 @@ class CatalogClient:
 
         Raises:
             StoreNotFoundError: There is no such store.
-            DeadlineExceededError: It did not appear in time.
+            StoreNotCreatedError: It did not appear in time; says which names are near. After a second a warning of
+                the logger ``tdserve.client`` has said so too.
         """
         if timeout_s is ONCE:
             return self._described(name, self.timeout_s)
         wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
-        return self._described(name, wait_s, wait_s=wait_s)
+        deadline = Deadline.after(wait_s)
+        try:
+            return self._described(name, wait_s)
+        except StoreNotFoundError:
+            if not wait_s:
+                raise
+        remaining_s = deadline.remaining_s or 0.0
+        try:
+            if not remaining_s:  # the first look took all the time
+                raise StoreNotCreatedError(what=f"the creation of store {name!r}", timeout_s=wait_s, name=name)
+            with self.missing_names.watch(name):
+                return self._described(name, remaining_s, wait_s=remaining_s)
+        except StoreNotCreatedError as error:
+            raise self.missing_names.explain(error, wait_s) from None
+
+    def _names_around(self, name: str, num_names: int) -> Sequence[str]:
+        request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
+        names: Sequence[str] = self._call("ListStores", request, timeout_s=min(self.timeout_s, LOOK_AFTER_S)).names
+        return names
 
     def described(self, name: str, deadline: Deadline) -> StoreDescription:
         """As ``describe`` of a store that is there, for a step of a call with this deadline."""
@@ -132,7 +166,7 @@ class CatalogClient:
         Raises:
             StoreNotFoundError: There is no such store.
         """
-        self._call("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
+        self._change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
 
     def server_stats(self) -> control_pb2.GetStatsResponse:
         """The server's own figures: workers, sessions, bytes by transport."""
@@ -158,6 +192,22 @@ class CatalogClient:
             raise ForkedClientError(what=f"the client of {self.address}", pid=self._pid)
         if self._is_closed:
             raise ClosedError(what=f"the client of {self.address}")
+
+    def _change(
+        self,
+        method: str,
+        request: control_pb2.CreateStoreRequest | control_pb2.DeleteStoreRequest,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """A call that changes something: under a number, by which the server knows it when it must be sent again."""
+        number = self.requests.begin_change()
+        try:
+            told = self.requests.tell()
+            request.id.CopyFrom(control_pb2.RequestId(client_id=self._client_id, request=number, answered=told))
+            return self._call(method, request, timeout_s=timeout_s)
+        finally:
+            self.requests.end(number)
 
     def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self._check_usable()

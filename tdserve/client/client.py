@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tdserve.catalog import checked_max_object_bytes
+from tdserve.catalog import Durability, checked_durability, checked_max_object_bytes
 from tdserve.client.description import StoreDescription
 from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
@@ -106,6 +106,7 @@ class Client(WeightsClient):
         policy: str = "",
         ragged: Declared = None,
         max_object_bytes: int | None = None,
+        durability: Durability | None = None,
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> ReplayHandle:
@@ -131,6 +132,9 @@ class Client(WeightsClient):
                 is ragged anyway.
             max_object_bytes: Room for its non-tensor values and ragged tensors, 1 GiB by default: address space that
                 is used as it is needed, for good.
+            durability: ``"disk"`` has every write answered only when it has reached the disk, and so survives a loss of
+                power; ``"process"``, the default, as soon as it survives the end of any process. What was written
+                before the server's last sync survives a loss of power in any case.
             exists_ok: True returns an existing replay of the same structure and settings.
 
         Raises:
@@ -143,7 +147,7 @@ class Client(WeightsClient):
         rules = {part: rule for part, rule in given.items() if rule is not None}
         settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
         description = self._create_table(
-            name, like, capacity, settings, exists_ok or existsok, max_object_bytes, ragged
+            name, like, capacity, settings, exists_ok or existsok, max_object_bytes, durability, ragged
         )
         return ReplayHandle(self, description)
 
@@ -157,6 +161,7 @@ class Client(WeightsClient):
         policy: str = "",
         ragged: Declared = None,
         max_object_bytes: int | None = None,
+        durability: Durability | None = None,
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> QueueHandle:
@@ -169,7 +174,7 @@ class Client(WeightsClient):
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
             policy: As in ``create_replay``; ``take(max_lag=)`` discards rows of older versions.
             ragged: As in ``create_replay``.
-            max_object_bytes: As in ``create_replay``.
+            max_object_bytes, durability: As in ``create_replay``.
             exists_ok: True returns an existing queue of the same structure and settings.
 
         Raises:
@@ -180,7 +185,7 @@ class Client(WeightsClient):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
         description = self._create_table(
-            name, like, max_size, settings, exists_ok or existsok, max_object_bytes, ragged
+            name, like, max_size, settings, exists_ok or existsok, max_object_bytes, durability, ragged
         )
         return QueueHandle(self, description)
 
@@ -205,6 +210,7 @@ class Client(WeightsClient):
         settings: Settings,
         exists_ok: bool,
         max_object_bytes: int | None,
+        durability: Durability | None,
         ragged: Declared,
     ) -> StoreDescription:
         settings.check(capacity)
@@ -228,6 +234,7 @@ class Client(WeightsClient):
             exists_ok=exists_ok,
             settings=settings.to_json(),
             max_object_bytes=checked_max_object_bytes(max_object_bytes),
+            durability=checked_durability(durability),
         )
         try:
             return self._create(request, spec, None)[0]

@@ -73,6 +73,8 @@ class StoreDescription:
         is_closed: Whether a replay takes no more rows in.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
         max_object_bytes: Room for its non-tensor values and ragged tensors.
+        durability: What an acknowledged write survives: ``"process"`` the end of any process, ``"disk"`` also a loss of
+            power.
         policy: Name of the weights that make a replay's rows; "" for none. With one:
         newest_policy_version: From which lags are counted; 0 before the first.
         lag_min, lag_mean, lag_max: How many versions its rows are old; None while there is none of a known version.
@@ -105,6 +107,7 @@ class StoreDescription:
     is_closed: bool = False
     share_non_tensor: bool = False
     max_object_bytes: int = 0
+    durability: str = "process"
     policy: str = ""
     newest_policy_version: int = 0
     lag_min: int | None = None
@@ -207,6 +210,7 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         is_closed=message.is_closed,
         share_non_tensor=message.share_non_tensor,
         max_object_bytes=message.max_object_bytes,
+        durability=message.durability,
         policy=json.loads(message.settings).get("policy", "") if message.settings else "",
         newest_policy_version=message.newest_policy_version,
         lag_min=lags.min if lags is not None else None,

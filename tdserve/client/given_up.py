@@ -1,12 +1,14 @@
 """Requests that nobody waits for any more, and whose answers may still come.
 
-Their session goes on, with all that it holds for other calls, unless such an answer brings what somebody must take.
+Their session goes on, with all that it holds for other calls, unless such an answer brings what somebody must take and
+cannot give back. The server gives back what it grants them on lease: their cancellation tells it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum
 from threading import Lock
 from typing import Any
 
@@ -15,6 +17,14 @@ from tdserve.v1 import control_pb2
 SILENT_S = 10.0
 """A server that has not answered for so long, behind the deadline, will not: whoever comes next opens another session.
 One whose connection is gone is found out by its own means."""
+
+
+class Brings(Enum):
+    """What an answer brings that nobody waits for."""
+
+    NOTHING = 0
+    CONTENT = 1  # over its channel, which another must replace
+    PLACE = 2  # in a group, which the session has now, and gives up with its end
 
 
 class GivenUp:
@@ -35,10 +45,9 @@ class GivenUp:
         Args:
             body: The field of its message.
         """
-        sample = body.get("sample")
-        holds = "join_group" in body or (sample is not None and sample.is_lease)
+        takes_place = "join_group" in body
         with self._lock:
-            self._since[request] = (self._clock(), holds)
+            self._since[request] = (self._clock(), takes_place)
 
     @property
     def is_silent(self) -> bool:
@@ -46,20 +55,21 @@ class GivenUp:
         with self._lock:
             return any(self._clock() - since > SILENT_S for since, _ in self._since.values())
 
-    def ends_session(self, message: control_pb2.ServerMessage, *, is_local: bool) -> bool:
-        """Whether a message brings what nobody takes, so that the session must end: content that comes over the
-        channel, rows on lease, a place in a group.
+    def look(self, message: control_pb2.ServerMessage, *, is_local: bool) -> Brings:
+        """What a message brings to who has given up waiting for it.
 
         Args:
             is_local: Whether content of the session is moved by the client, which then says that it does not.
         """
         if not self._since:
-            return False
+            return Brings.NOTHING
         with self._lock:
             found = self._since.get(message.request)
             if found is None:
-                return False
-            if message.HasField("accepted"):
-                return not is_local
+                return Brings.NOTHING
+            if message.HasField("accepted") and is_local:
+                return Brings.NOTHING
             del self._since[message.request]
-        return found[1] and not message.HasField("failure")
+        if message.HasField("accepted"):
+            return Brings.CONTENT
+        return Brings.PLACE if found[1] and not message.HasField("failure") else Brings.NOTHING

@@ -10,13 +10,12 @@ from tdserve.machine import boot_id
 from tdserve.v1 import control_pb2
 
 
-def hello(client_id: bytes, *, transport: str, oldest_request: int, gpu: str) -> control_pb2.Hello:
+def hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
     """The first message of a session.
 
     Args:
         client_id: Names the client object, across its sessions.
         transport: Of the content.
-        oldest_request: Requests before it will not be retried.
         gpu: uuid of the client's GPU, for content by NCCL; "" for none.
     """
     return control_pb2.Hello(
@@ -26,7 +25,6 @@ def hello(client_id: bytes, *, transport: str, oldest_request: int, gpu: str) ->
         boot_id=boot_id(),
         pid=os.getpid(),
         host=socket.gethostname(),
-        oldest_request=oldest_request,
         takes_values=True,
         gpu=gpu,
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tdserve.client.content_channel import ContentChannel
 from tdserve.client.gpu import landing
 from tdserve.client.leaves import Leaves
 from tdserve.client.pending import Pending
@@ -45,10 +46,25 @@ class Posted(NamedTuple):
         return Received(layout, _shown(layout, self.columns))
 
 
-def post(layout: Layout, session: Session, tag: int, pool: BufferPool, *, device: Any = None) -> Posted:
-    """Begins to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does."""
+def post(
+    layout: Layout, session: Session, pending: Pending, tag: int, pool: BufferPool, *, device: Any = None
+) -> Posted:
+    """Begins to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does.
+
+    Args:
+        pending: The request, which has named the channel.
+
+    Raises:
+        TDServeError: The channel is lost, or not formed in time.
+    """
     buffer = _buffer(layout, pool, landing(session.device, device))
-    channel = session.channel
+    try:
+        return _post(layout, session.channel(pending.content or session.content), tag, buffer)
+    except (TransportError, DeadlineExceededError) as error:
+        raise session.failure_of(pending, error) from error
+
+
+def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> Posted:
     end = FlatEnd(buffer)
     works = [channel.recv(end.direct(message), tag) for message in layout.messages]
     return Posted(views(layout, buffer), works, channel)  # made while the server works
@@ -62,6 +78,7 @@ def receive(
     pool: BufferPool,
     timeout_s: float,
     inline: bytes | None,
+    content: ContentChannel | None = None,
     into: Leaves | None = None,
     values: torch.Tensor | None = None,
     device: Any = None,
@@ -70,12 +87,13 @@ def receive(
 
     Args:
         inline: The content itself, when it came in the answer.
+        content: The channel over which it comes otherwise.
         into: Contiguous CPU tensors; by default views of a pooled buffer.
         values: Takes the block of values that follows behind the leaves, uint8.
         device: Where the leaves will be moved: they are received there, where the channel ends on that GPU.
 
     Raises:
-        PeerLostError, DeadlineExceededError: ``into`` is undefined; the session is closed.
+        PeerLostError, DeadlineExceededError: ``into`` is undefined; the channel is closed.
     """
     if inline is not None and len(inline) != sum(layout.message_nbytes):
         raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
@@ -100,7 +118,8 @@ def receive(
         messages: Sequence[Message] = layout.messages
         if values is not None:
             messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
-        recv_messages(session.channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
+        channel = session.channel(content or session.content, timeout_s)
+        recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, _shown(layout, columns))
 
 
@@ -120,8 +139,10 @@ def receive_answer(
     """As ``receive`` of the content that an answer announces, or holds.
 
     Raises:
-        TDServeError: Why it did not come; of what the server says along the true reason. The session is closed.
+        TDServeError: Why it did not come; of what the server says along the true reason. The channel was replaced.
     """
+    inline = answer.done.inline if answer.HasField("done") else None
+    content = None if inline is not None else session.content_of(pending, answer.accepted)
     try:
         return receive(
             layout,
@@ -129,7 +150,8 @@ def receive_answer(
             tag_of(request),
             pool=pool,
             timeout_s=timeout_s,
-            inline=answer.done.inline if answer.HasField("done") else None,
+            inline=inline,
+            content=content,
             into=into,
             values=values,
             device=device,

@@ -9,8 +9,10 @@ from tdserve.config import MAIL_BYTES
 from tdserve.errors import ClosedError, TDServeError
 from tdserve.transport.channel import Channel
 from tdserve.transport.forming import Forming
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.mail import Mail
+from tdserve.transport.proving import Bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
 REAP_TIMEOUT_S = 30.0
@@ -26,6 +28,7 @@ class Mailbox:
         make_host: Gives the address of the interface to connect from; may fail.
         publish: Sends an entry of the rendezvous.
         on_message: Called for every answer, in the mail's thread.
+        bond: What both ends prove to know.
         peer: Name of the other end, for errors.
     """
 
@@ -35,8 +38,10 @@ class Mailbox:
         publish: Callable[[control_pb2.Rendezvous], None],
         on_message: Callable[[control_pb2.ServerMessage], None],
         *,
+        bond: Bond,
         peer: str,
     ) -> None:
+        self._bond = bond
         self._make_host = make_host
         self._publish = publish
         self._on_message = on_message
@@ -104,7 +109,7 @@ class Mailbox:
             mail.join()
 
     def _make(self) -> GlooChannel:
-        return GlooChannel(self._kv_store, CLIENT_RANK, host=self._make_host(), peer=self._peer)
+        return GlooChannel(self._kv_store, CLIENT_RANK, host=self._make_host(), bond=self._bond, peer=self._peer)
 
     def _begin_mail(self, channel: Channel) -> None:
         with self._lock:

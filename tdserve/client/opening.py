@@ -24,7 +24,7 @@ class Opening:
         open_session: Opens it until a deadline; blocks. What it has opened is the client's, whoever waits here.
         address: Of the server, for errors.
         timeout_s: Until it is given up; at least ``MIN_OPENING_S``.
-        why_silent: What is known of why nobody answers.
+        explain_silence: Returns why nobody answers.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class Opening:
         *,
         address: str,
         timeout_s: float,
-        why_silent: Callable[[], str] = lambda: NOBODY_THERE,
+        explain_silence: Callable[[], str] = lambda: NOBODY_THERE,
     ) -> None:
         self._open_session = open_session
-        self._why_silent = why_silent
+        self._explain_silence = explain_silence
         self._address = address
         self._deadline = Deadline.after(max(timeout_s, MIN_OPENING_S))
         self._changed = Condition()
@@ -85,7 +85,7 @@ class Opening:
 
     def _silence(self, timeout_s: float | None, cause: BaseException | None = None) -> ConnectError:
         waited = "in time" if timeout_s is None else f"within {round(timeout_s, 2):g} s"
-        error = ConnectError(address=self._address, reason=f"nobody answered {waited}; {self._why_silent()}")
+        error = ConnectError(address=self._address, reason=f"nobody answered {waited}; {self._explain_silence()}")
         error.__cause__ = cause
         return error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tdserve.client.content_channel import ContentChannel
 from tdserve.client.leaves import contents_of, leaves_of, source_of
 from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.client.pending import OnGranted
@@ -113,7 +114,7 @@ class Outgoing:
             self.message.spool_offset, self.message.spool_nbytes = self.spooled
 
     def _may_bundle(self) -> bool:
-        """Whether these are new rows with all that they have, and the worker takes them as they will be kept."""
+        """Whether these are new rows that lack no value, and the worker takes them as they will be kept."""
         local, spec = self._session.local, self._captured[0].spec
         if local is None or not local.takes_bundles or not self._is_extend or not may_bundle(spec):
             return False
@@ -189,30 +190,25 @@ class Outgoing:
         """Whether nothing is sent behind the request."""
         return self._session.local is not None or self.message.HasField("inline")
 
-    def post(self, session: Session, tag: int, pool: BufferPool) -> list[Work]:
+    def post(self, session: Session, content: ContentChannel | None, tag: int, pool: BufferPool) -> list[Work]:
         """Starts to send everything; the leaves must not change until the works are over."""
-        if self.is_inline:
+        if content is None or self.is_inline:
             self._prepare()
             return []
-        return start_send(session.channel, tag, self._messages, self._source, pool)
+        content.reap()
+        return start_send(session.channel(content), tag, self._messages, self._source, pool)
 
-    def send(self, session: Session, tag: int, pool: BufferPool, timeout_s: float) -> None:
-        """Sends everything, and returns when the server has taken it."""
-        if self.is_inline:
-            self._prepare()
-            return
-        if self.nbytes <= MAX_POSTED_BYTES:
-            session.channel.wait_all(self.post(session, tag, pool), timeout_s)
-        else:
-            send_messages(
-                session.channel,
-                tag,
-                self._messages,
-                self._source,
-                pool=pool,
-                timeout_s=timeout_s,
-                tells_of_others=False,
-            )
+    def send(
+        self, session: Session, content: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float
+    ) -> list[Work]:
+        """Sends everything. What is small is only posted: whether the server takes it, its answer tells, and that one
+        can wait for without harm to the channel."""
+        if content is None or self.is_inline or self.nbytes <= MAX_POSTED_BYTES:
+            return self.post(session, content, tag, pool)
+        channel = session.channel(content)
+        source = self._source
+        send_messages(channel, tag, self._messages, source, pool=pool, timeout_s=timeout_s, tells_of_others=False)
+        return []
 
 
 def _source(captured: Sequence[Captured], layout: Layout) -> Source:

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, current_thread, main_thread
 
+from tdserve.client.content_channel import ContentChannel
 from tdserve.control.status import decode_failure
 from tdserve.errors import DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.v1 import control_pb2
 
 SIGNAL_POLL_S = 0.5
 """Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
+
+SLOW_S = 1.0
+"""An answer that has not come by then waits for something."""
 
 MAX_POLL_S = 3600.0
 """Longer than this no lock of Python can wait everywhere."""
@@ -40,6 +44,7 @@ class Pending:
     Attributes:
         has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
         is_mailed: Whether the request went as mail.
+        content: The channel of its data messages, once it is known.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Pending:
         self.put: OnAnswer = on_answer or self._answers.put
         self.has_failed = False
         self.is_mailed = False
+        self.content: ContentChannel | None = None
 
     def grant(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
         """Writes the content where the server lets it. Raises what ``place`` raises."""
@@ -66,23 +72,41 @@ class Pending:
         with self._placing:
             self._place = None
 
-    def wait(self, timeout_s: float | None, what: str) -> control_pb2.ServerMessage:
+    def wait(
+        self,
+        timeout_s: float | None,
+        what: str,
+        *,
+        on_slow: Callable[[], None] | None = None,
+        is_owed: bool = True,
+    ) -> control_pb2.ServerMessage:
         """Returns the next answer.
+
+        Args:
+            is_owed: Whether there must be one: silence is told then.
+            on_slow: Called once, in this thread, when there is none after ``SLOW_S``.
 
         Raises:
             DeadlineExceededError: There was none in time.
             TDServeError: What the server answered, or how the session ended.
         """
-        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        now_s = time.monotonic()
+        end_s = math.inf if timeout_s is None else now_s + timeout_s
+        slow_s = math.inf if on_slow is None else now_s + SLOW_S
         poll_s = SIGNAL_POLL_S if current_thread() is main_thread() else MAX_POLL_S  # no other thread gets signals
         while True:
-            remaining_s = max(end_s - time.monotonic(), 0.0)
+            now_s = time.monotonic()
+            remaining_s, until_slow_s = max(end_s - now_s, 0.0), max(slow_s - now_s, 0.0)
             try:
-                answer = self._answers.get(timeout=min(remaining_s, poll_s))
+                answer = self._answers.get(timeout=min(remaining_s, poll_s, until_slow_s))
                 break
             except Empty:
-                if remaining_s <= poll_s:
-                    self._on_silence()
+                if on_slow is not None and until_slow_s <= min(remaining_s, poll_s):
+                    slow_s = math.inf
+                    on_slow()
+                elif remaining_s <= poll_s:
+                    if is_owed:
+                        self._on_silence()
                     raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
         return checked(answer)

@@ -92,7 +92,8 @@ def _attempt(
         if content is not None:
             return content
     pending = session.send(request, read=wanted.request(deadline))
-    answer = pending.wait(answer_timeout_s(deadline), f"a read of {wanted.name!r}")
+    warn = partial(client.missing_names.warn, wanted.name) if spec is None else None
+    answer = pending.wait(answer_timeout_s(deadline), f"a read of {wanted.name!r}", on_slow=warn)
     if answer.HasField("done") and answer.done.nothing_newer:
         return None
     accepted = accepted_in(answer)
@@ -128,7 +129,7 @@ def _read_known(
     if session.local is not None:
         store = session.local.known(wanted.name, stored)
         return None if store is None else _read_here(client, store, wanted)
-    if wanted.destination is not None or not may_expect(deadline):
+    if wanted.destination is not None or not may_expect(deadline) or session.is_renewing:
         return None
     chosen = selected_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
     if chosen.values:
@@ -138,8 +139,8 @@ def _read_known(
         return None
     asked = wanted.request(deadline)
     asked.message_nbytes.extend(layout.message_nbytes)
-    pending = session.send(request, read=asked)
-    posted = post(layout, session, tag_of(request), client.pool, device=wanted.device)
+    pending = session.send(request, content=session.content, read=asked)
+    posted = post(layout, session, pending, tag_of(request), client.pool, device=wanted.device)
     content = finish_posted(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
     return None if content is None else content.of(stored)
 

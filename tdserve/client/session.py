@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from contextlib import suppress
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
-from tdserve.client.content_channel import ContentChannel
-from tdserve.client.given_up import GivenUp
+from tdserve.client.content_channel import ContentChannel, ContentChannels
+from tdserve.client.given_up import Brings, GivenUp
 from tdserve.client.gpu import NO_GPU, Gpu, agreed
 from tdserve.client.greeting import hello
 from tdserve.client.group_inbox import GroupInbox
@@ -19,6 +18,7 @@ from tdserve.client.local.opening import open_local
 from tdserve.client.mailbox import Mailbox
 from tdserve.client.pending import OnAnswer, OnGranted, Pending
 from tdserve.client.relays.relay import Relays
+from tdserve.client.request_numbers import RequestNumbers
 from tdserve.config import MAIL_INLINE_BYTES
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import encode_failure
@@ -26,16 +26,22 @@ from tdserve.errors import (
     ConnectError,
     DeadlineExceededError,
     LocalProtocolError,
+    NotLocalError,
     PeerLostError,
     TDServeError,
     TransferAbortedError,
     TransportError,
 )
 from tdserve.spec.tree import Spec
-from tdserve.transport.channel import Channel, Work
-from tdserve.transport.gloo import CLIENT_RANK, CONNECT_TIMEOUT_S, KVStore
+from tdserve.transport.channel import Channel
+from tdserve.transport.gloo import CLIENT_RANK
 from tdserve.transport.nccl import open_channel
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.v1 import control_pb2
+
+LOSS_NOTICE_S = 1.0
+"""Within it a client hears that a server on its own machine has ended."""
 
 ANSWER_GRACE_S = 1.0
 """The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
@@ -53,7 +59,7 @@ class Session:
         connection: The channel to the control process.
         client_id: Names the client object, across its sessions.
         transport: Of the content.
-        oldest_request: Requests before it will not be retried.
+        requests: Those of the client that it may still send again.
         timeout_s: For Hello and Welcome.
         root: Where this process sees the server's root folder, if elsewhere than the server does.
         gpu: Of the client, for content by NCCL.
@@ -79,7 +85,7 @@ class Session:
         *,
         client_id: bytes,
         transport: str,
-        oldest_request: int,
+        requests: RequestNumbers,
         timeout_s: float,
         root: str | None = None,
         gpu: Gpu = NO_GPU,
@@ -92,19 +98,21 @@ class Session:
         self.told_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
+        self._requests = requests
         self._given_up = GivenUp()
         greeting = Pending(on_silence=self._give_up)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
-        self._content = ContentChannel(self._make_channel, peer=self._peer, on_unformed=self._end_unformed)
+        self._is_over = Event()
+        self._contents = ContentChannels(
+            self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
+        )
         self._mailbox: Mailbox | None = None
-        self._kept: dict[int, list[Work]] = {}
         self._spooled: dict[int, tuple[int, int]] = {}
-        self._kv_store = KVStore(lambda key, value: self._send_rendezvous(control_pb2.Rendezvous(key=key, value=value)))
         self.relays = Relays(self.notify, self.interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
-        said = hello(client_id, transport=transport, oldest_request=oldest_request, gpu=gpu.uuid)
-        self._stream.send(control_pb2.ClientMessage(hello=said))
+        said = hello(client_id, transport=transport, gpu=gpu.uuid)
+        self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.tell()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
             self.device, self.why_not_nccl = agreed(self.welcome, gpu, transport=transport, address=self.address)
@@ -115,7 +123,8 @@ class Session:
             raise
         if self.local is not None:
             return
-        mailbox = Mailbox(self.interface, self._send_rendezvous, self._on_message, peer=self._peer)
+        bond = session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
+        mailbox = Mailbox(self.interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer)
         with self._lock:
             self._mailbox = mailbox
         mailbox.begin()
@@ -141,6 +150,7 @@ class Session:
         on_answer: OnAnswer | None = None,
         place: OnGranted | None = None,
         spooled: tuple[int, int] | None = None,
+        content: ContentChannel | None = None,
         **body: Any,
     ) -> Pending:
         """Sends a request.
@@ -149,25 +159,34 @@ class Session:
             request: Its number.
             on_answer, place: As in Pending.
             spooled: Where its values lie, until it is forgotten.
+            content: The channel of data messages that it announces, or waits for.
             **body: One field of ClientMessage.
 
         Raises:
             TransportError: The session is lost.
         """
         pending = Pending(on_answer, on_silence=lambda: self._stop_waiting(request, body), place=place)
+        pending.content = content
         with self._lock:
             if self._lost is not None:
                 raise self._lost
             self._pending[request] = pending
             if spooled is not None:
                 self._spooled[request] = spooled
-        message = control_pb2.ClientMessage(request=request, **body)
-        if self.local is not None:
-            self.local.send(message)
-            return pending
-        pending.is_mailed = self._mailbox is not None and self._mailbox.send(message)
-        if not pending.is_mailed:
-            self._stream.send(message)
+        message = control_pb2.ClientMessage(request=request, answered=self._requests.tell_with(request), **body)
+        if content is not None:
+            message.channel = content.number
+        try:
+            pending.is_mailed = self.local is None and self._mailbox is not None and self._mailbox.send(message)
+            if not pending.is_mailed:
+                (self.local or self._stream).send(message)
+        except TransportError:
+            with self._lock:
+                is_untold = self._pending.pop(request, None) is pending
+            if is_untold:
+                raise
+            # The session was lost meanwhile, and the request has got that for an answer: whoever heard it twice would
+            # try the request again twice.
         return pending
 
     def notify(self, message: control_pb2.ClientMessage) -> None:
@@ -181,17 +200,6 @@ class Session:
     def flush(self) -> None:
         """What was told the server arrives, and nothing can be told it any more: ``close`` must follow."""
         (self.local or self._stream).flush(FLUSH_TIMEOUT_S)
-
-    def keep(self, request: int, works: Iterable[Work]) -> None:
-        """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it."""
-        with self._lock:
-            self._kept[request] = list(works)
-
-    def let_go_before(self, request: int) -> None:
-        """This request's content was taken, and with it all that was sent before."""
-        if self._kept:
-            with self._lock:
-                self._kept = {kept: works for kept, works in self._kept.items() if kept > request}
 
     def forget(self, request: int) -> None:
         """The request is answered, or its answer does not matter any more."""
@@ -230,26 +238,53 @@ class Session:
     @property
     def has_channel(self) -> bool:
         """Whether the channel is open."""
-        return self._content.is_open
+        return self._contents.current.is_open
 
     @property
-    def channel(self) -> Channel:
+    def is_renewing(self) -> bool:
+        """Whether a channel was lost, and the one that takes its place is not open yet."""
+        return self._contents.current.is_renewing
+
+    @property
+    def content(self) -> ContentChannel:
+        """The channel for content, formed or not: to be named by a request, and asked for by ``channel``."""
+        return self._contents.current
+
+    def content_of(self, pending: Pending, accepted: control_pb2.Accepted) -> ContentChannel:
+        """The channel over which the content of an answer comes.
+
+        Raises:
+            TransferAbortedError: It has gone meanwhile.
+        """
+        pending.content = self._contents.find(accepted.channel)
+        return pending.content
+
+    def channel(self, content: ContentChannel, timeout_s: float | None = None) -> Channel:
         """The channel to the data worker, connected by the first that needs it.
+
+        Args:
+            timeout_s: For one that is to take the place of another; the first may take ``connect_timeout_s``.
 
         Raises:
             ConnectError: It cannot be connected; the session is closed.
+            TransferAbortedError: Another has taken its place.
+            DeadlineExceededError: It is to take the place of another, and was not connected in time.
         """
-        return self._content.get(self.connect_timeout_s)
+        return content.get(timeout_s if content.number and timeout_s is not None else self.connect_timeout_s)
 
     def await_channel(self, timeout_s: float) -> None:
         """Waits for the channel.
 
         Raises:
             ConnectError: Not in time, and it may be there for the next call; or never, and the session is closed.
+            DeadlineExceededError: The same of one that is to take the place of another.
         """
+        content = self.content
         try:
-            self._content.expect(timeout_s)
+            content.expect(timeout_s)
         except DeadlineExceededError as error:
+            if content.number:
+                raise
             raise unformed(str(error), self.address, self.welcome.interface) from error
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
@@ -263,16 +298,39 @@ class Session:
     def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
         """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
 
-        Closes the session: content of this transfer may still be under way, and nobody takes it any more.
+        Replaces the channel: content of this transfer may still be under way, and nobody takes it any more. Who may try
+        again is told so by a TransferAbortedError.
         """
-        told = error
+        if pending.content is not None:
+            self.give_up(pending.content, error)
+        told, content = error, pending.content
         if not pending.has_failed and not isinstance(error, DeadlineExceededError):
+            # Content on a lost channel may have been the answer. All that were under way there wait the same second.
+            grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
             try:
-                pending.wait(ANSWER_GRACE_S, "the transfer")
+                pending.wait(grace_s, "the transfer", is_owed=content is None)
             except TDServeError as failure:
                 told = failure if pending.has_failed else error
-        self.close()
+        if isinstance(told, TransportError) and not self.is_lost:
+            return TransferAbortedError(transfer=0, reason=str(told))
         return told
+
+    def give_up(self, content: ContentChannel, error: TDServeError) -> None:
+        """A channel is lost, or stands in the middle of content that nobody takes or gives: another takes its place.
+        Where none can, the session ends. No buffer is read or written any more when this returns."""
+        self._lose_channel(content.number, str(error)[:500], waits=True)
+        if content.is_open:
+            content.lose(error)  # another may be about it, and not through
+
+    def _lose_channel(self, number: int, reason: str, *, waits: bool = False) -> None:
+        if number < self.content.number:
+            return
+        if self.device or self._contents.is_worn_out:
+            self.close()
+        elif self._contents.replace(number, reason, waits=waits):
+            lost = control_pb2.ChannelLost(channel=number, reason=reason)
+            with suppress(TransportError):
+                self._stream.send(control_pb2.ClientMessage(channel_lost=lost))
 
     def end_overwrites(self) -> None:
         """Before the end: what a local client overwrites just now would be lost. See ``LocalEnd.end_overwrites``."""
@@ -302,31 +360,39 @@ class Session:
         """The address of this machine on which others reach this client."""
         return address_towards(self.address, self.welcome.interface)
 
-    def _make_channel(self) -> Channel:
-        more = {"host": self.interface(), "device": self.device, "peer": self._peer}
-        return open_channel(self._kv_store, CLIENT_RANK, timeout_s=self.connect_timeout_s, **more)
+    def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
+        return open_channel(
+            kv_store,
+            CLIENT_RANK,
+            host=self.interface(),
+            bond=session_bond(self.welcome.secret, self.welcome.session, channel_number=number),
+            device=self.device,
+            peer=self._peer,
+            timeout_s=CONNECT_TIMEOUT_S if number else self.connect_timeout_s,
+        )
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
 
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
-        if self._given_up.ends_session(message, is_local=self.local is not None):
+        brings = self._given_up.look(message, is_local=self.local is not None)
+        if brings is Brings.PLACE:
             self._give_up()
             return
+        if brings is Brings.CONTENT:
+            self._lose_channel(message.accepted.channel, "nobody takes the content of a call that was given up")
+            return
         if message.HasField("rendezvous"):
-            entry = message.rendezvous
-            if entry.link:
-                self.relays.feed(entry)
-            elif not entry.is_mail:
-                self._kv_store.feed(entry.key, entry.value)
-            elif self._mailbox is not None:
-                self._mailbox.feed(entry)
+            self._on_rendezvous(message.rendezvous)
             return
         if message.HasField("group_event"):
             self.groups.on_event(message.group_event)
             return
         if message.HasField("relay_order"):
             self.relays.on_order(message.relay_order)
+            return
+        if message.HasField("channel_lost"):
+            self._lose_channel(message.channel_lost.channel, message.channel_lost.reason)
             return
         pending = self._pending.get(message.request)
         if pending is not None and pending.is_write and message.HasField("accepted"):
@@ -335,6 +401,14 @@ class Session:
             pending.put(message)
         elif message.HasField("accepted") and self.local is not None:  # nobody waits for this request any more
             self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
+
+    def _on_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
+        if entry.link:
+            self.relays.feed(entry)
+        elif not entry.is_mail:
+            self._contents.feed(entry)
+        elif self._mailbox is not None:
+            self._mailbox.feed(entry)
 
     def _write_in_place(self, request: int, pending: Pending, accepted: control_pb2.Accepted) -> None:
         try:
@@ -357,14 +431,20 @@ class Session:
                 self.local.send(control_pb2.ClientMessage(request=request, written=written))
 
     def _open_local(self, transport: str, root: str | None) -> None:
-        self.local, self.why_not_local = open_local(
-            self.welcome,
-            transport=transport,
-            root=root,
-            address=self.address,
-            on_message=self._on_message,
-            on_lost=self._on_local_lost,
-        )
+        try:
+            self.local, self.why_not_local = open_local(
+                self.welcome,
+                transport=transport,
+                root=root,
+                address=self.address,
+                on_message=self._on_message,
+                on_lost=self._on_local_lost,
+            )
+        except NotLocalError:
+            # A server that has ended since its welcome, or was started anew, leaves such files behind: then nothing is
+            # wrong with this client, and the loss of the session is heard of in a moment.
+            if not self._is_over.wait(LOSS_NOTICE_S):
+                raise
         if self._lost is not None:  # meanwhile, which may be why there is none
             raise self._lost
 
@@ -382,13 +462,13 @@ class Session:
             if self._lost is not None:
                 return
             self._lost = error
+            self._is_over.set()
             waiting, self._pending = list(self._pending.values()), {}
             mailbox = self._mailbox
         for pending in waiting:
             pending.put(error)
-        self._kv_store.close()
         self.groups.lose(error)
-        self._content.lose(error)
+        self._contents.lose(error)
         if mailbox is not None:
             mailbox.close()
         self.relays.close()

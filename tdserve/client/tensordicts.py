@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdserve.catalog import checked_max_object_bytes
+from tdserve.catalog import Durability, checked_durability, checked_max_object_bytes
 from tdserve.client.calls import SessionClient
 from tdserve.client.description import StoreDescription, from_message
 from tdserve.client.fake_modes import check_real
@@ -54,6 +54,7 @@ class TensorDictClient(SessionClient):
         existsok: bool = False,
         share_non_tensor: bool = False,
         max_object_bytes: int | None = None,
+        durability: Durability | None = None,
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
@@ -70,6 +71,9 @@ class TensorDictClient(SessionClient):
                 store it counts how it was made.
             max_object_bytes: Room for its non-tensor values and ragged tensors, 1 GiB by default: address space that
                 is used as it is needed, for good.
+            durability: ``"disk"`` has every write answered only when it has reached the disk, and so survives a loss of
+                power; ``"process"``, the default, as soon as it survives the end of any process. What was written
+                before the server's last sync survives a loss of power in any case.
 
         Returns:
             The store's content version, or a future of it.
@@ -92,6 +96,7 @@ class TensorDictClient(SessionClient):
                 exists_ok=exists_ok or existsok,
                 share_non_tensor=share_non_tensor,
                 max_object_bytes=max_object_bytes,
+                durability=durability,
             ),
             return_early,
         )
@@ -169,6 +174,7 @@ class TensorDictClient(SessionClient):
         exists_ok: bool,
         share_non_tensor: bool,
         max_object_bytes: int | None,
+        durability: Durability | None,
     ) -> int:
         blank = without_content(captured, store=name)
         captured = blank or captured
@@ -179,6 +185,7 @@ class TensorDictClient(SessionClient):
             loading=blank is None,
             share_non_tensor=share_non_tensor,
             max_object_bytes=checked_max_object_bytes(max_object_bytes),
+            durability=checked_durability(durability),
         )
 
         if blank is not None:
@@ -249,7 +256,7 @@ class TensorDictClient(SessionClient):
     def _create(
         self, request: control_pb2.CreateStoreRequest, spec: Spec, timeout_s: float | None
     ) -> tuple[StoreDescription, bool]:
-        response = self._call("CreateStore", request, timeout_s=self.deadline(timeout_s).remaining_s)
+        response = self._change("CreateStore", request, timeout_s=self.deadline(timeout_s).remaining_s)
         description = response.description
         description.spec.CopyFrom(codec.encode(spec))
         return from_message(description), bool(response.created)

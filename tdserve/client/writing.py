@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import Lock
 from typing import Any
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.outgoing import Outgoing, Target
-from tdserve.client.pending import Answer, checked
+from tdserve.client.pending import Answer, OnAnswer, Pending, checked
 from tdserve.client.session import Session
 from tdserve.client.timeouts import answer_timeout_s, sending_timeout_s
 from tdserve.deadline import Deadline, grace_s
@@ -18,6 +19,7 @@ from tdserve.errors import (
     InvalidRequestError,
     ServerBusyError,
     TDServeError,
+    TransferAbortedError,
     TransportError,
 )
 from tdserve.selection import Selection
@@ -25,6 +27,8 @@ from tdserve.session import tag_of
 from tdserve.spec.capture import Captured
 from tdserve.spec.tree import Path, Spec
 from tdserve.transport.channel import Work
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import content_pb2, control_pb2
 
 MakeOutgoing = Callable[[Session], Outgoing]
@@ -52,52 +56,170 @@ def write(
         make_body: The request, as the field of ClientMessage.
         what: For the error of one that takes too long.
         request: Number of a request that was tried before.
+
+    Raises:
+        DeadlineExceededError: Not in time; or this client had too many writes under way all the time, and nothing was
+            sent.
     """
+    is_first = request is None
+    request = client.requests.begin_write(deadline) if request is None else request
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+        nonlocal is_first
+        is_retry, is_first = not is_first, False
         outgoing = make_outgoing(session)
-        remaining_s = deadline.remaining_s
-        if remaining_s is not None and remaining_s < SHORT_S and not outgoing.is_inline:
-            session.await_channel(remaining_s + grace_s(deadline.timeout_s))
-        pending = session.send(
-            request, place=outgoing.place, spooled=outgoing.spooled, **make_body(session, outgoing, deadline)
-        )
+        await_channel(session, outgoing, deadline)
+        body = make_body(session, outgoing, deadline)
+        sent = _Sent(session, outgoing)
+        pending = sent.ask(request, body)
         try:
             outgoing.settle()
         except BaseException:  # the server waits for what was announced
             session.close()
             raise
+        sent.send(pending, request, client.pool, sending_timeout_s(deadline, outgoing.content_nbytes))
         try:
-            _send(outgoing, session, request, client, deadline)
-            return pending.wait(answer_timeout_s(deadline, outgoing.content_nbytes), what).done
-        except (TransportError, DeadlineExceededError) as error:
+            done = pending.wait(answer_timeout_s(deadline, outgoing.content_nbytes), what).done
+        except TDServeError as error:
             pending.withdraw()
-            if outgoing.is_inline:
-                raise
-            # What was posted may still be read by the peer: it must not see the caller's next content.
-            raise session.failure_of(pending, error) from error
+            if pending.has_failed:
+                sent.refused(client.requests.newest)
+            else:  # what was posted may still be read by the peer: it must not see the caller's next content
+                sent.give_up(error)
+            raise
+        if is_retry:  # it may have been answered before all of it was sent, as the first attempt was
+            sent.refused(client.requests.newest)
+        else:
+            sent.taken(request)
+        return done
 
     return client.call(attempt, deadline, request=request)
 
 
-def _send(outgoing: Outgoing, session: Session, request: int, client: SessionClient, deadline: Deadline) -> None:
-    try:
-        outgoing.send(session, tag_of(request), client.pool, sending_timeout_s(deadline, outgoing.content_nbytes))
-    except InvalidRequestError:  # the rest of it, which the server waits for, cannot be read
-        session.close()
-        raise
+def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> None:
+    """Waits for the channel before anything is asked, where that is better: see ``SHORT_S``, or another was lost and
+    it may take long.
+
+    Raises:
+        ConnectError, DeadlineExceededError: As of ``Session.await_channel``.
+    """
+    remaining_s = deadline.remaining_s
+    if outgoing.is_inline:
+        return
+    if remaining_s is not None and remaining_s < SHORT_S:
+        session.await_channel(remaining_s + grace_s(deadline.timeout_s))
+    elif session.is_renewing:
+        session.await_channel(CONNECT_TIMEOUT_S if remaining_s is None else remaining_s)
+
+
+class _Sent:
+    """What was sent behind a request, and the server may still have to take.
+
+    Args:
+        session: Through which.
+        outgoing: The content.
+
+    Attributes:
+        content: The channel; None where nothing goes over one.
+    """
+
+    def __init__(self, session: Session, outgoing: Outgoing) -> None:
+        self.content = None if outgoing.is_inline else session.content
+        self._session = session
+        self._outgoing = outgoing
+        self._works: list[Work] = []
+        self._refused_at: int | None = None
+        self._lock = Lock()  # the answer may come while the content is posted
+
+    def check_formed(self) -> None:
+        """Raises TransferAbortedError where a channel is needed that takes the place of a lost one: it may take long
+        to form."""
+        if self.content is not None and self.content.is_renewing:
+            raise TransferAbortedError(transfer=0, reason="its channel is not formed yet")
+
+    def ask(self, request: int, body: dict[str, Any], *, on_answer: OnAnswer | None = None) -> Pending:
+        """Sends the request. Errors as of ``Session.send``."""
+        outgoing = self._outgoing
+        return self._session.send(
+            request,
+            on_answer=on_answer,
+            place=outgoing.place,
+            spooled=outgoing.spooled,
+            content=self.content,
+            **body,
+        )
+
+    def send(self, pending: Pending, request: int, pool: BufferPool, timeout_s: float) -> None:
+        """Sends the content. Where the channel is lost meanwhile, the answer will say that too: the request must not be
+        tried again before it has come.
+
+        Raises:
+            InvalidRequestError, DeadlineExceededError: The channel was given up.
+        """
+        try:
+            self._works = self._outgoing.send(self._session, self.content, tag_of(request), pool, timeout_s)
+        except TransportError as error:
+            self.give_up(error)
+        except (InvalidRequestError, DeadlineExceededError) as error:
+            pending.withdraw()
+            self.give_up(error)  # the rest, which the server waits for, never comes
+            raise
+
+    def post(self, request: int, pool: BufferPool) -> None:
+        """Begins to send the content; an answer says what became of it, as of ``send``, and then its retry."""
+        try:
+            works = self._outgoing.post(self._session, self.content, tag_of(request), pool)
+        except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
+            self.give_up(error)
+            return
+        with self._lock:
+            self._works, refused_at = works, self._refused_at
+        if refused_at is not None:  # before all of it was sent, and taken all the same
+            self.refused(refused_at)
+
+    def give_up(self, error: TDServeError) -> None:
+        """It stands in the middle of the content, or may."""
+        if self.content is not None:
+            self._session.give_up(self.content, error)
+
+    def refused(self, newest: int) -> None:
+        """The server takes what was posted, and forgets it: the request was refused, or carried out before.
+
+        Args:
+            newest: The newest request of the client.
+        """
+        with self._lock:
+            works, self._works, self._refused_at = self._works, [], newest
+        if self.content is not None and works:
+            self.content.keep(newest, works, self._outgoing.nbytes)
+
+    def taken(self, request: int) -> None:
+        """The server has taken all of it."""
+        if self.content is not None:
+            self.content.let_go_before(request)
+        with self._lock:
+            self._works = []
 
 
 def write_early(
-    client: SessionClient, make_outgoing: MakeOutgoing, make_body: MakeBody, *, deadline: Deadline, what: str
+    client: SessionClient,
+    make_outgoing: MakeOutgoing,
+    make_body: MakeBody,
+    *,
+    request: int,
+    deadline: Deadline,
+    what: str,
+    on_later: Callable[[], None] = lambda: None,
 ) -> Future[control_pb2.Done]:
     """As ``write``, but returns at once; the content must not change before the future is done.
 
     A transport failure is retried in the background, under the same number.
+
+    Args:
+        request: Its number, of ``RequestNumbers.try_begin_write``; it ends here.
+        on_later: Called when it is left to the background: what is sent next might overtake it.
     """
     future: Future[control_pb2.Done] = Future()
-    request = client.next_request()
-    works: list[Work] = []
 
     def again() -> None:
         try:
@@ -106,27 +228,28 @@ def write_early(
             future.set_exception(error)
 
     def retry() -> None:
+        on_later()
         try:
             client.later(again)
         except ClosedError as error:
-            client.answered(request)
+            client.requests.end(request)
             future.set_exception(error)
 
     def settle(answer: Answer) -> None:
         try:
             done = checked(answer).done
         except TDServeError as error:
-            session.keep(request, works)
+            sent.refused(client.requests.newest)
+            session.forget(request)
             if isinstance(error, (TransportError, ServerBusyError)):
                 retry()
                 return
             future.set_exception(error)
         else:
             future.set_result(done)
-            session.let_go_before(request)
-        session.forget(request)
-        client.answered(request)
-        works.clear()
+            sent.taken(request)
+            session.forget(request)
+        client.requests.end(request)
 
     if not client.has_session:  # to open one may take as long as the server is away
         retry()
@@ -134,33 +257,18 @@ def write_early(
     try:
         session = client.session(deadline)
         outgoing = make_outgoing(session)
+        sent = _Sent(session, outgoing)
+        sent.check_formed()
         body = make_body(session, outgoing, deadline)
-        session.send(request, on_answer=settle, place=outgoing.place, spooled=outgoing.spooled, **body)
+        sent.ask(request, body, on_answer=settle)
     except TransportError:
         retry()
         return future
     except BaseException:
-        client.answered(request)
+        client.requests.end(request)
         raise
-    _post(session, request, outgoing, client, works, future)
+    sent.post(request, client.pool)
     return future
-
-
-def _post(
-    session: Session,
-    request: int,
-    outgoing: Outgoing,
-    client: SessionClient,
-    works: list[Work],
-    future: Future[control_pb2.Done],
-) -> None:
-    """Begins to send content behind its request."""
-    try:
-        works.extend(outgoing.post(session, tag_of(request), client.pool))
-    except (TransportError, InvalidRequestError):
-        session.close()  # which settles the request; a second try says what cannot be read
-    if future.done():  # refused before all of it was sent, and taken all the same
-        session.keep(request, works)
 
 
 def write_selection(
@@ -190,6 +298,7 @@ def write_selection(
     def make_outgoing(session: Session) -> Outgoing:
         outgoing = Outgoing([captured], target, session)
         if create is not None:
+            await_channel(session, outgoing, deadline)  # first: a store that is never filled would keep the name
             create(session)
         return outgoing
 

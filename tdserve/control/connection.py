@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tdserve.addresses import resolve
+from tdserve.addresses import explain_unreachable, resolve
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import (
     answer_of,
@@ -22,13 +23,14 @@ from tdserve.control.forking import (
     sent_beside_forks,
     watch_forks,
 )
+from tdserve.control.parts import PART_BYTES, cut, cut_large
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.deadline import grace_s
 from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-"""Specs of a hundred thousand leaves and pages of names fit; content never rides here beyond the inline limit."""
+"""What a client receives from its server: specs of a hundred thousand leaves and pages of names fit."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -58,8 +60,14 @@ JOIN_TIMEOUT_S = 5.0
 READY_CHECK_S = 5.0
 """Whoever waits for a server looks so often whether its name has another address now."""
 
+FIRST_CHECK_S = 1.0
+"""Until it is said, once, what is waited for: a wrong port looks like a server that has not started yet."""
+
 RECONNECT_BACKOFF_S = 0.2
 """Between two attempts to reach a server that does not answer yet."""
+
+
+_log = logging.getLogger("tdserve.client")
 
 
 class SessionStream:
@@ -83,7 +91,7 @@ class SessionStream:
         self._on_lost = on_lost
         self._outgoing: SimpleQueue[control_pb2.ClientMessage | None] = SimpleQueue()
         with beside_forks():
-            self._call = open_call(sent_beside_forks(self._outgoing))
+            self._call = open_call(cut_large(sent_beside_forks(self._outgoing)))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
         self._thread.start()
         # Also when the interpreter ends: a thread that drops a gloo group just then aborts the process (measured).
@@ -132,7 +140,7 @@ class ControlConnection:
         token: Bearer token, sent with every call.
 
     Attributes:
-        why_silent: What is known, or to be looked at, while nobody answers.
+        address: As given.
     """
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
@@ -141,7 +149,8 @@ class ControlConnection:
         self._lock = Lock()
         self._closed = Event()
         self._resolved: list[str] = []
-        self.why_silent = NOBODY_THERE
+        self._why_unknown = ""
+        self._has_warned = False
         self._open_channel()
 
     def _open_channel(self) -> None:
@@ -162,14 +171,32 @@ class ControlConnection:
             ConnectError: It is not known in time.
         """
         found = resolve(self.address, timeout_s=timeout_s, given_up=self._closed, on_unknown=self._on_unknown)
-        self.why_silent = NOBODY_THERE
+        self._why_unknown = ""
         with self._lock:
             if self._resolved and self._resolved != found and not self._closed.is_set():
                 self._open_channel()  # the old one ends with the last call that uses it
             self._resolved = found
 
     def _on_unknown(self, reason: str) -> None:
-        self.why_silent = reason
+        self._why_unknown = reason
+        self._warn(reason)
+
+    def explain_silence(self) -> str:
+        """Why nobody answers, as far as this end can find out, and what to look at. Takes up to 0.2 s."""
+        if self._why_unknown:
+            return self._why_unknown
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:  # grpc says no other thing of a process that may open no more files
+            return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
+        why = explain_unreachable(self.address) or "it listens there and does not answer yet"
+        return f"{why}; {NOBODY_THERE}"
+
+    def _warn(self, why: str) -> None:
+        """Logs once, until somebody answers, what a caller waits for."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("no server answers at %s yet: %s", self.address, why)
 
     def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
         """One unary call; a server that does not listen yet is tried again until the time is over.
@@ -187,7 +214,7 @@ class ControlConnection:
             try:
                 # Some time of its own, so that the server's answer "not within your timeout" arrives before ours.
                 patience_s = max(remaining_s, 0.0) + grace_s(timeout_s)
-                return answer_of(getattr(self._stub, method), request, timeout=patience_s, metadata=self._metadata)
+                return self._ask(method, request, patience_s)
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what=method, timeout_s=timeout_s)
             # What a server says about shared memory or NCCL would be the same the next time.
@@ -195,6 +222,11 @@ class ControlConnection:
                 raise ours
             time.sleep(RECONNECT_BACKOFF_S)
             self._resolve(max(deadline - time.monotonic(), 0.0))
+
+    def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        if method == "CreateStore" and request.ByteSize() > PART_BYTES:
+            method, request = "CreateLargeStore", cut(request)
+        return answer_of(getattr(self._stub, method), request, timeout=timeout_s, metadata=self._metadata)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the server accepts connections.
@@ -209,16 +241,19 @@ class ControlConnection:
             self._resolve(max(deadline - time.monotonic(), 0.0))
             remaining_s = max(deadline - time.monotonic(), 0.0)
             try:
-                check_s = min(remaining_s, READY_CHECK_S)
+                check_s = min(remaining_s, READY_CHECK_S if self._has_warned else FIRST_CHECK_S)
                 answer_of(self._health.Check, health_pb2.HealthCheckRequest(), timeout=check_s, wait_for_ready=True)
+                self._has_warned = False
                 return
             except (grpc.RpcError, ValueError) as error:
                 ours = self._ours(error, what="the health check", timeout_s=timeout_s)
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
                     return  # whatever else it says: somebody answers, and the session will tell what is wrong
-                if remaining_s <= READY_CHECK_S:
+                why = self.explain_silence()
+                if remaining_s <= check_s:
                     waited = f"nobody answered within {round(timeout_s, 2):g} s"
-                    raise ConnectError(address=self.address, reason=f"{waited}; {_why_silent()}") from error
+                    raise ConnectError(address=self.address, reason=f"{waited}; {why}") from error
+                self._warn(why)
 
     def open_session(
         self, *, on_message: Callable[[control_pb2.ServerMessage], None], on_lost: Callable[[TDServeError], None]
@@ -271,15 +306,6 @@ def _close(channel: grpc.Channel) -> None:
         close()
         return
     thread.join(JOIN_TIMEOUT_S)
-
-
-def _why_silent() -> str:
-    """What to look at when nobody answers. Of a process that may open no more files grpc says no other thing."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
-    return NOBODY_THERE
 
 
 def check_health(address: str, *, timeout_s: float) -> bool:

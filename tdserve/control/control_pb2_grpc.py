@@ -46,6 +46,11 @@ class ControlServiceStub(object):
                 request_serializer=tdserve_dot_v1_dot_control__pb2.CreateStoreRequest.SerializeToString,
                 response_deserializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
                 _registered_method=True)
+        self.CreateLargeStore = channel.stream_unary(
+                '/tdserve.v1.ControlService/CreateLargeStore',
+                request_serializer=tdserve_dot_v1_dot_control__pb2.MessagePart.SerializeToString,
+                response_deserializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
+                _registered_method=True)
         self.DescribeStore = channel.unary_unary(
                 '/tdserve.v1.ControlService/DescribeStore',
                 request_serializer=tdserve_dot_v1_dot_control__pb2.DescribeStoreRequest.SerializeToString,
@@ -92,6 +97,13 @@ class ControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateLargeStore(self, request_iterator, context):
+        """As CreateStore, with a request that is too large for one message: the server takes no message above 4 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeStore(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -133,6 +145,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
             'CreateStore': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateStore,
                     request_deserializer=tdserve_dot_v1_dot_control__pb2.CreateStoreRequest.FromString,
+                    response_serializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.SerializeToString,
+            ),
+            'CreateLargeStore': grpc.stream_unary_rpc_method_handler(
+                    servicer.CreateLargeStore,
+                    request_deserializer=tdserve_dot_v1_dot_control__pb2.MessagePart.FromString,
                     response_serializer=tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.SerializeToString,
             ),
             'DescribeStore': grpc.unary_unary_rpc_method_handler(
@@ -215,6 +232,33 @@ class ControlService(object):
             target,
             '/tdserve.v1.ControlService/CreateStore',
             tdserve_dot_v1_dot_control__pb2.CreateStoreRequest.SerializeToString,
+            tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateLargeStore(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tdserve.v1.ControlService/CreateLargeStore',
+            tdserve_dot_v1_dot_control__pb2.MessagePart.SerializeToString,
             tdserve_dot_v1_dot_control__pb2.CreateStoreResponse.FromString,
             options,
             channel_credentials,

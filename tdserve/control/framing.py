@@ -21,9 +21,17 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; feed it what arrives."""
+    """Cuts a byte stream into frames; feed it what arrives.
 
-    def __init__(self) -> None:
+    Args:
+        max_bytes: Of one frame.
+
+    Attributes:
+        max_bytes: May be raised at any time.
+    """
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -32,8 +40,8 @@ class FrameReader:
         frames, at = [], 0
         while len(self._buffer) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, at)
-            if length > MAX_FRAME_BYTES:
-                raise RemoteProtocolError(expected=f"a frame of at most {MAX_FRAME_BYTES} bytes", received=f"{length}")
+            if length > self.max_bytes:
+                raise RemoteProtocolError(expected=f"a frame of at most {self.max_bytes} bytes", received=f"{length}")
             if len(self._buffer) - at - _LENGTH.size < length:
                 break
             at += _LENGTH.size

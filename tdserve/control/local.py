@@ -17,7 +17,7 @@ from typing import cast
 
 from google.protobuf.message import DecodeError
 
-from tdserve.control.framing import FrameReader, frame
+from tdserve.control.framing import MAX_FRAME_BYTES, FrameReader, frame
 from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.v1 import control_pb2
 
@@ -25,6 +25,12 @@ SOCKET_NAME = "control.sock"
 
 ATTACH_TIMEOUT_S = 5.0
 """For a connection to show whose it is, and for the server to look at one file."""
+
+MAX_STRANGER_FRAME_BYTES = 4096
+"""Of a connection that has not shown whose it is: Attach takes less than a hundred bytes."""
+
+MAX_STRANGERS = 64
+"""Connections that have not shown yet whose they are. One more shuts the oldest out: to show it takes milliseconds."""
 
 _RECEIVE_BYTES = 1 << 18
 
@@ -35,26 +41,34 @@ class LocalLink(asyncio.Protocol):
     Args:
         on_message: Called with this link for every message.
         on_lost: Called with this link once the client's end is gone.
-
-    Attributes:
-        is_let_in: Whether it belongs to a session; who has not shown that in time is shut out.
+        strangers: Links of the same server that belong to no session yet, in the order in which they came;
+            None: this is the only one.
     """
 
     def __init__(
         self,
         on_message: Callable[[LocalLink, control_pb2.ClientMessage], None],
         on_lost: Callable[[LocalLink], None],
+        strangers: dict[LocalLink, None] | None = None,
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
-        self._reader = FrameReader()
+        self._strangers = {} if strangers is None else strangers
+        self._reader = FrameReader(MAX_STRANGER_FRAME_BYTES)
         self._transport: asyncio.WriteTransport | None = None
         self._held: list[bytes] | None = None  # what is sent while messages are taken in leaves together
-        self.is_let_in = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        self._strangers[self] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            next(iter(self._strangers)).close()
         asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._close_stranger)
+
+    def let_in(self) -> None:
+        """The client has shown whose it is: it stays, and may send large messages."""
+        self._strangers.pop(self, None)
+        self._reader.max_bytes = MAX_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
         self._held = []
@@ -66,8 +80,19 @@ class LocalLink(asyncio.Protocol):
         finally:
             self._let_go()
 
+    def pause_writing(self) -> None:
+        """The client does not read what it is told: it may not ask for more meanwhile."""
+        if self._transport is not None:
+            cast(asyncio.Transport, self._transport).pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        if self._transport is not None:
+            cast(asyncio.Transport, self._transport).resume_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._strangers.pop(self, None)
         self._on_lost(self)
 
     def send(self, message: control_pb2.ServerMessage) -> None:
@@ -84,12 +109,13 @@ class LocalLink(asyncio.Protocol):
 
     def close(self) -> None:
         """Ends the connection."""
+        self._strangers.pop(self, None)
         self._let_go()
         if self._transport is not None:
             self._transport.close()
 
     def _close_stranger(self) -> None:
-        if not self.is_let_in:
+        if self in self._strangers:
             self.close()
 
 
@@ -116,7 +142,10 @@ async def listen(
             bound.close()
             raise
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: LocalLink(on_message, on_lost), sock=bound, start_serving=False)
+    strangers: dict[LocalLink, None] = {}
+    server = await loop.create_unix_server(
+        lambda: LocalLink(on_message, on_lost, strangers), sock=bound, start_serving=False
+    )
     try:
         await server.start_serving()
     except BaseException:  # the server is stopped in this moment

@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tdserve.addresses import join_address
 from tdserve.control.connection import CHANNEL_OPTIONS
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
+from tdserve.control.parts import MAX_RECEIVED_BYTES, PartJoiner
 from tdserve.control.status import abort
-from tdserve.errors import LocalProtocolError, TDServeError, UnauthenticatedError
+from tdserve.errors import LocalProtocolError, RemoteProtocolError, TDServeError, UnauthenticatedError
+from tdserve.logs import SparseLog
 from tdserve.v1 import control_pb2
 
 SERVICE_NAME: str = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
@@ -70,6 +73,9 @@ class Servicer(ControlServiceServicer):
     async def CreateStore(self, request: control_pb2.CreateStoreRequest, context: Any) -> Any:
         return await _answer(self._handlers.create_store(request), context)
 
+    async def CreateLargeStore(self, request_iterator: Any, context: Any) -> Any:
+        return await _answer(self._create_from_parts(request_iterator), context)
+
     async def DescribeStore(self, request: control_pb2.DescribeStoreRequest, context: Any) -> Any:
         return await _answer(self._handlers.describe_store(request), context)
 
@@ -85,6 +91,21 @@ class Servicer(ControlServiceServicer):
     async def GetStats(self, request: control_pb2.GetStatsRequest, context: Any) -> Any:
         return await _answer(self._handlers.get_stats(request), context)
 
+    async def _create_from_parts(self, parts: AsyncIterator[control_pb2.MessagePart]) -> Any:
+        joiner = PartJoiner()
+        async for part in parts:
+            whole = joiner.add(part)
+            if whole is not None:
+                return await self._handlers.create_store(_parse(whole))
+        raise RemoteProtocolError(expected="the last part of a request", received="the end of the stream")
+
+
+def _parse(content: bytes) -> control_pb2.CreateStoreRequest:
+    try:
+        return control_pb2.CreateStoreRequest.FromString(content)
+    except DecodeError as error:
+        raise RemoteProtocolError(expected="CreateStoreRequest", received="other bytes") from error
+
 
 async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
     try:
@@ -97,35 +118,46 @@ async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses every call without the bearer token, but for the health service: an orchestrator has no token."""
+    """Refuses every call without the bearer token, before a byte of its messages is received.
 
-    def __init__(self, token: str, address: str) -> None:
+    A health check without it is answered in the same way, since an orchestrator has no token: it hears how the whole
+    server is, whichever service it has asked for.
+    """
+
+    def __init__(self, token: str, address: str, status: Callable[[], health_pb2.HealthCheckResponse]) -> None:
         self._expected = f"Bearer {token}".encode()
         self._address = address
+        self._status = status
+        self._refusals = SparseLog(_log)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        method: str = details.method
         handler = await continuation(details)
-        if method.startswith("/grpc.health.v1.Health/") or handler is None:
+        if handler is None:
             return handler
         given = next((value for key, value in details.invocation_metadata if key == "authorization"), "")
         given_bytes = given.encode() if isinstance(given, str) else given
         if hmac.compare_digest(given_bytes, self._expected):
             return handler
-        return self._refusal(handler)
+        return _answer_unread(self._check if details.method == _HEALTH_CHECK else self._refuse, handler)
 
-    def _refusal(self, handler: Any) -> Any:
-        error = UnauthenticatedError(address=self._address)
+    async def _check(self, messages: Any, context: Any) -> health_pb2.HealthCheckResponse:
+        return self._status()
 
-        async def refuse(request: Any, context: Any) -> None:
-            await abort(context, error)
+    async def _refuse(self, messages: Any, context: Any) -> None:
+        self._refusals.warn(f"refused a call from {context.peer()}: its token is missing or wrong")
+        await abort(context, UnauthenticatedError(address=self._address))
 
-        make = (
-            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
-        return make(refuse, handler.request_deserializer, handler.response_serializer)
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+
+def _answer_unread(answer: Callable[[Any, Any], Awaitable[Any]], handler: Any) -> Any:
+    """Returns a handler that answers in place of another and receives nothing: as of a stream of requests, of which it
+    asks for none. A handler of one request is called when the whole request has come and was parsed."""
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    return make(answer, handler.request_deserializer, handler.response_serializer)
 
 
 class _GoneClients(logging.Filter):
@@ -137,6 +169,18 @@ class _GoneClients(logging.Filter):
 
 
 _GONE_CLIENTS = _GoneClients()
+
+
+_SERVER_OPTIONS: dict[str, Any] = {
+    "grpc.so_reuseport": 0,
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+    "grpc.max_receive_message_length": MAX_RECEIVED_BYTES,
+    # Of one connection: a client has its session and a call for each thread that waits for a store.
+    "grpc.max_concurrent_streams": 1_000,
+    "grpc.server_handshake_timeout_ms": 10_000,
+    # A connection without any call costs a client nothing to make again.
+    "grpc.max_connection_idle_ms": 60_000,
+}
 
 
 class ControlServer:
@@ -151,8 +195,9 @@ class ControlServer:
 
     def __init__(self, handlers: Handlers, *, host: str, port: int, token: str | None) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
-        interceptors = [_TokenCheck(token, f"{host}:{port}")] if token else []
-        options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000)]
+        self._status = health_pb2.HealthCheckResponse.NOT_SERVING
+        interceptors = [_TokenCheck(token, f"{host}:{port}", self._health_of_all)] if token else []
+        options = list({**dict(CHANNEL_OPTIONS), **_SERVER_OPTIONS}.items())  # of two of one name grpc takes the first
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_ControlServiceServicer_to_server(Servicer(handlers), self._server)
@@ -168,9 +213,13 @@ class ControlServer:
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers."""
-        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", status)
-        await self._health.set(SERVICE_NAME, status)
+        answer = health_pb2.HealthCheckResponse
+        self._status = answer.SERVING if is_serving else answer.NOT_SERVING
+        await self._health.set("", self._status)
+        await self._health.set(SERVICE_NAME, self._status)
+
+    def _health_of_all(self) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status=self._status)
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, gives running ones ``grace_s`` seconds, then ends them."""

@@ -20,6 +20,9 @@ class Claims(Protocol):
         """Brings the table up to what the writer has done: rows that it has claimed are out of every sample, rows that
         it has filled are live."""
 
+    def check_committed(self) -> None:
+        """Raises CapacityError when rows that the writer has filled could not be made live at the last look."""
+
     def take_back(self) -> None:
         """As :meth:`catch_up`, and nothing more may be claimed: only rows that are being filled are still the
         writer's."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.errors import SelectionError
 from tdserve.replay.claims import Claims
@@ -41,6 +42,8 @@ class Holdings:
         columns: What is known of each row.
         views: Which rows a sample may draw.
         is_closed: Whether no more rows are taken in.
+        num_coming: Rows whose commit is on record, and which are not visible yet.
+        num_suspended: Rows that are in no sample for some turns, although they are there and nobody holds them.
         claims: Of the writer that takes rows by itself; None when nobody does.
 
     Raises:
@@ -97,9 +100,15 @@ class Holdings:
         self.columns = Columns(ring.capacity, make_column)
         self.claims: Claims | None = None
         self.is_closed = bool(state.get("is_closed", False))
+        self._is_reserving = False  # for one writer, in several turns: nobody else gets rows meanwhile
+        self.num_coming = self.num_suspended = 0
+        self._arriving: list[tuple[int, int]] = []  # first and behind the last, less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))
         self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
+        self._num_clears = 0
+        self._last_sequence = int(state.get("last_sequence", ring.inserts))
+        self._reset_inserts = int(state.get("reset_inserts", 0))
         self._changed_settings = str(state.get("settings", ""))
         self._highest = float(state.get("highest_priority", 1.0))
         self._needs = frozenset(settings.columns)
@@ -148,6 +157,15 @@ class Holdings:
         """Numbers of the rows that may be read, sorted; also of those to which somebody writes just now."""
         return self._live.rows()
 
+    @property
+    def inserts(self) -> int:
+        """Rows ever committed, or since the counts were last reset."""
+        return self.ring.inserts - self._reset_inserts
+
+    def is_live(self, rows: Rows | slice) -> NDArray[np.bool_]:
+        """Which of these rows may be read; also those to which somebody writes just now."""
+        return self._live.contains(rows)
+
     def check_live(self, rows: Rows) -> None:
         """Raises SelectionError unless all of these row numbers are live rows."""
         self.check_numbers(rows)
@@ -166,6 +184,19 @@ class Holdings:
             reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
             raise SelectionError(selection=str(bad), reason=reason)
 
+    def suspend(self, rows: Rows) -> None:
+        """Takes live rows, each named once, out of every sample: what takes long of :meth:`hold`. They may still leave
+        the table. To be followed by :meth:`hold` or :meth:`resume`."""
+        self.views.suspend(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+
+    def resume(self, rows: Rows) -> None:
+        """Ends :meth:`suspend`, but for rows that have left, or whose successors are in the samples already."""
+        rows = rows[self._live.contains(rows) & (self._generations[rows] & 1 == 0)]
+        rows = rows[~self.views.contains(rows)]
+        self._enter(rows)
+
     def hold(self, rows: Rows) -> None:
         """Makes rows, each named once, unreadable while leaves of them are written.
 
@@ -175,16 +206,16 @@ class Holdings:
         self.take_back_claims()
         self.check_live(rows)
         self.ring.hold(rows)
-        self.views.suspend(rows)
-        if self._evictor is not None:
-            self._evictor.remove(rows)
+        self.suspend(rows)
 
-    def let_go(self, rows: Rows, keys: Sequence[int]) -> None:
-        """Ends :meth:`hold`: these leaves of the rows are written; of rows that have left meanwhile, nothing is."""
-        rows = self.ring.let_go(rows)
-        self.views.resume(rows, keys)
-        if self._evictor is not None:
-            self._evictor.add(rows)
+    def let_go(self, rows: Rows, keys: Sequence[int]) -> Rows:
+        """Ends :meth:`hold`: these leaves of the rows are written; of rows that have left meanwhile, nothing is.
+
+        Returns:
+            The rows that have not, for :meth:`resume`: no sample has them yet.
+        """
+        self.views.note_written(rows[self.ring.is_held(rows)], keys)  # first: who sees an even row sees this too
+        return self.ring.let_go(rows)
 
     def remove(self, rows: Rows) -> None:
         """Takes live rows, each named once, out of the table; the next writers get them. Who writes to one of them in
@@ -237,9 +268,13 @@ class Holdings:
         return {
             **self.ring.state(),
             **changed,
+            "inserts": self.ring.inserts + self.num_coming,
+            "last_sequence": self._last_sequence,
+            **({"arriving": self._arriving} if self._arriving else {}),
             "samples": self._samples,
             "cleared_inserts": inserts,
             "cleared_samples": samples,
+            "reset_inserts": self._reset_inserts,
             "highest_priority": self._highest,
             "is_closed": self.is_closed,
             "consumers": self.views.consumers,
@@ -258,7 +293,7 @@ class Holdings:
             self._evictor.add(rows)
 
     def _leave(self, rows: Rows) -> None:
-        self._live.remove(rows[self._live.contains(rows)])  # what was handed out for the last time is none already
+        self._live.remove(self._live.members_of(rows))  # what was handed out for the last time is none already
         self.views.leave(rows)
         if self._evictor is not None:
             self._evictor.remove(rows)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ class RowsPlan:
         spent_generations: and their generations.
         sequence: The rows' places in the order of commits, by which they are known again.
         lease: Owner and consumer, where the rows are handed out on lease.
+        num_missing: Rows that are still to be drawn, see ``Table.complete``; they count as sampled already.
+        num_clears: How often the table had been cleared when they were counted.
     """
 
     rows: Rows
@@ -39,6 +42,22 @@ class RowsPlan:
     spent_generations: Rows = field(default_factory=no_rows)
     sequence: Rows = field(default_factory=no_rows)
     lease: tuple[int, str] | None = None
+    num_missing: int = 0
+    num_clears: int = 0
+
+    @classmethod
+    def joined(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
+        """One plan of the rows of several, of which none are spent, by which nothing is missing any more but as the
+        last says."""
+        names = plans[0].columns
+        return cls(
+            np.concatenate([plan.rows for plan in plans]),
+            np.concatenate([plan.generations for plan in plans]),
+            {name: np.concatenate([plan.columns[name] for plan in plans]) for name in names},
+            sequence=np.concatenate([plan.sequence for plan in plans]),
+            num_missing=plans[-1].num_missing,
+            num_clears=plans[0].num_clears,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +79,21 @@ class Arrival:
     ends: NDArray[np.bool_] | None = None
     ids: NDArray[Any] | None = None
     keys: Sequence[int] | None = None
-    groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=lambda: MappingProxyType({}))
     policy_versions: NDArray[np.int64] | None = None
+
+    def of(self, part: slice) -> Arrival:
+        """What is known of some of the rows."""
+        if self is PLAIN_ARRIVAL:
+            return self
+        return replace(
+            self,
+            priorities=None if self.priorities is None else self.priorities[part],
+            ends=None if self.ends is None else self.ends[part],
+            ids=None if self.ids is None else self.ids[part],
+            groups={name: ids[part] for name, ids in self.groups.items()},
+            policy_versions=None if self.policy_versions is None else self.policy_versions[part],
+        )
 
 
 PLAIN_ARRIVAL = Arrival()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.replay.live_rows import Rows
+from tdserve.replay.live_rows import Rows, compact
 
 Weights = NDArray[np.float64]
 
@@ -19,8 +19,9 @@ _SHIFT = 4
 _BLOCK = 1 << _SHIFT
 # Up to so many numbers one pass over all of them is cheaper than one more level.
 _TOP_NUMBERS = 4096
-# Rows whose change waits at most: bounds the list of them, and how long one who asks may have to work.
-_MAX_WAITING = 1 << 16
+# Blocks whose change waits at most, and is carried up in 2 ms: bounds the list of them, and how long
+# one who asks may have to work.
+_MAX_WAITING = 1 << 12
 # Targets that are looked for at once: a block of numbers for each of them is in memory.
 _MAX_TARGETS = 1 << 14
 
@@ -57,8 +58,9 @@ class PriorityTree:
         return self._flat[rows]
 
     def set(self, rows: Rows, weights: Weights | float) -> None:
-        """Gives rows other weights, at least 0 and so far from the largest float that their sum is finite."""
-        self._flat[rows] = weights
+        """Gives rows other weights, one each or one for all: at least 0, and so far from the largest float that their
+        sum is finite."""
+        self._flat[compact(rows)] = weights
         if self._waiting.add(rows):
             self._carry()
 
@@ -209,20 +211,25 @@ class _Waiting:
 
     def __init__(self) -> None:
         self._blocks: list[Rows] = []
-        self._num_rows = 0
+        self._num_blocks = 0
 
     def add(self, rows: Rows) -> bool:
         """Whether they have become too many to wait."""
-        self._blocks.append(rows >> _SHIFT)
-        self._num_rows += len(rows) + 1  # no rows at all take room as well
-        return self._num_rows > _MAX_WAITING
+        blocks = rows >> _SHIFT
+        if len(blocks) > _BLOCK:  # of rows that follow one another, sixteen share a block
+            is_other = np.ones(len(blocks), np.bool_)
+            np.not_equal(blocks[1:], blocks[:-1], out=is_other[1:])
+            blocks = blocks[is_other]
+        self._blocks.append(blocks)
+        self._num_blocks += len(blocks) + 1  # no rows at all take room as well
+        return self._num_blocks > _MAX_WAITING
 
     def take(self) -> Rows | None:
         """The blocks, each once; None when there are none."""
         if not self._blocks:
             return None
         blocks = np.concatenate(self._blocks)
-        self._blocks, self._num_rows = [], 0
+        self._blocks, self._num_blocks = [], 0
         return _each_once(blocks)
 
 

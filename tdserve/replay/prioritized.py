@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 from tdserve.errors import LocalProtocolError
 from tdserve.replay.arguments import finite_number
 from tdserve.replay.columns import Columns
-from tdserve.replay.live_rows import Rows
+from tdserve.replay.live_rows import Rows, compact
 from tdserve.replay.priorities import PriorityTree
 from tdserve.replay.selector import Drawn
 
 # A large priority to a large power is no float any more. Of weights up to this one every table has a finite sum.
 _MAX_WEIGHT = 1e288
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+_FEW = 512
+"""Rows whose weights are computed one by one, whether they are equal or not."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +79,18 @@ class PrioritizedSelector:
         Raises:
             LocalProtocolError: A row is a member already. Nothing was changed.
         """
-        if self._is_member[rows].any():
+        where = compact(rows)
+        if self._is_member[where].any():
             raise LocalProtocolError(reason="a row that may be drawn was made so again")
-        self._is_member[rows] = True
+        self._is_member[where] = True
         self._num_rows += len(rows)
         self._tree.set(rows, self._weights(rows))
 
     def remove(self, rows: Rows) -> None:
         """Drops those rows that are members."""
-        rows = rows[self._is_member[rows]]
-        self._is_member[rows] = False
+        is_member = self._is_member[compact(rows)]
+        rows = rows if is_member.all() else rows[is_member]
+        self._is_member[compact(rows)] = False
         self._num_rows -= len(rows)
         self._tree.set(rows, 0.0)
 
@@ -110,6 +116,9 @@ class PrioritizedSelector:
         return Drawn(rows, columns)
 
     def _weights(self, rows: Rows) -> NDArray[np.float64]:
+        priorities = self._priority[compact(rows)]
+        if len(rows) > _FEW and np.count_nonzero(priorities == priorities[0]) == len(rows):
+            priorities = priorities[:1]  # rows that come without one have the same: one weight stands for all
         with np.errstate(over="ignore"):
-            weights = (self._priority[rows] + self._sampler.eps) ** self._sampler.alpha
+            weights = (priorities + self._sampler.eps) ** self._sampler.alpha
         return np.minimum(weights, _MAX_WEIGHT)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.replay.live_rows import Rows
+from tdserve.replay.live_rows import Rows, compact
 from tdserve.replay.reservation import Reservation
 
 _PART_SHIFT = 44
@@ -47,6 +47,7 @@ class Ring:
         self.capacity = capacity
         self.cursor = 0
         self.inserts = 0
+        self._has_gone_round = False
         self._generations: Rows = np.asarray(generations)  # of a memmap its plain array: indexing is twice as fast
         self._open: dict[int, Reservation] = {}
         self._quarantined: dict[int, Reservation] = {}
@@ -94,6 +95,7 @@ class Ring:
         # come to them again right after they are filled, and take them for the oldest.
         passed = np.flatnonzero(~np.roll(is_odd, -ring.cursor))
         ring.cursor = (ring.cursor + int(passed[0] if len(passed) else 0)) % capacity
+        ring._has_gone_round = bool(generations[ring.cursor :].any())
         ring._num_live = int(np.count_nonzero(generations)) - int(np.count_nonzero(is_odd))
         for rows in now_reserved:
             kept = rows[is_odd[rows]]
@@ -138,6 +140,11 @@ class Ring:
         return self.capacity - len(self) - self._num_reserved
 
     @property
+    def num_used(self) -> int:
+        """Rows from this number on were never anybody's."""
+        return self.capacity if self._has_gone_round else self.cursor
+
+    @property
     def quarantined(self) -> tuple[Reservation, ...]:
         """Reservations of writers that are silent and not proved gone, oldest first."""
         return tuple(self._quarantined.values())
@@ -150,6 +157,13 @@ class Ring:
     def rows(self) -> Rows:
         """Numbers of the rows that are there, live or held, sorted."""
         return np.union1d(self.live_rows(), np.flatnonzero(self._is_held))
+
+    def rows_of(self, piece: slice) -> Rows:
+        """Numbers of the rows of a piece of all rows that are there, live or held, sorted."""
+        generations = self._generations[piece]
+        is_there = ((generations > 0) & (generations & 1 == 0)) | self._is_held[piece]
+        found: Rows = np.flatnonzero(is_there) + piece.start
+        return found
 
     def is_held(self, rows: Rows) -> NDArray[np.bool_]:
         """Which of these rows are held, and there."""
@@ -164,6 +178,15 @@ class Ring:
         """What the generations do not tell and a restart needs."""
         return {"cursor": self.cursor, "inserts": self.inserts}
 
+    def has_room(self, num_rows: int) -> bool:
+        """Whether a writer could have so many rows, live ones among them: others hold or fill the rest. Errors as of
+        :meth:`reserve`."""
+        if num_rows < 1:
+            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
+        if num_rows > self.capacity:
+            raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
+        return num_rows <= self.capacity - self._num_reserved - self._num_held
+
     def reserve(self, num_rows: int) -> Reservation | None:
         """Takes rows for one writer and makes them invisible, before it may touch a byte of them.
 
@@ -175,19 +198,36 @@ class Ring:
             InvalidRequestError: ``num_rows`` is below 1.
             CapacityError: ``num_rows`` is above the capacity: waiting would not help.
         """
-        if num_rows < 1:
-            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
-        if num_rows > self.capacity:
-            raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
-        if num_rows > self.capacity - self._num_reserved - self._num_held:
+        if not self.has_room(num_rows):
             return None
         holes = self._take_holes(num_rows)
         rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else _NONE
-        before = self._generations[rows]
-        evicted = rows[before > 0]
-        self._generations[rows] = before + 1
+        where = compact(rows)
+        before = self._generations[where]
+        is_live = before > 0
+        evicted = rows if is_live.all() else rows[is_live]
+        self._generations[where] = before + 1
         self._num_live -= len(evicted)
         return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
+
+    def join(self, parts: Sequence[Reservation], rows: Rows) -> Reservation:
+        """Makes one of several open reservations.
+
+        Args:
+            parts: Nobody uses them any more.
+            rows: Theirs, one after the other.
+        """
+        for part in parts:
+            self._close(part, "joining")
+        return self._register(rows, _NONE)
+
+    def split(self, reservation: Reservation, num_rows: int) -> tuple[Reservation, Reservation | None]:
+        """Makes two of one open reservation: of its first rows, and of the others, if there are any."""
+        if num_rows >= len(reservation):
+            return reservation, None
+        self._close(reservation, "splitting")
+        first, others = np.split(reservation.rows, [num_rows])
+        return self._register(first, _NONE), self._register(others, _NONE)
 
     def reserve_holes(self) -> Reservation | None:
         """Takes all rows that were given up, to clean up after them; ``None`` where there are none."""
@@ -222,7 +262,7 @@ class Ring:
         self._generations[rows] |= 1
         evicted = rows[is_live]
         self._num_live -= len(evicted)
-        self.cursor = (self.cursor + len(rows)) % self.capacity
+        self._move_cursor((self.cursor + len(rows)) % self.capacity)
         return self._register(rows, evicted)
 
     def resume(self, reservation: Reservation) -> None:
@@ -245,8 +285,9 @@ class Ring:
             WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
         """
         self._close(reservation, "commit")
-        committed: Rows = self._generations[reservation.rows] + 1
-        self._generations[reservation.rows] = committed
+        where = compact(reservation.rows)
+        committed: Rows = self._generations[where] + 1
+        self._generations[where] = committed
         self._num_live += len(reservation)
         self.inserts += len(reservation)
         return committed
@@ -361,7 +402,7 @@ class Ring:
         start = self.cursor
         end = start + num_rows
         if end <= self.capacity and not np.count_nonzero(self._generations[start:end] & 1):
-            self.cursor = end % self.capacity
+            self._move_cursor(end % self.capacity)
             return np.arange(start, end)
         found: list[Rows] = []
         missing = num_rows
@@ -374,5 +415,10 @@ class Ring:
             missing -= len(free)
             start = (int(free[-1]) + 1 if not missing else end) % self.capacity
             step = max(step * 2, 1024)
-        self.cursor = start
+        self._move_cursor(start)
         return np.concatenate(found)
+
+    def _move_cursor(self, cursor: int) -> None:
+        """Some rows on; there are never so many reserved that it comes back to where it was, but at the start."""
+        self._has_gone_round |= cursor <= self.cursor
+        self.cursor = cursor

@@ -74,7 +74,7 @@ class UniformSelector:
 
     def remove(self, rows: Rows) -> None:
         """Drops those rows that are members."""
-        self._live.remove(rows[self._live.contains(rows)])
+        self._live.remove(self._live.members_of(rows))
 
     def update(self, rows: Rows) -> None:
         """Priorities mean nothing here."""

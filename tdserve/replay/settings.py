@@ -9,7 +9,7 @@ from typing import Any
 
 from tdserve.content import POLICY_VERSION_KEY
 from tdserve.errors import InvalidRequestError, NotSupportedError
-from tdserve.ids import check_store_name
+from tdserve.ids import check_store_name, check_text
 from tdserve.integers import check_integer
 from tdserve.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from tdserve.replay.order import Fifo, Lifo
@@ -18,6 +18,9 @@ from tdserve.replay.remover import LowestPriority, Remover
 from tdserve.replay.sampler import Sampler, Uniform
 from tdserve.replay.slices import Slices
 from tdserve.replay.without_replacement import WithoutReplacement
+
+MAX_SETTINGS_BYTES = 1 << 16
+"""They lie in the catalog, and every description of the table tells them."""
 
 # The only place where a setting's name and its class meet.
 _CLASSES: dict[str, dict[str, type[Any]]] = {
@@ -137,6 +140,7 @@ class Settings:
             NotSupportedError: A sampler, remover or limiter of a kind that is not known here.
             InvalidRequestError: The text is no such JSON, or a value cannot be.
         """
+        check_text("settings", text, max_bytes=MAX_SETTINGS_BYTES)
         try:
             values = json.loads(text) if text else {}
         except (ValueError, RecursionError) as fault:

@@ -15,6 +15,7 @@ from tdserve.replay.columns import Columns
 from tdserve.replay.live_rows import LiveRows, Rows
 from tdserve.replay.selector import Drawn
 from tdserve.replay.trajectories import Trajectories
+from tdserve.row_numbers import each_once
 
 _NONE = -1
 
@@ -326,10 +327,9 @@ class SliceSelector:
 
 
 def _include(starts: LiveRows, rows: Rows) -> None:
-    rows = np.unique(rows)
+    rows = each_once(rows)
     starts.add(rows[~starts.contains(rows)])
 
 
 def _discard(starts: LiveRows, rows: Rows) -> None:
-    rows = np.unique(rows)
-    starts.remove(rows[starts.contains(rows)])
+    starts.remove(starts.members_of(each_once(rows)))

@@ -58,7 +58,7 @@ class EpochSelector:
 
     def __init__(self, capacity: int, *, seed: int | None = None) -> None:
         self._rng = None if seed is None else np.random.default_rng(seed)
-        self._members: Rows = np.empty(capacity, np.int64)
+        self._members: Rows = np.full(capacity, _ABSENT, np.int64)  # as of LiveRows
         self._place: Rows = np.full(capacity, _ABSENT, np.int64)
         self._num = 0
         self._num_due = 0

@@ -41,6 +41,10 @@ class Written:
         """
         self._words[rows] = self._mask(range(self._num_keys) if keys is None else keys)
 
+    def mark_all(self) -> None:
+        """All keys of all rows are written."""
+        self._words[:] = self._mask(range(self._num_keys))
+
     def mark(self, rows: Rows, keys: Sequence[int]) -> Rows:
         """These keys of the rows were written as well.
 
@@ -66,6 +70,12 @@ class Written:
         mask = self._mask(keys)
         has_all: NDArray[np.bool_] = (self._words[rows] & mask == mask).all(axis=1)
         return has_all
+
+    def count_missing(self, rows: Rows) -> NDArray[np.int64]:
+        """In how many of the rows each key has not been written, by the key's number."""
+        octets = self._words[rows].astype("<u8").view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, count=self._num_keys, bitorder="little")
+        return np.asarray(len(rows) - bits.sum(axis=0, dtype=np.int64), np.int64)
 
     def _mask(self, keys: Sequence[int]) -> NDArray[np.uint64]:
         words = [0] * self._words.shape[1]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, InvalidRequestError, NotSupportedError, StoreExistsError
+from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, NotSupportedError, StoreExistsError
 from tdserve.ids import check_store_name
 from tdserve.server import eager
 from tdserve.server.answers import Answers
@@ -22,8 +23,9 @@ from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.spec.tree import Path, ValueLeaf
-from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, read_folder
+from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, has_meta, read_folder
 from tdserve.store.adopted import Adopted, is_within, real_path
+from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.value_columns import Buffer, common_column, row_column, sizes_of
 from tdserve.values import encode_bytes, encode_many
@@ -64,8 +66,8 @@ class Adoption:
         if await self._find(name, path, read_only=asked.read_only, exists_ok=asked.exists_ok):
             return done
         entry = await self._create(name, path, read_only=asked.read_only)
-        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
-            self._stores.publish_loaded(entry, txn)
+        answer = done.SerializeToString()
+        await self._show(entry, self._answers.transaction(session.client_id, request, answer))
         return done
 
     async def adopt_at_start(self, name: str, path: str, *, read_only: bool) -> None:
@@ -73,8 +75,16 @@ class Adoption:
         found = real_path(path)
         if not await self._find(check_store_name(name), found, read_only=read_only, exists_ok=True):
             entry = await self._create(name, found, read_only=read_only)
-            with self._stores.db.transaction() as txn:
+            await self._show(entry, self._stores.db.transaction())
+
+    async def _show(self, entry: Entry, transaction: AbstractContextManager[Transaction]) -> None:
+        """Makes a store visible; one that cannot be goes again."""
+        try:
+            with transaction as txn:
                 self._stores.publish_loaded(entry, txn)
+        except CapacityError:
+            await self._stores.delete(entry)
+            raise
 
     def _check_allowed(self, session: ClientSession, asked: str, path: str) -> None:
         """Raises NotSupportedError unless the client may have this folder opened; tells nothing of what is there."""
@@ -108,7 +118,7 @@ class Adoption:
         if is_within(path, self._root) or is_within(self._root, path):
             reason = f"{path} is the server's own, in its root {self._root}"
             raise InvalidRequestError(argument="path", reason=reason)
-        if not await asyncio.to_thread(os.path.isfile, os.path.join(path, META_FILE)):
+        if not await asyncio.to_thread(_has_meta, path):
             reason = f"{path} is no folder that tensordict's memmap has written: it has no {META_FILE} to be read"
             raise InvalidRequestError(argument="path", reason=reason)
         found = await asyncio.to_thread(read_folder, path, writable=not read_only)
@@ -148,6 +158,13 @@ class Adoption:
         await self._worker.ready.wait()
         order.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
         await self._worker.order(order)
+
+
+def _has_meta(path: str) -> bool:
+    try:
+        return has_meta(path)
+    except CorruptDataError:  # it is no folder
+        return False
 
 
 def _origin(record: StoreRecord) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,11 +14,11 @@ from google.protobuf.message import DecodeError
 
 from tdserve.adoptions import split_adoption
 from tdserve.config import ServerConfig
+from tdserve.control.parts import PartJoiner
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
 from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
-from tdserve.ids import check_store_name
 from tdserve.server import descriptions
 from tdserve.server.adoption import Adoption
 from tdserve.server.answers import Answers
@@ -27,11 +28,13 @@ from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
 from tdserve.server.recovery.departures import Departures
 from tdserve.server.requests import Requests
+from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.local_door import LocalDoor
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
+from tdserve.server.syncing import Syncing
 from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.dead_values import DeadValues
@@ -41,14 +44,22 @@ from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
+from tdserve.server.unary_changes import Record, UnaryChanges
 from tdserve.server.weights.publishing import Publishing
+from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import VALUES_WORKER, DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 KEEP_ANSWERS_S = 600.0
-"""A client without a session asks again within its call's timeout, or never. Its answers take space in the catalog."""
+"""A client that has been away for so long, without a break, is forgotten, and its answers with it."""
+
+SETTLE_AFTER_S = 1.0
+"""Between two looks whether there is room again for what was decided; the next change looks too."""
+
+HELLO_TIMEOUT_S = 10.0
+"""For the first message of a session; a client sends it together with the call."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -61,27 +72,23 @@ class ControlProcess:
         root: The acquired root.
     """
 
+    _settling: asyncio.TimerHandle | None = None
+
     def __init__(self, config: ServerConfig, root: Root) -> None:
         self._config = config
         self._root = root
         self._started_s = time.monotonic()
         self._is_draining = False
         self._is_repaired = asyncio.Event()
-        self._db = CatalogDB(root.catalog_folder)
+        self._db = CatalogDB(root.find_catalog())
+        self._db.on_owed = self._settle_later
         self._departures = Departures(root.sessions_folder)
-        self._workers = [
-            DataWorker(
-                number,
-                arguments=(str(config.transfer_timeout_s), *config.devices[number : number + 1]),
-                root_fd=root.lock_fd,
-                on_session=self._on_session_report,
-                on_lost=self._on_worker_lost,
-            )
-            for number in range(config.num_workers)
-        ]
+        self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
+        self._workers = [self._make_worker(number) for number in range(config.num_workers)]
         self._stores = Stores(root, self._db, self._departures, self._workers)
         self._sessions = Sessions(config, self._workers, root)
         self._traffic = Traffic()
+        self._held = HeldContent(config.memory_limit_bytes)
         answers = Answers(self._db)
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._sessions)
@@ -90,6 +97,7 @@ class ControlProcess:
         rule_keys = RuleKeys()
         self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
         self._claiming = Claiming(self._stores, answers, traffic=self._traffic)
+        self._syncing = Syncing(self._stores, interval_s=config.sync_interval_s, before=self._claiming.catch_up)
         replays = Replays(
             self._stores,
             answers,
@@ -102,6 +110,8 @@ class ControlProcess:
         publishing = Publishing(self._stores, answers, traffic=self._traffic)
         self._publishing, self._relays = publishing, publishing.relays
         self._answers = answers
+        self._clients = Clients(KEEP_ANSWERS_S, answers.forget_client)
+        self._unary_changes = UnaryChanges(self._db, answers, self._clients)
         self._groups = Groups()
         self._adoption = Adoption(self._stores, answers, values_worker=values_worker, folders=config.adoptable)
         self._requests = Requests(
@@ -117,12 +127,31 @@ class ControlProcess:
             groups=self._groups,
             adoption=self._adoption,
             dead_values=DeadValues(self._stores, values_worker),
-            held=HeldContent(config.memory_limit_bytes),
+            held=self._held,
+            syncing=self._syncing,
         )
         self._door = LocalDoor(root, self._sessions, self._departures, self._take_at_once)
 
+    def _make_worker(self, number: int) -> DataWorker:
+        config = self._config
+        device = config.devices[number : number + 1]
+        return DataWorker(
+            number,
+            self._worker_processes,
+            arguments=(str(config.transfer_timeout_s), *device, *((config.interface or "",) if device else ())),
+            timeout_s=config.worker_timeout_s,
+            on_session=self._on_session_report,
+            on_lost=lambda worker: self._sessions.on_worker_lost(worker),  # noqa: PLW0108 (there are none yet)
+        )
+
+    def describe(self) -> str:
+        """What is served and by how many processes, for the log."""
+        num_stores, num_workers = len(self._stores.catalog), len(self._workers)
+        return f"version {_package_version()}, stores: {num_stores}, data workers: {num_workers}"
+
     def restore(self) -> None:
-        """Reads the catalog; to be called before anybody may ask."""
+        """Reads the catalog, while another process imports what workers need; to be called before anybody may ask."""
+        self._worker_processes.start()
         self._stores.restore()
 
     def _on_session_report(self, report: worker_pb2.Report) -> None:
@@ -144,16 +173,12 @@ class ControlProcess:
             session.mailed_requests.add(message.request)
         self._take(session, message, session.run_at_once)
 
-    def _on_worker_lost(self, worker: DataWorker) -> None:
-        self._sessions.on_worker_lost(worker)
-
     async def start(self) -> None:
         """Starts the workers, and finishes what a crash has cut short; sessions are opened from then on."""
         self._publishing.restore()
         self._claiming.restore()
         self._departures.tidy()
-        for client_id in self._answers.clients():
-            self._forget_later(client_id)
+        self._clients.restore(self._answers.clients())
         await asyncio.to_thread(compact_all, self._root, list(self._stores.catalog))
         for worker in self._workers:
             worker.start()
@@ -163,7 +188,9 @@ class ControlProcess:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
         for path, name, read_only in map(split_adoption, self._config.adopt):
             await self._adoption.adopt_at_start(name, path, read_only=read_only)
+        await self._syncing.start()
         await self._door.open()
+        self._stores.unfinished.on_open()
         self._is_repaired.set()
 
     async def drain(self) -> None:
@@ -176,16 +203,24 @@ class ControlProcess:
 
     async def stop(self) -> None:
         """Ends the workers and closes the catalog."""
+        self._worker_processes.close()
         self._door.close()
+        self._alterations.close()
         self._departures.close()
         self._departures.tidy()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await self._worker_processes.stop()
+        if self._settling is not None:
+            self._settling.cancel()
+        is_synced = await self._syncing.stop(self._config.grace_s)
         self._db.sync()
         self._db.close()
+        if is_synced:
+            self._root.note_run(is_synced=True)
 
     async def session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         """One session, from Hello to its end."""
-        first = await anext(aiter(messages), None)
+        first = await _first_of(messages)
         if first is None or not first.HasField("hello"):
             raise RemoteProtocolError(expected="Hello", received="nothing" if first is None else "another message")
         try:
@@ -195,7 +230,8 @@ class ControlProcess:
         except TDServeError as error:
             await link.send(control_pb2.ServerMessage(failure=encode_failure(error)))
             return
-        self._answers.forget_before(session.client_id, first.hello.oldest_request)
+        self._clients.on_opened(session.client_id)
+        self._answers.forget(session.client_id, first.answered)
         reading = asyncio.create_task(self._read(session, messages))
         ended = asyncio.create_task(session.ended.wait())
         try:
@@ -207,32 +243,53 @@ class ControlProcess:
             await asyncio.shield(self._end(session))
 
     async def _end(self, session: ClientSession) -> None:
-        self._groups.on_session_ended(session.number)
-        self._relays.on_session_ended(session.number)
-        await self._sessions.close(session)
-        self._claiming.on_session_ended(session)
-        self._relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
-        if session.invitation is not None:
-            self._departures.watch(session.invitation.lock_name, _is_gone)
-        self._samples.release(session.number)
-        await self._creation.abandon(session.number)
-        self._forget_later(session.client_id)
+        try:
+            self._groups.on_session_ended(session.number)
+            self._relays.on_session_ended(session.number)
+            await self._sessions.close(session)
+            self._claiming.on_session_ended(session)
+            self._relays.on_session_ended(session.number)  # a request of it may have been placed meanwhile
+            if session.invitation is not None:
+                self._departures.watch(session.invitation.lock_name, _is_gone)
+            await self._samples.release(session.number)
+            await self._creation.abandon(session.number)
+        finally:
+            self._clients.on_ended(session.client_id)
 
-    def _forget_later(self, client_id: bytes) -> None:
-        asyncio.get_running_loop().call_later(KEEP_ANSWERS_S, self._forget, client_id)
+    def _settle_later(self) -> None:
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().call_later(SETTLE_AFTER_S, self._settle)
 
-    def _forget(self, client_id: bytes) -> None:
-        if all(session.client_id != client_id for session in self._sessions):
-            self._answers.forget_client(client_id)
+    def _settle(self) -> None:
+        self._settling = None
+        self._db.settle()
 
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
-        async for message in messages:
-            if message.HasField("rendezvous") and message.rendezvous.link:
-                self._relays.hand_on(session, message.rendezvous)
-            elif message.HasField("rendezvous"):
-                session.rendezvous(message.rendezvous)
-            else:
-                self._take(session, message, session.run)
+        parts = PartJoiner()
+        try:
+            async for message in messages:
+                if message.HasField("part"):
+                    self._take_part(session, parts, message.part)
+                elif message.HasField("rendezvous") and message.rendezvous.link:
+                    self._relays.hand_on(session, message.rendezvous)
+                elif message.HasField("rendezvous"):
+                    session.rendezvous(message.rendezvous)
+                else:
+                    self._take(session, message, session.run)
+                await session.catch_up()
+        finally:
+            self._held.count(session, -parts.nbytes)
+
+    def _take_part(self, session: ClientSession, parts: PartJoiner, part: control_pb2.MessagePart) -> None:
+        nbytes = parts.nbytes
+        try:
+            whole = parts.add(part)
+            if whole is not None:
+                self._take(session, control_pb2.ClientMessage.FromString(whole), session.run)
+        except (RemoteProtocolError, DecodeError):
+            session.ended.set()
+        finally:
+            self._held.count(session, parts.nbytes - nbytes)
 
     def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self._take(session, message, session.run_at_once)
@@ -244,8 +301,14 @@ class ControlProcess:
         run: Callable[[Coroutine[Any, Any, None], int], None],
     ) -> None:
         """A request or its cancellation, whichever way it came; ``run`` serves it."""
+        if session.ended.is_set():  # its client may have another one by now, and send its requests there
+            return
+        if message.HasField("answered"):
+            self._answers.forget(session.client_id, message.answered)
         if message.HasField("cancel"):
-            session.cancel(message.cancel.cancelled)
+            self._requests.cancel(session, message.cancel.cancelled)
+        elif message.HasField("channel_lost"):
+            session.lose_channel(message.channel_lost.channel)
         elif message.HasField("claimed"):
             self._claiming.on_claimed(session, message.claimed)
         elif message.HasField("group_notice"):
@@ -270,8 +333,11 @@ class ControlProcess:
     async def create_store(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
         """Creates a store, or finds the one that is accepted in its place."""
         self._refuse_when_draining()
-        # Shielded: a caller that goes away in the middle would leave files that are still being made.
-        return await asyncio.shield(self._creation.create(request))
+        answer = control_pb2.CreateStoreResponse()
+        answer = await self._unary_changes.run(request.id, partial(self._creation.create, request), answer)
+        if answer.description.durability == "disk" and not request.loading:
+            await self._syncing.wait_synced(answer.description.uid)
+        return answer
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
         """Describes a store, waited for if it does not exist yet."""
@@ -285,13 +351,23 @@ class ControlProcess:
     async def delete_store(self, request: control_pb2.DeleteStoreRequest) -> control_pb2.DeleteStoreResponse:
         """Deletes a store."""
         self._refuse_when_draining()
-        await self._creation.delete(request.name)
+        catalog = self._stores.catalog  # one that is not there has been deleted by the last attempt
+        must_wait = request.name not in catalog or catalog.get(request.name).durability == "disk"
+        answer = await self._unary_changes.run(
+            request.id, partial(self._delete, request.name), control_pb2.DeleteStoreResponse()
+        )
+        if must_wait:
+            await self._syncing.wait_synced()
+        return answer
+
+    async def _delete(self, name: str, record: Record) -> control_pb2.DeleteStoreResponse:
+        answer = await self._creation.delete(name, record)
         self._relays.forget_deleted()
-        return control_pb2.DeleteStoreResponse()
+        return answer
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """The keys of a store."""
-        return descriptions.list_keys(self._stores.get(check_store_name(request.name)), request)
+        return descriptions.list_keys(await self._stores.wait(request.name, Deadline.after(0.0)), request)
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Figures of the server as a whole."""
@@ -323,6 +399,14 @@ class ControlProcess:
                 worker=session.worker.number,
             )
         return response
+
+
+async def _first_of(messages: AsyncIterator[control_pb2.ClientMessage]) -> control_pb2.ClientMessage | None:
+    """The first message of a stream; None when it ends before, or nothing comes."""
+    try:
+        return await asyncio.wait_for(anext(aiter(messages), None), HELLO_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        return None
 
 
 def _is_gone() -> None:

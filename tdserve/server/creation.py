@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from contextlib import AbstractContextManager
+from functools import partial
 
-from tdserve.catalog import StoreKind, StoreRecord, checked_max_object_bytes
+from tdserve.catalog import StoreKind, StoreRecord, checked_durability, checked_max_object_bytes
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     CorruptDataError,
@@ -17,10 +19,13 @@ from tdserve.errors import (
 from tdserve.ids import check_store_name
 from tdserve.replay.settings import Settings
 from tdserve.server import descriptions
+from tdserve.server.entry import Entry
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
+from tdserve.server.unary_changes import Record
 from tdserve.spec import codec
 from tdserve.spec.tree import Spec
+from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2
 
 KIND_NAMES: dict[int, StoreKind] = {
@@ -47,8 +52,13 @@ class Creation:
         self._stores = stores
         self._sessions = sessions
 
-    async def create(self, request: control_pb2.CreateStoreRequest) -> control_pb2.CreateStoreResponse:
+    async def create(
+        self, request: control_pb2.CreateStoreRequest, record: Record | None = None
+    ) -> control_pb2.CreateStoreResponse:
         """Creates a store, or finds the one that ``exists_ok`` accepts.
+
+        Args:
+            record: Commits what is created together with the answer.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
@@ -60,28 +70,43 @@ class Creation:
         if not request.HasField("spec"):
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)
-        record = _record(name, kind, spec, request)
+        wanted = _wanted(name, kind, spec, request)
         if kind == "replay":
-            check_policy(self._stores, record)
+            check_policy(self._stores, wanted)
         if request.replaces_empty_uid:
+            await self._stores.open_apart(name)
             await self._make_way(name, request.replaces_empty_uid)
-        existing = self._stores.existing_or_refuse(name, record, exists_ok=request.exists_ok)
+        await self._stores.open_apart(name)
+        if request.loading and self._stores.is_being_filled(name, request.session):
+            # Whoever asks while it fills the store has given that up, or another thread of it makes the same.
+            await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
+        existing = self._stores.existing_or_refuse(name, wanted, spec, exists_ok=request.exists_ok)
         if request.loading and self._stores.is_loading(name, request.session, spec):
             existing = self._stores.get_loading(name, request.session)  # asked again: the answer was lost
-        created = existing is None
         if existing is None:
+
+            def begin(entry: Entry) -> AbstractContextManager[Transaction]:
+                answer = self._answer(entry, created=True).SerializeToString()
+                return self._stores.db.transaction() if record is None else record(answer)
+
             try:
-                existing = await self._stores.create(record, spec, owner_session=request.session)
+                made = await self._stores.create(wanted, spec, owner_session=request.session, begin=begin)
             except StoreExistsError:
-                if not request.exists_ok:
+                loader = self._stores.loader_of(name)
+                if not request.exists_ok and (not loader or loader in self._sessions):
                     raise
-                # Somebody is quicker, and may still be making its files, or may give up.
+                # Somebody is quicker, and may still be making its files, or may give up. One whose session has ended
+                # does: that may be the first attempt of this very call.
                 await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
-                return await self.create(request)
+                return await self.create(request, record)
             if request.loading and request.session not in self._sessions:
-                await self._stores.delete(existing)  # its session ended meanwhile, and will not be back for it
+                await self._stores.delete(made)  # its session ended meanwhile, and will not be back for it
                 raise TransferAbortedError(transfer=0, reason=f"session {request.session} has ended")
-        description = descriptions.describe(self._stores, existing, with_spec=False)
+            return self._answer(made, created=True)
+        return self._answer(existing, created=False)
+
+    def _answer(self, entry: Entry, *, created: bool) -> control_pb2.CreateStoreResponse:
+        description = descriptions.describe(self._stores, entry, with_spec=False)
         return control_pb2.CreateStoreResponse(description=description, created=created)
 
     async def _make_way(self, name: str, uid: str) -> None:
@@ -97,14 +122,22 @@ class Creation:
             raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
         await self.delete(name)
 
-    async def delete(self, name: str) -> None:
-        """Deletes a store, a damaged one too; of an adopted one the user's folder stays. Raises StoreNotFoundError."""
+    async def delete(self, name: str, record: Record | None = None) -> control_pb2.DeleteStoreResponse:
+        """Deletes a store, a damaged one too; of an adopted one the user's folder stays. Raises StoreNotFoundError.
+
+        Args:
+            record: Commits the deletion together with the answer.
+        """
+        answer = control_pb2.DeleteStoreResponse()
+        await self._stores.open_apart(name)
         try:
             entry = self._stores.get(check_store_name(name))
         except CorruptDataError:
             entry = self._stores.damaged(name)
-        await self._stores.delete(entry)
+        begin = None if record is None else partial(record, answer.SerializeToString(), frees_room=True)
+        await self._stores.delete(entry, begin)
         wake_followers(self._stores, entry.name)
+        return answer
 
     async def abandon(self, session: int) -> None:
         """Removes stores whose first content will never be whole: their session has ended."""
@@ -112,7 +145,7 @@ class Creation:
             await self._stores.delete(entry)
 
 
-def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
+def _wanted(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
     if kind != "replay":
         num_rows = spec.batch_size[0] if spec.batch_size and kind == "tensordict" else 1
         return StoreRecord(
@@ -124,6 +157,7 @@ def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateS
             loading=request.loading,
             share_non_tensor=request.share_non_tensor and kind == "tensordict",
             max_object_bytes=checked_max_object_bytes(request.max_object_bytes),
+            durability=checked_durability(request.durability),
         )
     if not 1 <= request.capacity <= MAX_CAPACITY_ROWS:
         raise InvalidRequestError(
@@ -143,4 +177,5 @@ def _record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateS
         capacity=request.capacity,
         settings=settings.to_json(),
         max_object_bytes=checked_max_object_bytes(request.max_object_bytes),
+        durability=checked_durability(request.durability),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tdserve.server.entry import Entry
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
+from tdserve.server.tables.counts import counts_of, num_lost
 from tdserve.server.tables.policies import describe_policy
+from tdserve.store import object_folders
 from tdserve.v1 import content_pb2, control_pb2
 
 KINDS = {
@@ -28,7 +28,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         uid=record.uid,
         num_rows=entry.spec.batch_size[0] if entry.spec.batch_size else 1,
         capacity=record.capacity,
-        nbytes=entry.spec.nbytes,
+        nbytes=entry.spec.nbytes + (_num_value_bytes(entry) if entry.spec.values else 0),
         version=entry.content_version,
         created_s=record.created_s,
         extra=record.extra,
@@ -36,6 +36,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
         settings=record.settings,
         share_non_tensor=record.share_non_tensor,
         max_object_bytes=record.max_object_bytes,
+        durability=record.durability,
         adopted=record.adopted,
         read_only=record.read_only,
         num_waiting=entry.changed.num_waiting,
@@ -45,12 +46,10 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
     if entry.table is not None:
         describe_policy(stores, entry, description)
         table = entry.replay_table()
-        # Until it is proved that nobody writes to them.
-        num_lost = int(np.count_nonzero(table.ring.is_held(np.unique(entry.lost.rows))))
-        description.num_rows = len(table) - num_lost
-        description.inserts = table.ring.inserts
+        counts = counts_of(entry)
+        description.num_rows, description.inserts = counts.rows, counts.inserts
         description.samples = table.counts.samples
-        description.reserved_rows = table.ring.num_reserved + num_lost
+        description.reserved_rows = table.ring.num_reserved + num_lost(entry)
         description.num_leased = table.views.leases.num_leased
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()
@@ -68,8 +67,16 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
     return description
 
 
+def _num_value_bytes(entry: Entry) -> int:
+    """Bytes of the file that holds non-tensor values and ragged tensors."""
+    generations = entry.generations
+    return 0 if generations is None else object_folders.num_bytes(entry.folder, generations.objects_epoch)
+
+
 def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
     """One page of names."""
+    if request.near:
+        return control_pb2.ListStoresResponse(names=stores.catalog.names_around(request.near, request.page_size))
     names, after = stores.catalog.page(request.prefix, after=request.page_token, size=request.page_size)
     return control_pb2.ListStoresResponse(names=names, next_page_token=after)
 

@@ -15,6 +15,7 @@ from tdserve.catalog import StoreRecord, why_read_only
 from tdserve.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
 from tdserve.replay.reservation import Reservation
 from tdserve.replay.table import Table
+from tdserve.row_sets import RowSet
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.lost import LostRows
 from tdserve.server.told_specs import ToldSpecs
@@ -40,12 +41,16 @@ class Entry:
         versions: The rules of weights.
         changed: Waiters for its rows, content or versions.
         write_lock: Writes to a tensordict store are applied one after the other.
+        view_lock: One selector of a table is made at a time.
         owner_session: Who fills it for the first time.
+        is_filling: Whether a request of that session is at it.
         group_keys: Leaves by whose values samples have asked for groups of rows: rows that come bring them.
         known_groups: Those of which all rows are known.
         lost: Rows that report DATA_LOSS.
-        writes: Rows that are being overwritten now, one array per write.
+        writes: Rows that are being overwritten now, one set per write.
         unfilled: Rows that were claimed before a restart and not committed, by who may have filled them.
+        synced_version: Of weights: the version that a loss of power would lead back to; its file stays what it is. 0:
+            there is none.
     """
 
     record: StoreRecord
@@ -57,12 +62,15 @@ class Entry:
     versions: Versions | None = None
     changed: Waiters = field(default_factory=Waiters)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    view_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     owner_session: int = 0
+    is_filling: bool = False
     group_keys: list[Path] = field(default_factory=list)
     known_groups: set[Path] = field(default_factory=set)
     lost: LostRows = field(default_factory=LostRows)
-    writes: list[NDArray[np.int64]] = field(default_factory=list)
+    writes: list[RowSet] = field(default_factory=list)
     unfilled: list[tuple[ClaimRecord, list[Reservation]]] = field(default_factory=list)
+    synced_version: int = 0
 
     @property
     def name(self) -> str:
@@ -105,6 +113,13 @@ class Entry:
         """Raises StoreNotFoundError once the store was deleted: nothing more may be committed to it."""
         self.changed.check_present()
 
+    def hold_newest(self) -> None:
+        """Of weights just opened: the newest version keeps its file until the next sync lets go of it."""
+        versions = self.weight_versions()
+        if versions.newest is not None:
+            self.synced_version = versions.newest.version
+            versions.acquire(self.synced_version)
+
     def wrong_kind(self, wanted: str) -> WrongStateError:
         """The error for a call that asks for another kind of store."""
         return WrongStateError(
@@ -124,12 +139,22 @@ class Entry:
             return ()
         return tuple(dict.fromkeys((*self.table.settings.rule_keys, *self.group_keys)))
 
-    def numbers_of(self, path: Path) -> list[int]:
-        """Numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
+    @property
+    def leaf_names(self) -> list[str]:
+        """The leaves of a row as messages name them, by their numbers."""
+        return [quote(path) for path in self._leaf_numbers]
+
+    @property
+    def _leaf_numbers(self) -> dict[Path, int]:
         numbers: dict[Path, int] | None = self.spec.memo.get("numbers")
         if numbers is None:
             paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
             numbers = self.spec.memo["numbers"] = {path: number for number, path in enumerate(paths)}
+        return numbers
+
+    def numbers_of(self, path: Path) -> list[int]:
+        """Numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
+        numbers = self._leaf_numbers
         if path in numbers:
             return [numbers[path]]
         found = [number for leaf, number in numbers.items() if leaf[: len(path)] == path]

@@ -6,14 +6,20 @@ import asyncio
 from collections.abc import Callable
 
 from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError
+from tdserve.errors import CapacityError, DeadlineExceededError, InvalidRequestError, NotSupportedError
 from tdserve.groups import Ask, Epoch, GroupRule
-from tdserve.ids import check_store_name
+from tdserve.ids import check_store_name, check_text, new_secret
 from tdserve.server import eager
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
 
 BACKENDS = ("gloo", "nccl")
+
+MAX_GROUPS = 10_000
+"""Of one server; each takes some kilobytes as long as it has a member."""
+
+MAX_REASON = 500
+"""Characters of why a member gives up: the others are told."""
 
 _Formed = asyncio.Future["control_pb2.GroupFormed"]
 
@@ -46,6 +52,9 @@ class Groups:
             DeadlineExceededError: The others did not ask in time.
         """
         check_store_name(asked.name)
+        check_text("device", asked.device)
+        if asked.name not in self._groups and len(self._groups) >= MAX_GROUPS:
+            raise CapacityError(what="groups of one server", asked=1, free=0)
         if asked.backend not in BACKENDS:
             raise InvalidRequestError(argument="backend", reason=f"{asked.backend!r} is none of {', '.join(BACKENDS)}")
         deadline = Deadline.after(asked.timeout_s)
@@ -83,7 +92,7 @@ class Groups:
         elif session.number in group.rule.epoch.members:
             others = [other for other in others if other not in group.waiting]  # they have gone on from this epoch
             event.loss.rank = group.rule.rank_of(session.number)
-            event.loss.reason = notice.given_up if kind == "given_up" else "it has closed the group"
+            event.loss.reason = notice.given_up[:MAX_REASON] if kind == "given_up" else "it has closed the group"
             is_told = notice.HasField("num_finished")
             event.loss.has_left = not notice.is_busy and (is_told or kind == "leave")
             event.loss.has_given_up = kind == "given_up"
@@ -141,11 +150,12 @@ def _announce(group: _Group, epoch: Epoch) -> None:
         control_pb2.GroupMember(host=group.sessions[number].hello.host, pid=group.sessions[number].hello.pid)
         for number in epoch.members
     ]
+    secret = new_secret()
     for rank, number in enumerate(epoch.members):
         group.sessions[number].last_epoch = epoch.number
         future = group.waiting.pop(number)
         if not future.done():
-            future.set_result(control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members))
+            future.set_result(control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members, secret=secret))
 
 
 def _tell(group: _Group, numbers: list[int], event: control_pb2.GroupEvent) -> None:

@@ -15,8 +15,10 @@ from tdserve.addresses import check_listenable, interface_address, join_address,
 from tdserve.config import ServerConfig
 from tdserve.control.servicer import ControlServer
 from tdserve.errors import InvalidRequestError, TDServeError
-from tdserve.machine import keep_freed_memory
+from tdserve.logs import start_logging
+from tdserve.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
 from tdserve.server.control_process import ControlProcess
+from tdserve.server.power_loss import recover
 from tdserve.store.root import Root
 
 READY_PREFIX = "tdserve ready at "
@@ -41,12 +43,14 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     Raises:
         RootInUseError, InvalidRequestError, CorruptDataError: The server did not start; nothing was changed.
     """
-    logging.basicConfig(level=logging.INFO, format="tdserve: %(levelname)s %(message)s")
     config.validate()
+    start_logging(config.log_level, process="tdserve")
     if config.interface is not None:
         interface_address(config.interface)
     _schedule_in_batches()
     keep_freed_memory()
+    use_small_pages()
+    raise_descriptor_limit()
     _mask(config.umask)
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     return asyncio.run(_serve(config, lifeline_fd))
@@ -56,6 +60,8 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     token = _read_token(config.token_file)
     root = Root.acquire(config.root)
     try:
+        recover(root)
+        root.note_run(is_synced=False)
         process = ControlProcess(config, root)
         server = _listen(process, config, token)
         address = _shown_address(config, server.port)
@@ -70,12 +76,16 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
             raise
         if is_started:
             await server.set_serving(True)
-            print(f"{READY_PREFIX}{address}", flush=True)
+            _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
+            with suppress(OSError):  # its output may go to a disk that is full, which is no reason to end
+                print(f"{READY_PREFIX}{address}", flush=True)
             await stop.wait()
+        _log.info("stops; requests under way may take another %g s", config.grace_s)
         await server.set_serving(False)
         await process.drain()
         await server.stop(1.0)
         await process.stop()
+        _log.info("stopped")
     finally:
         root.release()
     return 0

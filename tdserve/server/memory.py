@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from tdserve.errors import ServerBusyError
 
-UNCOUNTED_BYTES = 4096
-"""A client has at most 64 writes under way: of this size they take less memory than its session."""
+REQUEST_BYTES = 4096
+"""What a small request takes beside its content while it waits: its message, coroutine, task and timer (measured)."""
+
+SESSION_SHARE = 2
+"""A session may hold this part of the limit: one client cannot take all of it."""
+
+
+class Holder(Protocol):
+    """A session, as the requests under way are counted.
+
+    Attributes:
+        held_nbytes: Of its requests.
+    """
+
+    held_nbytes: int
 
 
 class HeldContent:
-    """Counts the bytes of requests under way.
+    """Counts the bytes of requests under way: of each its message and ``REQUEST_BYTES``.
 
     Args:
         limit_bytes: Of all of them together.
@@ -23,20 +37,33 @@ class HeldContent:
         self.nbytes = 0
 
     @contextmanager
-    def holding(self, what: str, nbytes: int) -> Iterator[None]:
+    def holding(self, holder: Holder, what: str, nbytes: int) -> Iterator[None]:
         """A block in which the process holds a request.
 
         Raises:
-            ServerBusyError: There is no room for it.
+            ServerBusyError: There is no room for it, in all or in what its session may take.
         """
-        if nbytes <= UNCOUNTED_BYTES:
-            yield
-            return
-        free = self.limit_bytes - self.nbytes
+        nbytes += REQUEST_BYTES
+        free, limit = self.limit_bytes - self.nbytes, self.limit_bytes
+        share = limit // SESSION_SHARE
+        if share - holder.held_nbytes < free:
+            free, limit = share - holder.held_nbytes, share
+            what = f"{what} of one session"
         if nbytes > free:
-            raise ServerBusyError(what=what, asked=nbytes, free=free, limit=self.limit_bytes)
-        self.nbytes += nbytes
+            raise ServerBusyError(what=f"{what}, in bytes", asked=nbytes, free=max(free, 0), limit=limit)
+        with self.counting(holder, nbytes):
+            yield
+
+    @contextmanager
+    def counting(self, holder: Holder, nbytes: int) -> Iterator[None]:
+        """A block in which the process holds what cannot be refused any more."""
+        self.count(holder, nbytes)
         try:
             yield
         finally:
-            self.nbytes -= nbytes
+            self.count(holder, -nbytes)
+
+    def count(self, holder: Holder, nbytes: int) -> None:
+        """Counts bytes that are held from now on; a negative number of bytes that no longer are."""
+        self.nbytes += nbytes
+        holder.held_nbytes += nbytes

@@ -25,6 +25,7 @@ from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
 from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
+from tdserve.server.syncing import Syncing
 from tdserve.server.tables.changes import Changes
 from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.replays import Replays
@@ -56,6 +57,7 @@ class Requests:
         replays, samples, changes, reads, writes, alterations, publishing, groups, adoption: What answers.
         dead_values: Makes room where there was none.
         held: Counts what requests hold.
+        syncing: Brings to the disk what must be there before it is answered.
     """
 
     def __init__(
@@ -74,12 +76,15 @@ class Requests:
         adoption: Adoption,
         dead_values: DeadValues,
         held: HeldContent,
+        syncing: Syncing,
     ) -> None:
         self._dead_values = dead_values
         self._held = held
+        self._syncing = syncing
         self._stores = stores
         self._answers = answers
         self._replays = replays
+        self._samples = samples
         self._reads = reads
         self._writes = writes
         self._handlers: dict[str, _Handler] = {
@@ -102,8 +107,12 @@ class Requests:
         request = message.request
         if not await self._begin(session, kind, message):
             return
+        if _has_messages(kind, message):
+            session.bind(request, message.channel)
         try:
             await self._serve(session, kind, request, message)
+        except ServerBusyError as error:
+            await self._refuse(session, request, error)
         except TDServeError as error:
             await session.fail(request, await self._reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
@@ -111,17 +120,25 @@ class Requests:
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
             await session.fail(request, as_error(fault))
         finally:
+            if kind == "sample" and request in session.cancelled_requests:
+                await self._samples.give_back(session.number, request)
             session.end(request)
+
+    def cancel(self, session: ClientSession, request: int) -> None:
+        """A client does not want what it has asked for: what waits for it is given up, and what it holds on lease for
+        it, it has never heard of."""
+        if not session.cancel(request):
+            session.run(self._samples.give_back(session.number, request), 0)
 
     async def _begin(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> bool:
         """Whether a request may begin. One that is tried again has the number that it had, and may come before the end
         of the last attempt is noticed here: the worker tells of it, or the answer is on its way out."""
         request = message.request
-        is_over = kind in _WITH_CONTENT  # nobody takes what is on its way
+        is_over = False
         refusal: TDServeError
         try:
             if request in session.protocol.requests:
-                with self._held.holding(f"a request of kind {kind!r}", message.ByteSize()):
+                with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
                     await session.end_of(request)
             session.protocol.begin(request)
             return True
@@ -131,10 +148,18 @@ class Requests:
             refusal = error
         except asyncio.CancelledError:
             refusal = TransferAbortedError(transfer=request, reason="it was cancelled")
-        await session.fail(request, refusal)
         if is_over:
             session.ended.set()
+        elif kind in _WITH_CONTENT:
+            session.discard(request, getattr(message, kind).content, channel_number=message.channel)
+        await self._refuse(session, request, refusal)
+        if request not in session.protocol.requests:  # else of the one that is under way
+            session.cancelled_requests.discard(request)
         return False
+
+    async def _refuse(self, session: ClientSession, request: int, error: TDServeError) -> None:
+        with session.refusing():
+            await session.fail(request, error)
 
     async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> None:
         handler = self._handlers.get(kind)
@@ -146,19 +171,38 @@ class Requests:
             if answered is not None:
                 if kind in _WITH_CONTENT:
                     session.discard(request, asked.content)
+                await self._sync(kind, asked)
                 await session.done(request, control_pb2.Done.FromString(answered))
                 return
         try:
-            with self._held.holding(f"a request of kind {kind!r}", message.ByteSize()):
+            if kind in _ONCE:
+                self._answers.check_room(session.client_id)
+            if self._stores.is_long_to_open(name := getattr(asked, "store", "")):
+                with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
+                    await eager.in_task()
+                    await self._stores.open_apart(name)
+            with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
                 done = await handler(session, request, asked)
+                if kind in _ONCE:
+                    await self._sync(kind, asked)
+                if done is not None:  # a client that does not read keeps its answers here
+                    with self._held.counting(session, len(done.inline)):
+                        await session.done(request, done)
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)
             elif kind in _EXPECTING and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
-        if done is not None:
-            await session.done(request, done)
+
+    async def _sync(self, kind: str, asked: Any) -> None:
+        """Waits until a write has reached the disk, where its store asks for that before it is answered."""
+        entry = self._stores.used(getattr(asked, "store", ""))
+        if entry is not None and entry.record.durability == "disk":
+            await eager.in_task()
+            await self._syncing.wait_synced(entry.record.uid)
+        elif entry is not None and kind == "alter":
+            self._syncing.sync_soon(entry.record.uid)
 
     async def _reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
         """What a request failed of: of missing or closed files, when the store was deleted meanwhile; of room that
@@ -198,3 +242,10 @@ class Requests:
         if asked.creates:
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
+
+
+def _has_messages(kind: str, message: control_pb2.ClientMessage) -> bool:
+    """Whether data messages of a request are on their way, or waited for, before it is answered."""
+    if kind in _WITH_CONTENT:
+        return bool(getattr(message, kind).content.message_nbytes)
+    return kind in _EXPECTING and bool(getattr(message, kind).message_nbytes)

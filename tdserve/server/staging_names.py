@@ -20,6 +20,7 @@ class StagingNames:
     def __init__(self, kind: str = "") -> None:
         self._kind = kind
         self._in_use: set[str] = set()
+        self._kept: set[str] = set()
 
     @contextmanager
     def taken(self, entry: Entry, *, is_needed: bool) -> Iterator[str]:
@@ -34,7 +35,12 @@ class StagingNames:
         try:
             yield path
         finally:
-            self._in_use.discard(path)
+            if path not in self._kept:
+                self._in_use.discard(path)
+
+    def keep(self, path: str) -> None:
+        """Gives this name to nobody else in this run of the server: what lies there is still on record."""
+        self._kept.add(path)
 
 
 def values_path(staging: str) -> str:

@@ -7,40 +7,47 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path as FilePath
+from typing import TypeVar
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, matches
-from tdserve.content import POLICY_VERSION_KEY, RESERVED_KEYS
+from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, matches
 from tdserve.deadline import Deadline
-from tdserve.errors import CorruptDataError, InvalidSpecError, StoreExistsError, StoreNotFoundError, TDServeError
+from tdserve.errors import (
+    CorruptDataError,
+    DeadlineExceededError,
+    StoreExistsError,
+    StoreNotCreatedError,
+    StoreNotFoundError,
+    TDServeError,
+)
 from tdserve.ids import check_store_name, new_uid
-from tdserve.replay.settings import Settings
-from tdserve.replay.table import Table
 from tdserve.server.entry import Entry
-from tdserve.server.recovery.claim_records import unfilled_claims
+from tdserve.server.garbage import Garbage
+from tdserve.server.opening import Opener, TableOpening, make_files, stored_spec
 from tdserve.server.recovery.departures import Departures
 from tdserve.server.recovery.redo import Redo
 from tdserve.server.specs import Specs, keys_of
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker, drop_store
+from tdserve.spec.difference import describe_difference
 from tdserve.spec.tree import Node, Spec
-from tdserve.store import rows as row_files
-from tdserve.store.adopted import Adopted, check_adopted
+from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.root import Root
-from tdserve.store.row_columns import open_column
-from tdserve.store.version_names import tidy
 from tdserve.weights import Versions
 
 _log = logging.getLogger("tdserve.server")
+_State = TypeVar("_State")
+
+LET_GO_S = 0.05
+"""So long the memory of a deleted store is held: who was in the middle of a request for it is told by then."""
 
 
 class Stores:
@@ -63,14 +70,24 @@ class Stores:
         self.db = db
         self.catalog = Catalog()
         self.specs = Specs(db, self._specs_in_use)
-        self.changed = Waiters()
+        self._changed: dict[str, Waiters] = {}  # by name: who waits for a store is not asked about others
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
+        self._garbage = Garbage()
+        self._opener = Opener(root, db, self.specs, self.unfinished)
+        self._opening: dict[str, TableOpening] = {}  # tables that a thread opens
         self._entries: dict[str, Entry] = {}
+        self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
 
     def restore(self) -> None:
         """Reads the catalog; files are opened when a store is first used. Stores that never became visible are
-        removed."""
+        removed.
+
+        Raises:
+            CorruptDataError: The catalog knows of no store, and some lie there.
+        """
+        if not self.db.num_records("stores"):
+            self.root.check_empty("a catalog without stores")
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
             # Of weights, a local client may still be writing the first version: whoever publishes next must know that.
@@ -80,9 +97,10 @@ class Stores:
             else:
                 self.catalog.add(record)
         self.root.empty_trash("*")
-        redo = Redo.load(self.db)
-        if redo is not None:
-            self._repair(redo)
+        self._garbage.settle()
+        for redo in Redo.load(self.db):
+            if self._repair(redo) and redo.is_long:
+                redo.forget(self.db)
 
     def find(self, name: str) -> Entry | None:
         """The store of this name, opened; None when there is none.
@@ -92,16 +110,43 @@ class Stores:
         """
         entry = self._entries.get(name)
         if entry is None and name in self.catalog:
-            entry = self._entries[name] = self._open(self.catalog.get(name), checks=True)
+            opening, record = self._opening.pop(name, None), self.catalog.get(name)
+            is_open = opening is not None and opening.record.uid == record.uid
+            entry = opening.entry() if is_open and opening else self._opener.open(record, checks=True)
+            self._entries[name] = entry
+            self._garbage.note_store()
         return None if entry is None or entry.record.loading else entry
 
-    def opened(self) -> Iterator[Entry]:
-        """The stores that somebody has used since the start."""
-        return iter(list(self._entries.values()))
+    def is_long_to_open(self, name: str) -> bool:
+        """Whether ``open_apart`` has something to do, so that ``find`` takes no time."""
+        return name not in self._entries and name in self.catalog and self._opener.is_long(self.catalog.get(name))
+
+    async def open_apart(self, name: str) -> None:
+        """Opens a table of very many rows in a thread, where nobody has used it since the start.
+
+        Who comes meanwhile waits for the same thread. What is wrong with the table is raised where it is looked for.
+        """
+        if not self.is_long_to_open(name):
+            return
+        record, opening = self.catalog.get(name), self._opening.get(name)
+        if opening is None or opening.record.uid != record.uid:
+            with suppress(TDServeError):
+                opening = self._opening[name] = self._opener.begin(record)
+        if opening is not None:
+            await opening.wait()
+
+    def opened_as(self, record: StoreRecord) -> Entry | None:
+        """The store of this incarnation, loading or not, if somebody has used it since the start."""
+        entry = self._entries.get(record.name)
+        return entry if entry is not None and entry.record.uid == record.uid else None
+
+    def used(self, name: str) -> Entry | None:
+        """The store of this name, if somebody has used it since the start."""
+        return self._entries.get(name)
 
     def find_uid(self, uid: str) -> Entry | None:
         """The visible store of this incarnation."""
-        name = next((record.name for record in self.catalog if record.uid == uid), None)
+        name = self.catalog.name_of(uid)
         return None if name is None else self.find(name)
 
     def get(self, name: str) -> Entry:
@@ -132,38 +177,55 @@ class Stores:
             record = self.catalog.get(name, with_loading=True)
             # Without a state it is not one of before a restart, but one whose making has just failed.
             if record.kind == "weights" and self.db.get("states", record.uid.encode()):
-                self._entries[name] = self._open(record)
+                self._entries[name] = self._opener.open(record)
         entry = self._entries.get(name)
         return entry if entry is not None and entry.record.loading and entry.versions is not None else None
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
         """Whether this session has begun just such a store under this name."""
-        return any(
-            entry.name == name and entry.spec.fingerprint == spec.fingerprint for entry in self.loading_of(session)
-        )
+        entry = self._entries.get(name)
+        is_own = entry is not None and entry.record.loading and entry.owner_session == session
+        return is_own and entry is not None and entry.spec.fingerprint == spec.fingerprint
+
+    def is_being_filled(self, name: str, session: int) -> bool:
+        """Whether a request of this session is just filling a store of this name for the first time."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.record.loading and entry.owner_session == session and entry.is_filling
 
     async def wait(self, name: str, deadline: Deadline) -> Entry:
         """The store of this name, waited for if it does not exist yet.
 
         Raises:
             StoreNotFoundError: The caller did not want to wait.
-            DeadlineExceededError: It did not come in time.
+            StoreNotCreatedError: It did not come in time.
         """
         check_store_name(name)
+        await self.open_apart(name)
         if deadline.timeout_s == 0:
             return self.get(name)
-        return await self.changed.wait_for(lambda: self.find(name), deadline, lambda: f"the making of store {name!r}")
+        what = f"the creation of store {name!r}"
+        try:
+            return await self._wait_for(name, lambda: self.find(name), deadline, lambda: what)
+        except DeadlineExceededError as error:
+            raise StoreNotCreatedError(what=what, timeout_s=error.timeout_s, name=name) from None
 
     async def wait_settled(self, name: str, deadline: Deadline) -> None:
         """Waits while a store of this name is being made or filled; then it is there, or the name is free again."""
-        await self.changed.wait_for(
+        await self._wait_for(
+            name,
             lambda: True if name in self.catalog or not self.catalog.is_taken(name) else None,
             deadline,
             lambda: f"the creation of store {name!r}",
         )
 
     async def create(
-        self, record: StoreRecord, spec: Spec, *, owner_session: int = 0, adopted: Adopted | None = None
+        self,
+        record: StoreRecord,
+        spec: Spec,
+        *,
+        owner_session: int = 0,
+        adopted: Adopted | None = None,
+        begin: Callable[[Entry], AbstractContextManager[Transaction]] | None = None,
     ) -> Entry:
         """Makes a store's files and, unless it is ``loading``, shows it to everybody.
 
@@ -172,6 +234,7 @@ class Stores:
             spec: As stored for tensordict (rows included); of one row for a replay; anything for weights.
             owner_session: With ``loading``: the session that fills it, and with which it goes.
             adopted: Where its tensors lie, if not in files of its own.
+            begin: Gives the transaction that commits the store.
 
         Raises:
             StoreExistsError: The name is taken. Nothing was created.
@@ -187,8 +250,11 @@ class Stores:
             nbytes=stored.nbytes,
             loading=True,
             max_object_bytes=record.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
+            durability=record.durability or "process",
         )
         self.catalog.add(hidden)  # takes the name
+        if record.loading:
+            self._loading.setdefault(owner_session, set()).add(name)
         folder = self._folder(hidden)
         try:
             self.db.put("stores", name.encode(), hidden.to_bytes())  # a crash leaves no folder that nobody knows
@@ -196,17 +262,21 @@ class Stores:
                 (folder / "versions").mkdir(parents=True)
                 extra: list[str] = []
             else:
-                extra = await asyncio.to_thread(_make_files, folder, stored, hidden, adopted)
+                extra = await asyncio.to_thread(make_files, folder, stored, hidden, adopted)
             order = self.specs.learn(spec)
             final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
-            self.db.put("stores", name.encode(), final.to_bytes())
-            entry = self._entries[name] = self._open(final)
+            entry = await self._open_made(final)
+            with self.db.transaction() if begin is None else begin(entry) as txn:
+                txn.put("stores", name.encode(), final.to_bytes())
+            self._entries[name] = entry
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self.db.delete("stores", name.encode())
+            self._disown(name, owner_session)
             self.catalog.remove(name)  # last: whoever takes the name next uses the same folder
-            self.changed.wake()
+            self._wake(name)
             raise
+        self._garbage.note_store()
         entry.owner_session = owner_session
         if not record.loading:
             self._show(entry)
@@ -214,44 +284,81 @@ class Stores:
 
     def publish_loaded(self, entry: Entry, txn: Transaction) -> None:
         """Makes a loading store visible, as part of the transaction that commits its first content."""
-        entry.record = replace(entry.record, loading=False)
-        entry.owner_session = 0
-        txn.put("stores", entry.name.encode(), entry.record.to_bytes())
-        self._show(entry)
+        record = replace(entry.record, loading=False)
+        txn.put("stores", entry.name.encode(), record.to_bytes())
 
-    async def delete(self, entry: Entry) -> None:
-        """Removes a store, and frees its space; readers under way end with what they have mapped."""
+        def show() -> None:
+            entry.record = record
+            self._disown(entry.name, entry.owner_session)
+            entry.owner_session = 0
+            self._show(entry)
+
+        txn.show(show)
+
+    async def delete(
+        self, entry: Entry, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
+    ) -> None:
+        """Removes a store, and frees its space; readers under way end with what they have mapped. One that is gone
+        already stays so, and another of its name is left alone.
+
+        Args:
+            begin: Gives the transaction that commits the removal.
+
+        Raises:
+            CapacityError: Not even the reserve of the catalog has room for that. Nothing was changed.
+        """
+        if entry.changed.is_deleted:
+            return
         if entry.table is not None:
             entry.table.take_back_claims()
+        with self.db.transaction(frees_room=True) if begin is None else begin() as txn:
+            self._decide_removal(entry.record, txn)
+        if entry.table is not None:
             followers = self.followers.get(entry.table.settings.policy, set())
             followers.discard(entry.name)
             if not followers:
                 self.followers.pop(entry.table.settings.policy, None)
         self._entries.pop(entry.name, None)
+        self._disown(entry.name, entry.owner_session)
         if entry.generations is not None:
             entry.generations.mark_deleted()
         self._remove(entry.record)
         entry.changed.delete(entry.name)
-        self.changed.wake()
+        self._wake(entry.name)
         await asyncio.to_thread(self.root.empty_trash, entry.record.uid)
         await drop_store(self._workers, entry.record.uid)
+        # What is mapped and kept of very many rows takes long to be let go of: by then nobody else holds it.
+        held: list[object] = [entry, entry.generations, entry.table]
+        loop = asyncio.get_running_loop()
+        loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
 
     def discard(self, record: StoreRecord) -> None:
         """Removes, at once, a store that nobody has seen and that holds next to nothing."""
-        self._entries.pop(record.name, None)
+        with self.db.transaction(frees_room=True) as txn:
+            self._decide_removal(record, txn)
+        entry = self._entries.pop(record.name, None)
+        if entry is not None:
+            self._disown(entry.name, entry.owner_session)
         self._remove(record)
         self.root.empty_trash(record.uid)
-        self.changed.wake()
+        self._wake(record.name)
 
     def loading_of(self, session: int) -> list[Entry]:
-        """Stores that this session has begun and not finished."""
-        return [entry for entry in self._entries.values() if entry.record.loading and entry.owner_session == session]
+        """Stores that this session has begun and not finished; without those whose files are still being made."""
+        return [self._entries[name] for name in sorted(self._loading.get(session, ())) if name in self._entries]
 
-    def existing_or_refuse(self, name: str, wanted: StoreRecord, *, exists_ok: bool) -> Entry | None:
+    def loader_of(self, name: str) -> int:
+        """The session that fills a store of this name for the first time; 0 where none does."""
+        return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
+
+    def existing_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> Entry | None:
         """The existing store if the caller accepts it; None when the name is free.
 
+        Args:
+            spec: The structure that is wanted, of one row for a replay.
+
         Raises:
-            StoreExistsError: It exists, and may not or does not fit.
+            StoreExistsError: It exists, and may not or does not fit; says what differs.
         """
         entry = self.find(name)
         if entry is None:
@@ -259,6 +366,8 @@ class Stores:
         if not exists_ok:
             raise StoreExistsError(name=name)
         reason = matches(entry.record, wanted)
+        if reason == OTHER_STRUCTURE:
+            reason = describe_difference((entry.row_spec or entry.spec).root, spec.root)
         if reason is not None:
             raise StoreExistsError(name=name, reason=reason)
         return entry
@@ -267,18 +376,40 @@ class Stores:
         """Writes what a store's rules need after a restart: counters and cursor, or versions."""
         txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
 
-    def _specs_in_use(self) -> set[bytes]:
-        """Keys of the structures that stores and versions have."""
-        found: set[bytes] = set()
-        # What an entry knows of a store that is being made is newer than the catalog's record.
-        for record in (*self.catalog, *(entry.record for entry in self._entries.values())):
-            found.update(keys_of(record.fingerprint, record.order))
-            if record.kind == "weights":
-                for fingerprint, order in self._versions_of(record).structures:
-                    found.update(keys_of(fingerprint, order))
-        return found
+    async def _wait_for(
+        self, name: str, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
+    ) -> _State:
+        waiters = self._changed.setdefault(name, Waiters())
+        try:
+            return await waiters.wait_for(look, deadline, what)
+        finally:
+            if not waiters.num_waiting and self._changed.get(name) is waiters:
+                del self._changed[name]
 
-    def _versions_of(self, record: StoreRecord) -> Versions:
+    def _wake(self, name: str) -> None:
+        if name in self._changed:
+            self._changed[name].wake()
+
+    def _specs_in_use(self) -> Iterator[bytes]:
+        """Keys of the structures that stores and versions have."""
+        for known in self.catalog:
+            # What an entry knows of a store that is being made is newer than the catalog's record.
+            entry = self._entries.get(known.name)
+            for record in {known, known if entry is None else entry.record}:
+                yield from keys_of(record.fingerprint, record.order)
+                if record.kind == "weights":
+                    for fingerprint, order in self.versions_of(record).structures:
+                        yield from keys_of(fingerprint, order)
+
+    def _disown(self, name: str, owner_session: int) -> None:
+        """A store is filled, or no more."""
+        names = self._loading.get(owner_session, set())
+        names.discard(name)
+        if not names:
+            self._loading.pop(owner_session, None)
+
+    def versions_of(self, record: StoreRecord) -> Versions:
+        """The versions of a weights store, used or not."""
         entry = self._entries.get(record.name)
         if entry is not None and entry.versions is not None:
             return entry.versions
@@ -287,94 +418,38 @@ class Stores:
 
     def _show(self, entry: Entry) -> None:
         self.catalog.replace(entry.record)
-        self.changed.wake()
+        self._wake(entry.name)
 
-    def _repair(self, redo: Redo) -> None:
+    def _repair(self, redo: Redo) -> bool:
+        """Whether nothing is left to be done."""
         try:
             entry = self.find_uid(redo.uid)
         except CorruptDataError as error:  # found again, and told, when somebody asks for this store
             _log.error("the last commit before the crash cannot be looked at: %s", error)
-            return
+            return False
         if entry is not None and entry.generations is not None and redo.repair(entry.generations.values):
             _log.warning("store %r: the last commit before the crash was completed", entry.name)
             del self._entries[entry.name]  # its rules looked at the generations before
+        return True
 
     def _folder(self, record: StoreRecord) -> FilePath:
         return self.root.store_folder(record.name)
 
-    def _open(self, record: StoreRecord, *, checks: bool = False) -> Entry:
-        """``checks``: whether the user's folder of an adopted store is looked at too."""
-        folder = self._folder(record)
-        state_bytes = self.db.get("states", record.uid.encode())
-        state = json.loads(state_bytes) if state_bytes else None
-        if record.kind == "weights":
-            versions = Versions() if state is None else Versions.restore(state)
-            kept = {version.version for version in versions.kept}
-            tidy(folder / "versions", kept=kept, free=set(versions.files) - kept)
-            newest = versions.newest
-            named = record if newest is None else newest
-            spec = self.specs.get(named.fingerprint, named.order)
-            return Entry(record, spec, folder, versions=versions)
-        spec = self.specs.get(record.fingerprint, record.order)
-        if record.adopted and checks:
-            check_adopted(folder, spec)
-        generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
-        if record.kind == "tensordict":
-            entry = Entry(record, spec, folder, generations=generations)
-            self.unfinished.restore(entry)
-            return entry
-        stored = stored_spec(record, spec)
-        reserved = self.unfinished.reserved(record.uid)
-        claimed = unfilled_claims(self.db, folder, record, generations.values)
-        table = Table.restore(
-            record.name,
-            generations.values[:-1],
-            Settings.from_json((state or {}).get("settings", record.settings)),
-            state or {},
-            now_reserved=[*(rows.rows for rows in reserved), *(rows for _, several in claimed for rows in several)],
-            held=self.unfinished.overwritten(record.uid, stored),
-            make_column=partial(open_column, folder),
-            num_keys=len(spec.tensors) + len(spec.values),
-        )
-        entry = Entry(record, stored, folder, row_spec=spec, generations=generations, table=table)
-        entry.group_keys.extend(tuple(path) for path in (state or {}).get("group_keys", ()))
-        entry.known_groups.update(entry.group_keys)
-        left = iter(self.unfinished.restore(entry, reserved))
-        entry.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
-        return entry
+    async def _open_made(self, record: StoreRecord) -> Entry:
+        """Opens a store that nobody sees yet."""
+        if not self._opener.is_long(record):
+            return self._opener.open(record)
+        opening = self._opener.begin(record)
+        await opening.outlast()
+        return opening.entry()
+
+    def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
+        """Puts on record that a store has never become visible: a crash from here on ends in its removal too."""
+        txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
+        txn.delete("states", record.uid.encode())
+        self.unfinished.forget(record.uid, txn)
 
     def _remove(self, record: StoreRecord) -> None:
-        with self.db.transaction() as txn:  # as one that never became visible: a crash from here on ends in removal too
-            txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
-            txn.delete("states", record.uid.encode())
-            self.unfinished.forget(record.uid, txn)
         self.root.move_to_trash(record.name, record.uid)
         self.db.delete("stores", record.name.encode())
         self.catalog.remove(record.name)
-
-
-def stored_spec(record: StoreRecord, spec: Spec) -> Spec:
-    """The structure on disk: a replay has its capacity in front of one row's.
-
-    Raises:
-        InvalidSpecError: A replay's rows may not have keys that sampling adds.
-    """
-    if record.kind != "replay":
-        return spec
-    own = (POLICY_VERSION_KEY,) if Settings.from_json(record.settings).policy else ()
-    taken = [key for key, _ in spec.root.entries if key in (*RESERVED_KEYS, *own)]
-    if taken:
-        raise InvalidSpecError(store=record.name, reason=f"key {taken[0]!r} is added by sample(); rename it")
-    return spec.prepend((record.capacity,))
-
-
-def _make_files(folder: FilePath, spec: Spec, record: StoreRecord, adopted: Adopted | None) -> list[str]:
-    if adopted is None:
-        extra = row_files.create(folder, spec)
-    else:
-        adopted.link(folder)
-        extra = []
-    num_rows = spec.batch_size[0] if spec.batch_size else 1
-    # One more than rows: the last number is the store's own, its content version doubled.
-    Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1).close()
-    return [".".join(path) for path in extra]

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.replay.reservation import Reservation
 from tdserve.row_numbers import decode_rows, encode_rows
+from tdserve.row_sets import RowSet
 from tdserve.server.entry import Entry
+from tdserve.server.held import Held
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.departures import Departures
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.recovery.lost import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.turns import at_once
 from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import CatalogDB, Transaction
 
-RETRY_GRACE_S = 3.0
-"""After a restart a writer that is still there comes back, and repeats what was cut short, before this is over."""
+RETRY_GRACE_S = 5.0
+"""After a restart a writer that is still there comes back, and repeats what was cut short, before this is over: gRPC
+tries to connect every 2 s at least. Counted from when it can come back, and again from when it has let go of the lock
+of its session of before, which it holds for as long as it is at work; or stopped."""
 
 
 class Unfinished:
@@ -36,8 +43,9 @@ class Unfinished:
     def __init__(self, db: CatalogDB, departures: Departures) -> None:
         self._db = db
         self._departures = departures
+        self._healing: list[Entry] | None = []  # whose grace begins when sessions are opened; None: they are
 
-    def may_be_written(self, entry: Entry, rows: NDArray[np.int64]) -> bool:
+    def may_be_written(self, entry: Entry, rows: RowSet) -> bool:
         """Whether a process that lost these rows can still write into them: one that is stopped may resume."""
         return bool(entry.lost) and not all(map(self._departures.is_gone, entry.lost.touching(rows)))
 
@@ -64,9 +72,9 @@ class Unfinished:
     def overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
         """Live rows of a store whose overwriting is on record and not done: they are nobody else's, odd as they are."""
         content = self._db.get("pending", JOURNAL + uid.encode())
-        found = [] if content is None else [Journal.from_bytes(content).rows(spec)]
+        found = [] if content is None else [Journal.from_bytes(content).selection.row_set(spec.batch_size)]
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+        return reduce(or_, found, RowSet.run(0, 0)).rows
 
     def restore(self, entry: Entry, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
         """Takes up again, after a restart, what waits; returns what its table has quarantined beside that.
@@ -87,14 +95,15 @@ class Unfinished:
         if entry.table is None or not (entry.writes or entry.lost):
             return
         for overwrite in Overwrite.load(self._db, entry.record.uid):
-            is_held = entry.table.ring.is_held(overwrite.rows)
+            rows = overwrite.rows.rows
+            is_held = entry.table.ring.is_held(rows)
             if is_held.all():
                 continue
-            left = overwrite.left(overwrite.rows[~is_held])
+            left = overwrite.left(RowSet.of(rows[~is_held]))
             before = decode_rows(txn.get("pending", left.key) or b"")
             txn.put("pending", left.key, encode_rows(np.concatenate((before, left.rows))))
             if is_held.any():
-                txn.put("pending", overwrite.key, replace(overwrite, rows=overwrite.rows[is_held]).record)
+                txn.put("pending", overwrite.key, replace(overwrite, rows=RowSet.of(rows[is_held])).record)
             else:
                 txn.delete("pending", overwrite.key)
 
@@ -104,19 +113,43 @@ class Unfinished:
         for key in (*claims, *ReservedRows.records_of(self._db, uid), *Overwrite.records_of(self._db, uid)):
             txn.delete("pending", key)
 
+    def on_open(self) -> None:
+        """Clients may open sessions from now on, and repeat what was cut short."""
+        healing, self._healing = self._healing or [], None
+        for entry in healing:
+            self._begin_grace(entry)
+
+    def _begin_grace(self, entry: Entry) -> None:
+        """A writer of before the restart may come back from now on, or has let go of its lock: it does so soon."""
+        if self._healing is not None:
+            entry.lost.may_heal_until_s = math.inf
+            self._healing.append(entry)
+        else:
+            entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
+            entry.changed.wake()
+
     def _restore_lost(self, entry: Entry) -> None:
-        """Rows that are odd still are lost."""
+        """Rows that are odd still are lost, but for those of a write that was whole when the crash came."""
         values = entry.generation_values()
         for overwrite in Overwrite.load(self._db, entry.record.uid):
-            lost = replace(overwrite, rows=overwrite.rows[values[overwrite.rows] & 1 == 1])
-            if len(lost.rows):
-                self.lose(entry, lost)
-                entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
+            rows = overwrite.rows.rows
+            odd = RowSet.of(rows[values[rows] & 1 == 1])
+            if overwrite.is_committed(self._db):
+                self._complete(entry, replace(overwrite, rows=odd))
+            elif len(odd):
+                self._begin_grace(entry)
+                self.lose(entry, replace(overwrite, rows=odd))
             else:
                 self._db.delete("pending", overwrite.key)
         has_journal = self._db.get("pending", JOURNAL + entry.record.uid.encode()) is not None
         if entry.table is None and values[-1] & 1 and not entry.lost and not has_journal:
             values[-1] += 1  # a crash came between the rows and the store's own number
+
+    def _complete(self, entry: Entry, overwrite: Overwrite) -> None:
+        """Makes the rows of a write readable that is on record as whole."""
+        if len(overwrite.rows):
+            at_once(Held(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
+        self._db.delete_later("pending", overwrite.key)
 
     def _release(self, entry: Entry, reservation: Reservation, record: ReservedRows) -> None:
         """The next writer gets the rows."""
@@ -126,12 +159,14 @@ class Unfinished:
 
     def _let_go(self, entry: Entry, overwrite: Overwrite) -> None:
         """A table gives lost rows to the next writer; those of a tensordict store can be written again."""
+        if entry.lost.may_heal_until_s > -math.inf:
+            self._begin_grace(entry)
         lost = next((each for each in entry.lost.overwrites if each.key == overwrite.key), None)
         if entry.table is not None and lost is not None:
-            if any(np.isin(lost.rows, others).any() for others in entry.writes):  # somebody writes them again
+            if any(lost.rows.overlaps(others) for others in entry.writes):  # somebody writes them again
                 self._departures.watch(lost.lock_name, partial(self._let_go, entry, lost))
                 return
-            entry.table.drop(lost.rows)
-            with self._db.transaction() as txn:
+            entry.table.drop(lost.rows.rows)
+            with self._db.transaction(is_decided=True) as txn:
                 lost.forget(txn)
         entry.changed.wake()

@@ -7,6 +7,7 @@ it was what the first has waited for.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -15,6 +16,9 @@ from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, StoreNotFoundError
 
 _State = TypeVar("_State")
+
+MAX_LOOKS = 256
+"""Of those that wait for one thing, one after the other without a turn for anybody else: a few microseconds each."""
 
 
 @dataclass(eq=False)
@@ -33,11 +37,15 @@ class Waiters:
     def __init__(self) -> None:
         self.on_wait: Callable[[], None] | None = None
         self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # of each line who stands in it, in order
+        self._num_waiting = 0
         self._is_looking = False
+        self._is_changed = False  # since the lines were last gone through from the first on
+        self._left: deque[dict[_Waiter[Any], None]] = deque()  # lines that were not gone through yet
         self._deleted_name: str | None = None
 
     def wake(self) -> None:
         """Lets waiters look again, soon: several changes in one turn of the loop are one."""
+        self._is_changed = True
         if self._lines and not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -60,7 +68,7 @@ class Waiters:
     @property
     def num_waiting(self) -> int:
         """How many wait right now."""
-        return sum(map(len, self._lines.values()))
+        return self._num_waiting
 
     def has_line(self, line: Hashable) -> bool:
         """Whether somebody waits in this line, behind whom a newcomer has to stand."""
@@ -100,6 +108,7 @@ class Waiters:
         waiter: _Waiter[_State] = _Waiter(look, loop.create_future())
         own = object() if line is None else line
         self._lines.setdefault(own, {})[waiter] = None
+        self._num_waiting += 1
         if self.on_wait is not None:
             self.on_wait()
             self.wake()
@@ -124,14 +133,23 @@ class Waiters:
         return found
 
     def _look(self) -> None:
-        self._is_looking = False
-        has_granted = True
-        while has_granted:  # what one is granted may be what another, in a line before, waits for
-            has_granted = False
-            for line in list(self._lines.values()):
-                while line and self._serve(first := next(iter(line))):
-                    del line[first]
-                    has_granted = True
+        for _ in range(MAX_LOOKS):
+            if not self._left:
+                if not self._is_changed:
+                    self._is_looking = False
+                    return
+                self._is_changed = False
+                self._left.extend(self._lines.values())
+                continue
+            line = self._left[0]
+            first = next(iter(line), None)
+            if first is None or not self._serve(first):
+                self._left.popleft()
+                continue
+            if line.pop(first, self) is None:
+                self._num_waiting -= 1
+            self._is_changed = True  # what one is granted may be what another, in a line before, waits for
+        asyncio.get_running_loop().call_soon(self._look)
 
     def _serve(self, waiter: _Waiter[Any]) -> bool:
         """Whether this one has no more to wait for."""
@@ -157,7 +175,8 @@ class Waiters:
         if line is None:
             return
         was_first = next(iter(line), None) is waiter
-        line.pop(waiter, None)
+        if line.pop(waiter, self) is None:
+            self._num_waiting -= 1
         if not line:
             del self._lines[own]
         elif was_first:

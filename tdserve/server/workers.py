@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tdserve.config import ServerConfig
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
-from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.errors import CapacityError, ClosedError, LocalProtocolError, PeerLostError
+from tdserve.machine import count_oom_kills
 from tdserve.server.entry import Entry
 from tdserve.server.told_specs import ToldSpecs
+from tdserve.server.worker_deaths import explain_death
+from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
 from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1
-MAX_RESTART_BACKOFF_S = 5.0
+MAX_RESTART_BACKOFF_S = 2.0
 HEALTHY_AFTER_S = 10.0
 """A worker that lived this long starts again without waiting; one that dies at once must not burn a core."""
+
+EXIT_GRACE_S = 2.0
+"""For a worker to leave by itself when its socket was closed."""
 
 VALUES_WORKER = 0
 
 DROP_TIMEOUT_S = 2.0
 """A worker reports that it has dropped a store within milliseconds, however many transfers go on."""
+
+_NOT_STARTED = (OSError, CapacityError, PeerLostError, ClosedError)
+"""For want of descriptors, processes or memory, which may be there soon; or the server ends."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -42,10 +49,11 @@ class DataWorker:
 
     Args:
         number: 0 to ``--workers`` - 1.
+        processes: Starts them.
         arguments: Handed to the process after its socket and number.
-        root_fd: The root's lock, which the process holds too: it may still write when this process is gone.
+        timeout_s: Time without a sign of life after which the process is taken for stopped, and killed.
         on_session: Called with reports that concern a session: rendezvous entries and losses.
-        on_lost: Called when the process has died, after it was reaped: nothing it did goes on any more.
+        on_lost: Called when the process has died and is gone for certain: nothing it did goes on any more.
 
     Attributes:
         gpu: The uuid of its GPU; "" when it has none, or is not up yet.
@@ -55,9 +63,10 @@ class DataWorker:
     def __init__(
         self,
         number: int,
+        processes: WorkerProcesses,
         *,
         arguments: tuple[str, ...],
-        root_fd: int | None = None,
+        timeout_s: float = ServerConfig.worker_timeout_s,
         on_session: Callable[[worker_pb2.Report], None],
         on_lost: Callable[[DataWorker], None],
     ) -> None:
@@ -67,13 +76,15 @@ class DataWorker:
         self.ready = asyncio.Event()
         self.gpu = ""
         self.why_no_gpu = ""
+        self._processes = processes
         self._arguments = arguments
-        self._root_fd = root_fd
+        self._timeout_s = timeout_s
+        self._num_silent = 0
         self._on_session = on_session
         self._on_lost = on_lost
         self._pending: dict[int, _Pending] = {}
         self._last_order = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._socket: ControlSocket | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -156,36 +167,36 @@ class DataWorker:
         backoff_s = RESTART_BACKOFF_S
         while not self._is_stopping:
             started = time.monotonic()
-            await self._run_once()
+            num_oom_kills = count_oom_kills()
+            try:
+                exit_code = await self._run_once()
+            except _NOT_STARTED as fault:
+                if self._is_stopping:
+                    return
+                _log.error("data worker %d cannot be started: %s", self.number, fault)
+                await asyncio.sleep(MAX_RESTART_BACKOFF_S)
+                continue
             if self._is_stopping:
                 return
             lived_s = time.monotonic() - started
             backoff_s = RESTART_BACKOFF_S if lived_s > HEALTHY_AFTER_S else min(2 * backoff_s, MAX_RESTART_BACKOFF_S)
             self.num_restarts += 1
-            _log.warning("data worker %d died after %.1f s, starting it again", self.number, lived_s)
+            why = explain_death(exit_code, num_oom_kills=count_oom_kills() - num_oom_kills)
+            _log.warning("data worker %d died after %.1f s (%s), starting it again", self.number, lived_s, why)
             await asyncio.sleep(backoff_s)
 
-    async def _run_once(self) -> None:
-        ours, theirs = socket.socketpair()
-        fds = [fd for fd in (theirs.fileno(), self._root_fd) if fd is not None]
-        command = [
-            sys.executable,
-            "-m",
-            "tdserve.worker.main",
-            str(theirs.fileno()),
-            str(self.number),
-            *self._arguments,
-        ]
-        # Blocks for the milliseconds of a vfork; asyncio's own way needs a child watcher and buys nothing here.
-        self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
-        theirs.close()
-        gone = asyncio.Event()
-        self._socket = await ControlSocket.open(ours, self._on_report, gone.set)
+    async def _run_once(self) -> int | None:
+        """Starts the process and waits for its end. Returns its exit code."""
+        process = self._process = await self._processes.fork([str(self.number), *self._arguments])
+        lost = asyncio.Event()
+        self._socket = await ControlSocket.open(process.connection, self._on_report, lost.set)
         if self._is_stopping:  # stop() came while there was no socket to close
             self._socket.close()
-        await gone.wait()
+        watching = asyncio.create_task(self._watch(process), name=f"tdserve-worker-{self.number}-watch")
+        await lost.wait()
+        watching.cancel()
         self.ready.clear()
-        await asyncio.to_thread(_reap, self._process)
+        await process.end(EXIT_GRACE_S)
         self._socket = None
         self.known_specs.clear()
         pending, self._pending = self._pending, {}
@@ -193,9 +204,24 @@ class DataWorker:
             if not entry.future.done():
                 entry.future.set_exception(self._lost("it died and is being restarted"))
         self._on_lost(self)
+        return await process.reap()
+
+    async def _watch(self, process: WorkerProcess) -> None:
+        """Kills a process that gives no sign of life: it may be stopped, or hang, and its clients wait for it."""
+        self._num_silent = 0
+        pause_s = self._timeout_s / NUM_LOOKS
+        while self._num_silent * pause_s < (self._timeout_s if self.ready.is_set() else START_TIMEOUT_S):
+            await asyncio.sleep(pause_s)
+            self._num_silent += 1
+        silent_s = self._num_silent * pause_s
+        _log.warning("data worker %d (process %d) was silent for %g s: killing it", self.number, process.pid, silent_s)
+        await process.kill()
 
     def _on_report(self, report: worker_pb2.Report) -> None:
+        self._num_silent = 0
         if report.order == 0:
+            if report.HasField("heartbeat"):
+                return
             if report.HasField("done"):
                 self.gpu, self.why_no_gpu = report.done.gpu, report.done.why_no_gpu
                 if self.why_no_gpu:
@@ -237,12 +263,3 @@ def _look(order: asyncio.Future[worker_pb2.Worked]) -> None:
     """Keeps asyncio from complaining of a worker that died: it has let go of everything."""
     if not order.cancelled():
         order.exception()
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Returns when the process is gone for certain; a grace of 2 s, then SIGKILL."""
-    try:
-        process.wait(2.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

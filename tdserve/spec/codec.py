@@ -35,6 +35,9 @@ _TENSOR_KINDS: dict[int, TensorKind] = {number: kind for kind, number in TENSOR_
 
 _CONVERTS: dict[int, bool | str] = {number: no_convert for no_convert, number in CONVERTS.items()}
 
+MAX_SPEC_BYTES = 1 << 26
+"""Of a message: that of a hundred thousand leaves takes a tenth. It is kept in memory and in the catalog."""
+
 _MAX_CLASS_NAME = 1000
 """Characters of "module.QualName"; only a bound, so that a peer cannot make us keep megabytes."""
 
@@ -62,6 +65,9 @@ def decode(message: spec_pb2.Spec) -> Spec:
     """
     if not message.HasField("root"):
         raise InvalidSpecError(reason="the root is missing")
+    nbytes = message.ByteSize()
+    if nbytes > MAX_SPEC_BYTES:
+        raise InvalidSpecError(reason=f"its description takes {nbytes} bytes, more than {MAX_SPEC_BYTES}")
     root = _node(message.root, (), ())
     spec = Spec(root)
     if spec.nbytes > MAX_NBYTES:

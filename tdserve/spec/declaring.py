@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tdserve.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.spec.captured import Captured
 from tdserve.spec.changes import replaced, unstacked
 from tdserve.spec.elements import flat_elements, nested_leaf
+from tdserve.spec.entries import change_tensors
+from tdserve.spec.files import in_memory
 from tdserve.spec.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
-from tdserve.spec.stacks import known_of
+from tdserve.spec.stacks import as_element, known_of
 from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Spec, show
 
@@ -45,6 +49,8 @@ def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store:
         elif entry.ragged is None:
             raise _refusal(path, "a non-tensor value has no dimensions")
     root = spec.root
+    if root.inner is not None and root.batch_size:
+        return Spec(as_element(root))
     if not changed and root.stack_dim is None and not _has_stack(root):
         return spec
     if isinstance(changed.get(()), Node):
@@ -143,13 +149,38 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
     return old.dtype == new.dtype and len(old.shape) + 1 == len(new.shape) and old.shape != new.shape[1:]
 
 
-def first_values(spec: Spec, values: Mapping[Path, Any], batch_size: tuple[int, ...]) -> tuple[Spec, dict[Path, Any]]:
-    """What a store that was made like a row holds at first: nothing where it is ragged, the row's values elsewhere.
+def declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
+    """The entries of a row that a user declared ragged; arguments as of ``declared``."""
+    return {*_listed(ragged), *(path for path, _ in _nested_rows(spec, values))}
+
+
+def zeros_of(td: Any) -> Any:
+    """A tensordict on the CPU of the same structure and values, all of whose tensors are zero; of meta and fake ones
+    too."""
+    with unset_fake_temporarily():
+        found = change_tensors(in_memory(td).clone(recurse=False), _zeros)
+        return found if found.device is None else found.to("cpu")
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_nested:
+        return torch.zeros_like(tensor)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def first_values(
+    spec: Spec,
+    values: Mapping[Path, Any],
+    batch_size: tuple[int, ...],
+    zeros: Mapping[Path, Any] = MappingProxyType({}),
+) -> tuple[Spec, dict[Path, Any]]:
+    """What a store that was made like a row holds at first: the row's values; where it is ragged, zeros or nothing.
 
     Args:
         spec: Of the store, reduced to its values.
         values: Of the row.
         batch_size: Of the store in front of the row's.
+        zeros: What each row has where it is ragged, by path; nothing where no path is.
 
     Returns:
         The structure with one value for all rows where that is enough, and the values.
@@ -158,6 +189,9 @@ def first_values(spec: Spec, values: Mapping[Path, Any], batch_size: tuple[int, 
     found: dict[Path, Any] = {}
     for path, leaf in spec.values:
         ragged = leaf.ragged
+        if path in zeros:
+            found[path] = _repeated(zeros[path], batch_size)
+            continue
         if ragged is not None and ragged.dtype:
             changed[path] = leaf._replace(per_row=False)
             found[path] = torch.zeros([max(size, 0) for size in ragged.shape], dtype=to_torch(ragged.dtype))
@@ -165,10 +199,14 @@ def first_values(spec: Spec, values: Mapping[Path, Any], batch_size: tuple[int, 
         is_node = isinstance(spec.find(path), Node)
         found[path] = None if is_node else values[path]
         if leaf.per_row:
-            around = leaf.batch_size if is_node else batch_size
-            for size in reversed(around):
-                found[path] = [found[path]] * size
+            found[path] = _repeated(found[path], leaf.batch_size if is_node else batch_size)
     return Spec(replaced(spec.root, changed)), found
+
+
+def _repeated(value: Any, batch_size: tuple[int, ...]) -> Any:
+    for size in reversed(batch_size):
+        value = [value] * size
+    return value
 
 
 def _listed(ragged: Declared) -> dict[Path, tuple[int, ...]]:

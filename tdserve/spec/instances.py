@@ -60,6 +60,17 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     return found
 
 
+def fields_of(name: str, path: Path = ()) -> AbstractSet[str]:
+    """The fields of the registered class of that name; none of a typed tensordict, which may hold other keys too.
+
+    Raises:
+        NotSupportedError: It is not known here.
+    """
+    found = find_tensorclass(name, path, frozenset())
+    fields: AbstractSet[str] = frozenset() if issubclass(found, TypedTensorDict) else found.__expected_keys__
+    return fields
+
+
 def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
     """An instance around a tensordict; nothing is checked, ``__post_init__`` does not run."""
     if issubclass(tensorclass, TypedTensorDict):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tdserve.spec.changes import rebatch
 from tdserve.spec.nodes import (
     PACKED,
     DimNames,
@@ -169,6 +170,16 @@ def known_of(
     if stack_dim is None:
         return inner, tuple(entries.items())
     return _widened(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
+
+
+def as_element(node: Node) -> Node:
+    """A packed node as the only element of one, so that whole ones may differ: of rows of lazy stacks, for example."""
+    num_dims = len(node.batch_size)
+    row = rebatch(node, num_dims, (), None)
+    inner, entries = row.inner or (), row.entries
+    for _ in range(num_dims):
+        inner, entries = _widened(inner, 0), tuple((key, _with_rows(entry, 0)) for key, entry in entries)
+    return Node((), None, node.device, node.tensorclass, entries, inner=inner)
 
 
 def _with_rows(entry: Entry, dim: int) -> Entry:

@@ -62,6 +62,50 @@ class FoundFolder:
     inode: int
 
 
+def open_folder(path: str) -> int:
+    """Opens a user's folder, and follows no symlink on the way: whoever may write one of the folders above may have put
+    one there since the path was looked at.
+
+    Args:
+        path: Absolute, without symlinks.
+
+    Returns:
+        A descriptor of the folder.
+
+    Raises:
+        CorruptDataError: There is no such folder, or a part of the path is a symlink now.
+        InvalidRequestError: It may not be read.
+    """
+    names = [name for name in path.split("/") if name]
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for number, name in enumerate(names, 1):
+        above, where = fd, FilePath("/", *names[:number])
+        access = os.O_PATH if number < len(names) else os.O_RDONLY  # to go through one needs no permission to list it
+        try:
+            if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                remedy = "put the folder back, or delete the store and adopt it where it is now"
+                raise _damaged(where, "a folder, as when it was adopted", f"a symlink; {remedy}")
+            fd = os.open(name, access | os.O_DIRECTORY | _NO_LINK, dir_fd=above)
+        except OSError as fault:
+            raise as_tdserve_error(fault, where) from fault
+        finally:
+            os.close(above)
+    return fd
+
+
+def has_meta(path: str) -> bool:
+    """Whether a folder, opened as by :func:`open_folder`, has the file in which tensordict describes it.
+
+    Raises:
+        CorruptDataError, InvalidRequestError: As of :func:`open_folder`.
+    """
+    fd = open_folder(path)
+    try:
+        return _exists(fd, META_FILE)
+    finally:
+        os.close(fd)
+
+
 def read_folder(path: str, *, writable: bool) -> FoundFolder:
     """Reads the structure of a folder, and looks whether all of its files can be opened.
 
@@ -79,8 +123,7 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
         InvalidRequestError: It may not be read.
     """
     where = FilePath(path)
-    with os_faults(where):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
+    fd = open_folder(path)
     try:
         status = os.fstat(fd)
         reader = _Reader(os.O_RDWR if writable else os.O_RDONLY)

@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, SpecMismatchError, TDServeError
 from tdserve.spec.tree import Path, Spec, check_matches
-from tdserve.store.adoptable import FileName, FoundFolder, read_folder
+from tdserve.store.adoptable import FileName, FoundFolder, open_folder, read_folder
 from tdserve.store.faults import os_faults
 from tdserve.store.format import ROWS, Folder
 
@@ -109,23 +109,31 @@ class Adopted:
         if now != self:
             now.save(folder)
 
-    def plan(self, spec: Spec) -> Folder:
-        """The user's folder as a plan of which leaf lies in which file.
+    def open(self) -> int:
+        """Opens the user's folder. Returns a descriptor.
 
         Raises:
-            CorruptDataError: Under this name there is another folder here.
+            CorruptDataError: Under this name there is another folder here, or a symlink.
         """
         try:
-            status = os.stat(self.path, follow_symlinks=False)
-            actual = "" if (status.st_dev, status.st_ino) == (self.device, self.inode) else "another folder"
-        except OSError as fault:
-            actual = str(fault.strerror)
-        if actual:
-            remedy = "if only this process sees that, connect with transport='gloo'"
-            expected = "the folder that the server has adopted"
-            raise CorruptDataError(path=self.path, expected=expected, actual=f"{actual}; {remedy}")
+            fd = open_folder(self.path)
+        except TDServeError as error:
+            raise self._changed(str(error)) from error
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (self.device, self.inode):
+            os.close(fd)
+            raise self._changed("another folder")
+        return fd
+
+    def _changed(self, actual: str) -> CorruptDataError:
+        remedy = "if only this process sees that, connect with transport='gloo'"
+        expected = "the folder that the server has adopted"
+        return CorruptDataError(path=self.path, expected=expected, actual=f"{actual}; {remedy}")
+
+    def plan(self, spec: Spec) -> Folder:
+        """A plan of which leaf lies in which file, for the opened folder."""
         leaves = dict(spec.tensors)
-        top = Folder(self.path)
+        top = Folder(".")
         folders: dict[FileName, Folder] = {(): top}
         for path, names in self.files:
             if path in leaves and all(map(_is_plain, names)):

@@ -2,20 +2,28 @@
 
 A commit is not synced: once :meth:`CatalogDB.transaction` left its block, its content survives ``kill -9`` of the
 process, not a power loss; :meth:`CatalogDB.sync` adds that. One commit costs about 5 microseconds, a sync some 200.
+
+A transaction that decides something may find no room: then nothing has changed, and the caller says so. One that only
+writes down what follows from a decision (a record that is over, the answer to what has happened) may use a reserve of
+space. Where not even that is left, its changes are *owed*: they stay in memory, are seen by every read, and go with the
+next transaction that finds room. Whatever is acknowledged later is thus never on disk without them. In the same way a
+record that is over, and does no harm, may wait for the next transaction.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import lmdb
 
-from tdserve.errors import ClosedError
+from tdserve.errors import CapacityError, ClosedError
 from tdserve.store import environments
+from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.faults import lmdb_faults
 
 Table = Literal["stores", "specs", "states", "requests", "pending"]
@@ -29,47 +37,61 @@ MAX_KEY_BYTES = 511
 """LMDB's own limit. Keys must not be empty either."""
 
 
+_SMALL_NUM_CHANGES = 4
+_SMALL_BYTES = 1 << 15
+"""More than the counters and settings of a table take, and an answer."""
+
+_Changes = dict[tuple[Table, bytes], bytes | None]
+"""New values by table and key; None deletes."""
+
+_log = logging.getLogger("tdserve.store")
+
+
 class Transaction:
-    """One atomic change of the catalog, given by :meth:`CatalogDB.transaction`. Used by the thread that opened it.
+    """One atomic change of the catalog, given by :meth:`CatalogDB.transaction`: collected here, made when it ends.
 
     Attributes:
-        nbytes: Bytes put so far.
+        changes: New values by table and key; None deletes.
+        shown: What is to be done once they are on record.
+        is_owed: Whether it is over and waits for room.
     """
 
-    def __init__(self, txn: lmdb.Transaction, *, tables: dict[str, Any], folder: Path, max_bytes: int) -> None:
-        self._txn = txn
-        self._tables = tables
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self.nbytes = 0
+    def __init__(self, db: CatalogDB) -> None:
+        self._db = db
+        self.changes: _Changes = {}
+        self.shown: list[Callable[[], None]] = []
+        self.is_owed = False
+
+    def show(self, what: Callable[[], None]) -> None:
+        """Has something done right behind the commit, such as to show what it has decided; not at all if it fails."""
+        self.shown.append(what)
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
-        """Stores ``value``, replacing an older one.
+        """Stores ``value``, replacing an older one."""
+        self.changes[table, key] = value
 
-        Raises:
-            CapacityError: The map or the disk is full. The whole transaction is given up.
-            LocalProtocolError: The key is empty or longer than 511 bytes.
-        """
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes, asked=len(value)):
-            self._txn.put(key, value, db=self._tables[table])
-        self.nbytes += len(key) + len(value)
+    def delete(self, table: Table, key: bytes) -> None:
+        """Removes a record, if there is one."""
+        self.changes[table, key] = None
 
-    def delete(self, table: Table, key: bytes) -> bool:
-        """Removes a record; returns whether there was one."""
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            return bool(self._txn.delete(key, db=self._tables[table]))
+    def update(self, table: Table, changes: Mapping[bytes, bytes | None]) -> None:
+        """Puts several records by key; None removes one."""
+        self.changes.update({(table, key): value for key, value in changes.items()})
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """The value as this transaction sees it, or None."""
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            value = self._txn.get(key, db=self._tables[table])
-        return None if value is None else bytes(value)
+        """The value as this transaction leaves it, or None."""
+        if (table, key) in self.changes:
+            return self.changes[table, key]
+        return self._db.get(table, key)
 
 
 class CatalogDB:
     """The open catalog.
 
-    Threads: reads are safe from any thread; a writing transaction belongs to one thread, others wait for it.
+    Threads: reads are safe from any thread; changes belong to one thread.
+
+    Attributes:
+        on_owed: Called when decided changes found no room, for somebody to call :meth:`settle` later.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_CATALOG_BYTES) -> None:
@@ -87,18 +109,28 @@ class CatalogDB:
         self._max_bytes = max_bytes
         environment = environments.acquire(self._folder, writable=True, max_bytes=max_bytes)
         self._environment: environments.Environment | None = environment
+        self._owed: _Changes = {}
+        self._is_full = False
+        self.on_owed: Callable[[], None] = _do_nothing
         try:
             with lmdb_faults(self._folder, max_bytes=max_bytes):
                 self._tables: dict[str, Any] = {name: environment.env.open_db(name.encode()) for name in TABLES}
+                path, tables = self._folder / environments.DATA_FILE, self._tables.values()
+                self._room = CatalogRoom(path, environment.env, tables, max_bytes=max_bytes)
         except BaseException:
-            self.close()
+            environments.release(environment)
             raise
 
     def close(self) -> None:
         """Closes the catalog; calling it twice is harmless."""
-        environment, self._environment = self._environment, None
-        if environment is not None:
-            environments.release(environment)
+        environment = self._environment
+        if environment is None:
+            return
+        self.on_owed = _do_nothing
+        if not self.settle():
+            _log.error("the catalog %s was closed without %d changes that found no room", self._folder, len(self._owed))
+        self._environment = None
+        environments.release(environment)
 
     def __enter__(self) -> CatalogDB:
         return self
@@ -107,62 +139,129 @@ class CatalogDB:
         self.close()
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self, *, is_decided: bool = False, frees_room: bool = False) -> Iterator[Transaction]:
         """A block whose changes become durable together when it ends cleanly, and not at all when it raises.
 
+        Args:
+            is_decided: It follows from what is on record, or was seen, already: it may use the reserve, and what finds
+                no room is owed.
+            frees_room: It may use the reserve, since there is more room afterwards.
+
         Raises:
-            CapacityError: The map or the disk is full. Nothing of the transaction was stored.
+            CapacityError: The map or the disk is full, and it was not decided. Nothing of it was stored.
+            LocalProtocolError: A key is empty or longer than 511 bytes. Nothing was stored.
         """
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            txn = self._env().begin(write=True)
-        try:
-            open_txn = Transaction(txn, tables=self._tables, folder=self._folder, max_bytes=self._max_bytes)
-            yield open_txn
-        except BaseException:
-            txn.abort()
-            raise
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes, asked=open_txn.nbytes):
-            txn.commit()
+        txn = Transaction(self)
+        yield txn
+        self._commit(txn.changes, is_decided=is_decided, takes_room=not (is_decided or frees_room))
+        txn.is_owed = self.owes
+        for show in txn.shown:
+            show()
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         """One :meth:`Transaction.put`, committed."""
-        with self.transaction() as txn:
-            txn.put(table, key, value)
+        self._commit({(table, key): value}, takes_room=True)
 
-    def delete(self, table: Table, key: bytes) -> bool:
-        """One :meth:`Transaction.delete`, committed."""
-        with self.transaction() as txn:
-            return txn.delete(table, key)
+    def delete(self, table: Table, key: bytes) -> None:
+        """Removes a record that is over, if there is one. This never fails for want of space: it is decided."""
+        self._commit({(table, key): None}, is_decided=True)
+
+    def delete_later(self, table: Table, key: bytes) -> None:
+        """Removes a record that is over together with the next change, whichever that is, or when it closes."""
+        self._owed[table, key] = None
+
+    def check_room(self) -> None:
+        """Raises CapacityError when not even the reserve has room for a small transaction: to be asked before something
+        is done that it must write down."""
+        self._room.take(_SMALL_NUM_CHANGES, _SMALL_BYTES, uses_reserve=True)
+
+    @property
+    def owes(self) -> bool:
+        """Whether decided changes wait for room."""
+        return self._is_full
+
+    def settle(self) -> bool:
+        """Writes what is owed; returns whether nothing is owed any more."""
+        if self._owed:
+            self._commit({}, is_decided=True)
+        return not self._owed
+
+    def _commit(self, changes: _Changes, *, is_decided: bool = False, takes_room: bool = False) -> None:
+        if self._owed:
+            changes = {**self._owed, **changes}
+        nbytes = sum(len(value) for value in changes.values() if value is not None)
+        try:
+            if takes_room:
+                self._room.take(len(changes), nbytes)
+            with lmdb_faults(self._folder, max_bytes=self._max_bytes, asked=nbytes):
+                self._write(changes)
+        except CapacityError as error:
+            if not is_decided:
+                raise
+            if not self._is_full:
+                _log.error("%d changes of the catalog wait for room: %s", len(changes), error)
+            self._owed, self._is_full = changes, True
+            self.on_owed()
+        else:
+            if self._owed:
+                self._owed = {}
+            if self._is_full:
+                self._is_full = False
+                _log.warning("all changes of the catalog that had waited for room are on record")
+
+    def _write(self, changes: _Changes) -> None:
+        txn = self._env().begin(write=True)
+        try:
+            for (table, key), value in changes.items():
+                if value is None:
+                    txn.delete(key, db=self._tables[table])
+                else:
+                    txn.put(key, value, db=self._tables[table])
+        except BaseException:
+            txn.abort()
+            raise
+        txn.commit()
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The committed value, or None."""
+        if (table, key) in self._owed:
+            return self._owed[table, key]
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
             value = txn.get(key)
         return None if value is None else bytes(value)
 
     def scan(self, table: Table, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Every committed record whose key starts with ``prefix``, in key order, as of one moment."""
-        found: list[tuple[bytes, bytes]] = []
+        found: dict[bytes, bytes | None] = {}
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
             cursor = txn.cursor()
-            if not (cursor.set_range(prefix) if prefix else cursor.first()):
-                return found
-            for key, value in cursor.iternext():
-                if not key.startswith(prefix):
-                    break
-                found.append((bytes(key), bytes(value)))
-        return found
+            if cursor.set_range(prefix) if prefix else cursor.first():
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        break
+                    found[bytes(key)] = bytes(value)
+        if not self._owed:
+            return list(found.items())  # type: ignore[arg-type]
+        found |= {key: value for (owed, key), value in self._owed.items() if owed == table and key.startswith(prefix)}
+        return [(key, value) for key, value in sorted(found.items()) if value is not None]
 
     def keys(self, table: Table) -> list[bytes]:
         """The keys of every committed record, in order, as of one moment."""
+        if self._owed:
+            return [key for key, _ in self.scan(table)]
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin(db=self._tables[table]) as txn:
             return [bytes(key) for key in txn.cursor().iternext(values=False)]
 
     def num_records(self, table: Table) -> int:
-        """How many records a table has; costs the same for any number."""
+        """How many records a table has on disk; costs the same for any number."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._env().begin() as txn:
             found: int = txn.stat(self._tables[table])["entries"]
         return found
+
+    def check_readers(self) -> None:
+        """Lets go of what processes were reading that are not there any more."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            self._env().reader_check()
 
     def sync(self) -> None:
         """Makes everything committed survive a power loss too. Blocks for the disk: call it off the event loop."""
@@ -173,3 +272,7 @@ class CatalogDB:
         if self._environment is None:
             raise ClosedError(what=f"catalog {self._folder}")
         return self._environment.env
+
+
+def _do_nothing() -> None:
+    """Until somebody wants to know."""

@@ -1,12 +1,17 @@
 """The process-wide registry of LMDB environments.
 
-A second ``lmdb.open`` of the same folder in one process breaks its locks, also in a child made by ``fork``. So every
-part of this room takes environments from here, by inode, counted; and a child closes what it inherited before it
-opens again.
+A second ``lmdb.open`` of the same folder in one process breaks its locks, and is refused, also in a child made by
+``fork``. So every part of this room takes environments from here, by inode, counted.
+
+A child must let go of what it inherited before it can open it itself. LMDB's way to do so gives back all readers' slots
+that the parent has in the lock file, which both map: a writer would then use pages again that the parent still reads.
+So in every child, before anything else runs in it, the inherited mappings of lock files become private copies; what
+the child closes or finalizes afterwards changes only these.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections import deque
@@ -15,8 +20,9 @@ from pathlib import Path
 
 import lmdb
 
-from tdserve.errors import WrongStateError
+from tdserve.errors import TDServeError, WrongStateError
 from tdserve.store.faults import lmdb_faults
+from tdserve.store.mapped import make_private
 
 MAX_TABLES = 16
 """Named tables per environment. LMDB searches them one by one when it opens one; we use at most five."""
@@ -29,6 +35,9 @@ DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
 """LMDB's names. Readers note in the second one what they read."""
 
+LockFile = tuple[str, int]
+"""Path and inode: what a process has mapped is told by these, and where files lie in layers only by the first."""
+
 
 @dataclass
 class Environment:
@@ -39,6 +48,7 @@ class Environment:
     max_bytes: int
     writable: bool
     pid: int
+    lock_file: LockFile
     num_users: int = 1
     tables: dict[str, object] = field(default_factory=dict)
 
@@ -46,6 +56,8 @@ class Environment:
 _lock = threading.Lock()
 _environments: dict[tuple[int, int], Environment] = {}
 _given_back: deque[Environment] = deque()
+_kept: list[lmdb.Environment] = []
+"""That this process inherited and could not part from its parent's: not to be closed, nor opened once more."""
 
 
 def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
@@ -89,7 +101,14 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             readahead=False,
             mode=0o666,  # as far as the umask lets: to read values is to write into the lock file
         )
-        opened = Environment(folder=folder, env=env, max_bytes=max_bytes, writable=writable, pid=os.getpid())
+        opened = Environment(
+            folder=folder,
+            env=env,
+            max_bytes=max_bytes,
+            writable=writable,
+            pid=os.getpid(),
+            lock_file=(os.path.realpath(folder / LOCK_FILE), os.stat(folder / LOCK_FILE).st_ino),
+        )
         _environments[_inode(folder)] = opened
         return opened
 
@@ -100,8 +119,10 @@ def _find(folder: Path) -> Environment | None:
     except FileNotFoundError:
         return None
     shared = _environments.get(inode)
+    if shared is not None and shared.env in _kept:
+        raise WrongStateError(state=f"{folder} is open in the process that this one was forked of", event="opening it")
     if shared is not None and shared.pid != os.getpid():
-        shared.env.close()  # inherited by fork: only this process' copy is closed, the parent's stays
+        shared.env.close()  # inherited by fork, and private: see _part_from_parent
         del _environments[inode]
         return None
     return shared
@@ -133,3 +154,19 @@ def _close_unused() -> None:
             if shared is environment:
                 del _environments[inode]
         environment.env.close()
+
+
+def _part_from_parent() -> None:
+    """In a fork: what this process does to environments that it inherited is not to reach its parent."""
+    global _lock  # noqa: PLW0603 (another thread of the parent may have had it, which does not exist here)
+    _lock = threading.Lock()
+    inherited = list(_environments.values())
+    try:
+        make_private([environment.lock_file for environment in inherited])
+    except TDServeError:  # such as without /proc
+        for environment in inherited:
+            _kept.append(environment.env)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.env))  # the end of the process closes it neither
+
+
+os.register_at_fork(after_in_child=_part_from_parent)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.faults import os_faults
+from tdserve.store.files import sync_file
 from tdserve.store.mapped import Mapping, map_shared
 
 FILE_NAME = "generation.memmap"
@@ -104,6 +105,31 @@ class Generations:
                 os.close(fd)
         return cls(file, uid=uid, num_rows=num_rows, mapping=mapping, writable=writable)
 
+    @classmethod
+    def replace(cls, path: str | os.PathLike[str], *, uid: str, values: npt.NDArray[np.int64], structure: int) -> None:
+        """Writes the file anew, on the disk when this returns, whatever is left of the one before.
+
+        Args:
+            path: The file.
+            uid: Incarnation of the store.
+            values: Every generation.
+            structure: Number of the store's structure.
+
+        Raises:
+            CapacityError: The disk is full. The file before stays.
+        """
+        file = Path(path)
+        fresh = file.with_name(file.name + ".new")
+        with os_faults(file, asked=values.nbytes):
+            fresh.unlink(missing_ok=True)
+            made = cls.create(fresh, uid=uid, num_rows=len(values))
+            made.values[:] = values
+            made.move_structure(structure)
+            made.close()
+            sync_file(fresh)
+            os.replace(fresh, file)
+        sync_file(file.parent)
+
     @property
     def values(self) -> npt.NDArray[np.int64]:
         """The numbers, shape ``[num_rows]``: a view of the shared mapping, read-only unless opened writable."""
@@ -133,12 +159,7 @@ class Generations:
     def move_objects(self, epoch: int) -> None:
         """Tells everybody who maps this file where the non-tensor values are now; survives a power loss."""
         self._epochs()[0] = epoch
-        with os_faults(self.path):
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        sync_file(self.path)
 
     @property
     def structure(self) -> int:

@@ -11,14 +11,18 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tdserve.store.faults import as_tdserve_error
+from tdserve.store.faults import as_tdserve_error, os_faults
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Of Linux; Python names it from 3.11 on. Pages that are hardly ever written need not be promised."""
+
+_MAP_FIXED = 0x10
+"""Of Linux, on every processor but Alpha and PA-RISC: the mapping takes the place of what is there."""
 
 Mapping = Any
 """A ctypes array over the mapped bytes: it offers the buffer protocol to numpy and torch. It looks writable always;
@@ -49,6 +53,38 @@ def map_private(fd: int, nbytes: int, *, path: Path) -> Mapping:
     becomes its own. Arguments and errors as of :func:`map_shared`.
     """
     return _map(fd, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE, path)
+
+
+def make_private(files: Collection[tuple[str, int]]) -> None:
+    """Replaces this process' shared mappings of some files by private copies of what they show now, at the same places.
+
+    Args:
+        files: Path, as resolved, and inode of each.
+
+    Raises:
+        TDServeError: The kernel does not tell the mappings, or does not make one.
+    """
+    if not files:
+        return
+    paths, inodes = {path for path, _ in files}, {(os.path.basename(path), inode) for path, inode in files}
+    maps = Path("/proc/self/maps")
+    with os_faults(maps):
+        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    for line in lines:
+        span, permissions, _, _, inode, *told = line.split(None, 5)
+        path = told[0].removesuffix(" (deleted)") if told else ""
+        if permissions[3] == "s" and (path in paths or (os.path.basename(path), int(inode)) in inodes):
+            begin, end = (int(place, 16) for place in span.split("-"))
+            _replace_by_copy(begin, end - begin)
+
+
+def _replace_by_copy(address: int, nbytes: int) -> None:
+    content = ctypes.string_at(address, nbytes)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if _libc().mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+        code = ctypes.get_errno()
+        raise as_tdserve_error(OSError(code, os.strerror(code)), Path("/proc/self/maps"), asked=nbytes)
+    ctypes.memmove(address, content, nbytes)
 
 
 def _map(fd: int, nbytes: int, protection: int, flags: int, path: Path) -> Mapping:

@@ -58,11 +58,12 @@ def open_leaves(
             raise ReadOnlyError(store=base.name, reason=why_read_only(adopted.path))
     mapped = _MAPPED[writable, is_private]
     check = _check_exact if adopted is None else check_size
-    with os_faults(base):
-        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    where = base if adopted is None else FilePath(adopted.path)
+    with os_faults(where):
+        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if adopted is None else adopted.open()
         try:
             for top in tops:
-                _open(top, base, base_fd, found, (*mapped, check))
+                _open(top, where, base_fd, found, (*mapped, check))
         finally:
             os.close(base_fd)
     if adopted is not None:

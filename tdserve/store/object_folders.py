@@ -9,12 +9,12 @@ one, and the writer of the new one, would share one lock file.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from tdserve.store import environments
 from tdserve.store.faults import os_faults
+from tdserve.store.files import sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.objects import Objects
@@ -38,6 +38,16 @@ def exist(store_folder: Path) -> bool:
     return any(store_folder.glob(f"{NAME}*"))
 
 
+def found(store_folder: Path) -> list[Path]:
+    """Every folder that values were ever in and that is still there."""
+    return [path for path in store_folder.glob(f"{NAME}*") if path.name.partition(".")[0] == NAME]
+
+
+def num_bytes(store_folder: Path, epoch: int) -> int:
+    """Bytes that the values take on the disk, free pages among them; 0 before there are any."""
+    return _file_bytes(current(store_folder, epoch))
+
+
 def compact(store_folder: Path, uid: str) -> int:
     """Moves a store's non-tensor values to a folder without free pages, where that is worth it.
 
@@ -55,15 +65,15 @@ def compact(store_folder: Path, uid: str) -> int:
         CapacityError: There is no room for the copy. The values stay where they are.
         CorruptDataError: The store's files are missing or damaged; nothing was changed.
     """
-    found = [path for path in store_folder.glob(f"{NAME}*") if path.name.partition(".")[0] == NAME]
-    if not any(_file_bytes(path) >= MIN_UNUSED_BYTES for path in found) and len(found) <= 1:
+    folders = found(store_folder)
+    if not any(_file_bytes(path) >= MIN_UNUSED_BYTES for path in folders) and len(folders) <= 1:
         return 0
     generations = Generations.open(store_folder / GENERATION_FILE, uid=uid, writable=True)
     try:
         epoch = generations.objects_epoch
         old, new = current(store_folder, epoch), current(store_folder, epoch + 1)
         with os_faults(store_folder):
-            for path in found:
+            for path in folders:
                 if path != old:
                     shutil.rmtree(path)
         if not _is_worth_it(old):
@@ -71,8 +81,8 @@ def compact(store_folder: Path, uid: str) -> int:
         try:
             with Objects(old) as objects:
                 objects.copy(new)
-            _sync_folder(new)
-            _sync_folder(store_folder)
+            sync_file(new)
+            sync_file(store_folder)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -98,12 +108,3 @@ def _file_bytes(folder: Path) -> int:
         return (folder / environments.DATA_FILE).stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    with os_faults(folder):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -234,6 +234,12 @@ class Objects:
             finally:
                 os.close(fd)
 
+    @property
+    def last_commit(self) -> int:
+        """Number of the last commit; it grows by each."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            return int(self._env().info()["last_txnid"])
+
     def sync(self) -> None:
         """Makes everything committed so far survive a power loss too. Blocks for the disk."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):

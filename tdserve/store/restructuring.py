@@ -24,6 +24,9 @@ PREFIX = "altering-"
 _KEPT = "kept"
 """In there: leaves that are to lie elsewhere, as second names of their files."""
 
+_TEXTS = "texts"
+"""In there: small files with their new content, by number."""
+
 
 @dataclass(frozen=True)
 class FileChange:
@@ -88,8 +91,9 @@ def file_change(old: Spec, new: Spec, origins: Mapping[Path, Path | None], added
     )
 
 
-def keep(store: FilePath, folder: FilePath, change: FileChange) -> None:
-    """Makes the folder, and gives the files that move their second names in it. Nothing that anybody sees changes.
+def keep(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> None:
+    """Makes the folder, writes the small files in it, and gives the files that move their second names there, so that
+    what is left to do takes no room. Nothing that anybody sees changes.
 
     Raises:
         CapacityError, CorruptDataError: They cannot have them.
@@ -100,26 +104,27 @@ def keep(store: FilePath, folder: FilePath, change: FileChange) -> None:
             (folder / _KEPT).mkdir()
             for name, second in change.kept:
                 os.link(store / name, folder / second, follow_symlinks=False)
+        (folder / _TEXTS).mkdir()
+        texts = _Names(new).texts
+        for number, name in enumerate(change.texts):
+            (folder / _TEXTS / str(number)).write_bytes(texts[name])
 
 
-def carry_out(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> None:
+def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
     """Gives a store the files of its new structure. To do it again does no harm.
 
     Raises:
         CapacityError, CorruptDataError: It could not be finished, and has to be done again.
     """
-    texts = _Names(new).texts
     with os_faults(store):
         for name in change.folders:
             (store / name).mkdir(exist_ok=True)
         for made, name in change.files:
             if (folder / made).exists():  # else it was renamed before a crash
                 os.replace(folder / made, store / name)
-        folder.mkdir(exist_ok=True)
-        for name in change.texts:
-            fresh = folder / "text"
-            fresh.write_bytes(texts[name])
-            os.replace(fresh, store / name)
+        for number, name in enumerate(change.texts):
+            if (text := folder / _TEXTS / str(number)).exists():
+                os.replace(text, store / name)
         for name in change.left_files:
             (store / name).unlink(missing_ok=True)
         for name in change.left_folders:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.ids import check_store_name, new_uid
+from tdserve.machine import boot_id
+from tdserve.store.environments import DATA_FILE as CATALOG_FILE
 from tdserve.store.faults import free_bytes, os_faults
+from tdserve.store.files import sync_file
 
 FORMAT_VERSION = 2
 """Version of the whole folder layout. A newer one is refused.
@@ -35,6 +38,12 @@ _FORMAT_FILE = "tdserve.json"
 _LOCK_FILE = "tdserve.lock"
 _NONCE_FILE = "nonce"
 _NONCE_BYTES = 16
+_HOLDER_BYTES = 512
+"""Of the lock file, which stays as long as it is, so that a start on a full disk has room for its name."""
+_RUN_FILE = "run.json"
+_RUN_BYTES = 128
+"""Of it, whatever it says: see ``_HOLDER_BYTES``."""
+_MAX_SHOWN_NAME = 60
 _SUBFOLDERS = ("catalog", "sessions", "stores")
 
 
@@ -96,15 +105,44 @@ class Root:
     def set_address(self, address: str) -> None:
         """Writes into the lock file where this server listens, for the message of a server that is refused."""
         text = json.dumps({**self._holder, "address": address}).encode()
+        with os_faults(self.path, asked=len(text)):
+            os.pwrite(self._held_fd(), text.ljust(_HOLDER_BYTES), 0)
+
+    def lost_power(self) -> bool:
+        """Whether the machine was started anew since a server ran here that did not end in an orderly way: of what it
+        had written, any part may be missing."""
+        try:
+            last = json.loads((self.path / _RUN_FILE).read_bytes())
+            return not last["is_synced"] and last["boot_id"] != boot_id()
+        except FileNotFoundError:
+            return False
+        except (ValueError, TypeError, KeyError):  # a file that is not whole is one of these parts
+            return True
+
+    def note_run(self, *, is_synced: bool) -> None:
+        """Writes down, on the disk, on which start of the machine a server runs.
+
+        Args:
+            is_synced: Whether all that it has written is on the disk, and nothing more will be.
+        """
+        content = json.dumps({"boot_id": boot_id(), "is_synced": is_synced}).encode()
         with os_faults(self.path):
-            os.ftruncate(self._held_fd(), 0)
-            os.pwrite(self._held_fd(), text, 0)
+            _replace(self.path / _RUN_FILE, content.ljust(_RUN_BYTES), is_synced=True)
+            sync_file(self.path)
+
+    def set_aside(self, name: str) -> str:
+        """Takes a folder that no store has away from under a store's name; returns where it is now."""
+        folder = self.store_folder(name)
+        target = folder.with_name(f".lost-{name[:_MAX_SHOWN_NAME]}-{new_uid()}")
+        with os_faults(folder):
+            folder.rename(target)
+        return str(target)
 
     def release(self) -> None:
         """Gives the root up. The folders stay; calling it twice is harmless."""
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):  # the holder's name is only for messages; closing is what counts
-                os.ftruncate(self._lock_fd, 0)
+                os.pwrite(self._lock_fd, b" " * _HOLDER_BYTES, 0)
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -122,6 +160,35 @@ class Root:
     def catalog_folder(self) -> Path:
         """Folder of :class:`~tdserve.store.catalog_db.CatalogDB`."""
         return self.path / "catalog"
+
+    def find_catalog(self) -> Path:
+        """Returns ``catalog_folder``, where the catalog of the stores that lie here is.
+
+        Raises:
+            CorruptDataError: There are stores, and no catalog: see ``check_empty``. Nothing was changed.
+        """
+        path = self.catalog_folder / CATALOG_FILE
+        nbytes = path.stat().st_size if path.exists() else None
+        if not nbytes:
+            self.check_empty("no such file" if nbytes is None else "an empty file")
+        return self.catalog_folder
+
+    def check_empty(self, actual: str) -> None:
+        """Raises CorruptDataError when stores lie here; for a catalog that knows of none, of which ``actual`` tells.
+
+        To go on would serve an empty server, and give their folders to new stores of their names.
+        """
+        names = sorted(folder.name for folder in (self.path / "stores").iterdir() if not folder.name.startswith("."))
+        if names:
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            remedy = f"put back a copy of it, or move {self.path / 'stores'} away to begin with an empty server"
+            path, expected = str(self.catalog_folder / CATALOG_FILE), f"the catalog of the stores {shown}"
+            raise CorruptDataError(path=path, expected=expected, actual=f"{actual}; {remedy}")
+
+    @property
+    def synced_folder(self) -> Path:
+        """Folder of what the last sync has brought to the disk, beside what lies with the stores."""
+        return self.path / "synced"
 
     @property
     def sessions_folder(self) -> Path:
@@ -241,8 +308,19 @@ def _write_format(path: Path, server_id: str) -> None:
     _replace(path, json.dumps({"format_version": FORMAT_VERSION, "server_id": server_id}).encode())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     # a new file and a rename: whoever reads meanwhile sees the old content or the new one, never half
     fresh = path.with_name(path.name + ".new")
-    fresh.write_bytes(content)
-    os.replace(fresh, path)
+    try:
+        fresh.write_bytes(content)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        if not path.exists() or path.stat().st_size != len(content):
+            raise
+        with path.open("r+b") as file:  # a full disk has room for what is as long as it was
+            file.write(content)
+        fresh = path
+    if is_synced:
+        sync_file(fresh)
+    if fresh != path:
+        os.replace(fresh, path)

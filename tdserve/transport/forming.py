@@ -54,6 +54,11 @@ class Forming:
         """Whether it is formed, or will not be."""
         return self._channel is not None or self._error is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it will not be formed."""
+        return self._error is not None
+
     def wait(self, timeout_s: float) -> Channel:
         """Returns the channel once it is formed.
 

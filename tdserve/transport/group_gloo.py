@@ -13,27 +13,24 @@ What this file rests on beside the facts in ``gloo``:
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from threading import Lock
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.gloo import CLOSING_TAG, LARGE_SEND_BYTES, KVStore, gloo_device, note_unformed
+from tdserve.errors import DeadlineExceededError, PeerLostError
+from tdserve.transport.gloo import LARGE_SEND_BYTES
+from tdserve.transport.proven import close_pairs, form_proven
+from tdserve.transport.proving import Bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.waiters import Waiters
 
 LARGE_BYTES = LARGE_SEND_BYTES
 """From this size on a message may be cut in two, and the wait for it, either way, is made one that can be ended."""
-
-CLOSING_TIMEOUT = timedelta(milliseconds=1)
-"""Of the receive whose end in vain closes all pairs."""
 
 
 class LinkWork:
@@ -73,12 +70,13 @@ class GroupLink:
         rank: This member's.
         world_size: Members.
         host: Address of the interface to listen on and connect from.
+        bond: What all ranks prove to know.
         name: Of the group, for errors.
         timeout_s: Seconds for all pairs to form.
         peers: What errors call the ranks; empty: by number.
 
     Raises:
-        ConnectError: They did not form. Nothing was sent.
+        ConnectError: They did not form, or a rank did not prove itself. Nothing was sent but proofs.
     """
 
     def __init__(
@@ -88,6 +86,7 @@ class GroupLink:
         world_size: int,
         *,
         host: str,
+        bond: Bond,
         name: str,
         timeout_s: float,
         peers: Sequence[str] = (),
@@ -100,16 +99,9 @@ class GroupLink:
         self._lock = Lock()
         self._waiters = Waiters(f"tdserve-group-{name}")
         self._num_large = ([0] * world_size, [0] * world_size)  # under way to each rank, and from it
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        try:
-            options._devices = [gloo_device(host, os.getpid())]
-            options._timeout = timedelta(seconds=timeout_s)
-            options._threads = 1
-            kv_store.timeout_s = timeout_s
-            self._group: Any = dist.ProcessGroupGloo(kv_store, rank, world_size, options)
-        except (RuntimeError, ConnectError) as error:
-            note_unformed(host, os.getpid())
-            raise ConnectError(address=host, reason=f"gloo: {_first_line(error)}") from error
+        self._group, self._rendezvous = form_proven(
+            kv_store, rank, world_size, host=host, bond=bond, timeout_s=timeout_s
+        )
 
     def send(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
         """Starts to send one-dimensional contiguous bytes to a rank; they stay untouched until the wait is over.
@@ -175,11 +167,7 @@ class GroupLink:
             group, self._group = self._group, None
         self._kv_store.close()
         if group is not None:
-            endless = torch.empty(1, dtype=torch.uint8)
-            for peer in range(self.world_size):  # all: the first of them may have gone before
-                if peer != self.rank:
-                    with suppress(RuntimeError):
-                        group.recv([endless], peer, CLOSING_TAG).wait(CLOSING_TIMEOUT)
+            close_pairs(group, self.rank, self.world_size)
         self._waiters.close()
 
     def _open_group(self) -> Any:

@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from tdserve.errors import ConnectError, DeadlineExceededError, NotSupportedError, PeerLostError
-from tdserve.transport.gloo import KVStore
-from tdserve.transport.nccl import abort_group, make_group
+from tdserve.transport.graveyard import GRAVEYARD
+from tdserve.transport.nccl_groups import abort_group, make_group
+from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.waiters import Waiters
 
 POLL_S = 0.0002
@@ -60,6 +61,7 @@ class NcclLink:
         self._lock = Lock()
         self._waiters = Waiters(f"tdserve-group-{name}-nccl")
         self._ending: Thread | None = None
+        self._under_way: Sequence[torch.Tensor] = ()
         try:
             self._group: Any = make_group(kv_store, rank, device, world_size=world_size)
         except (RuntimeError, ConnectError) as error:
@@ -90,14 +92,17 @@ class NcclLink:
         self._run(lambda group, flat: group.allreduce([flat], options), flats, timeout_s)
 
     def close(self) -> None:
-        """Ends everything under way, in a thread: where a kernel hangs, it takes its time. Idempotent."""
+        """Ends everything under way, in a thread: where a kernel hangs, it takes its time. Idempotent.
+
+        Tensors that a kernel may still write are kept until that is over.
+        """
         self._kv_store.close()
         with self._lock:
             group, self._group = self._group, None
         if group is not None:
-            name = f"tdserve-group-{self._name}-abort"
-            self._ending = Thread(target=abort_group, args=(group,), name=name, daemon=True)
-            self._ending.start()
+            self._ending = GRAVEYARD.bury(
+                lambda: abort_group(group), keeps=self._under_way, name=f"tdserve-group-{self._name}-abort"
+            )
         self._waiters.close()
 
     def join(self, timeout_s: float) -> None:
@@ -108,6 +113,7 @@ class NcclLink:
     def _run(self, start: _Start, flats: Sequence[torch.Tensor], timeout_s: float) -> None:
         end_s = time.monotonic() + timeout_s
         self._kv_store.timeout_s = timeout_s
+        self._under_way = flats
         try:
             with torch.cuda.device(self.device):
                 for work in self._begin(start, flats, timeout_s):
@@ -117,6 +123,7 @@ class NcclLink:
             if time.monotonic() >= end_s:
                 raise DeadlineExceededError(what="a transfer by NCCL", timeout_s=round(timeout_s, 2)) from error
             raise PeerLostError(peer=f"group {self._name!r}", reason=f"nccl: {str(error)[:300]}") from error
+        self._under_way = ()
 
     def _begin(self, start: _Start, flats: Sequence[torch.Tensor], timeout_s: float) -> list[Any]:
         """Enqueues calls. The first ones of a link form its connections, and block until all ranks have come: so they

@@ -7,29 +7,31 @@ Written after torch 2.13's sources, and never run by its author, who had no two 
 * They only enqueue. Whoever waits looks at an event and at the clock: a peer that is gone is noticed by gloo, not by
   NCCL, and ``abort`` is what ends the kernels that wait for it.
 * torch's watchdog would end the process on a fault; variables that are read when a group is made tell it not to.
+* To pin memory, and to take or free it on a GPU, may wait for kernels that wait for a peer: see ``staging_pool``.
+* ``abort`` returns when the kernels have ended, which may take its time: see ``graveyard``.
 * Two ranks on one GPU are refused in the middle of NCCL's initialisation: the ends compare their GPUs before.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from threading import Event, Lock, Thread
-from typing import Any
+from collections.abc import Callable
+from threading import Event, Lock
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from tdserve.config import variable_set
-from tdserve.errors import ConnectError, NotSupportedError, PeerLostError
+from tdserve.errors import CapacityError, ConnectError, NotSupportedError, PeerLostError
 from tdserve.transport.channel import Channel
-from tdserve.transport.gloo import CONNECT_TIMEOUT_S, WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.graveyard import GRAVEYARD
+from tdserve.transport.nccl_groups import abort_group, make_group
 from tdserve.transport.ordered import PIECE_BYTES, PIECES_UNDER_WAY, OrderedChannel
-
-NEVER = timedelta(days=365)
-"""Of torch's own clock, whose end is the process's."""
+from tdserve.transport.proving import Bond
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, Branch, KVStore
+from tdserve.transport.staging_pool import Slot, StagingPool
 
 POLL_S = 0.0001
 """Between two looks at a piece under way, which takes some hundred microseconds; nothing can wait with a deadline."""
@@ -37,29 +39,36 @@ POLL_S = 0.0001
 ABORT_TIMEOUT_S = 1.0
 """For the kernels of an aborted group; longer ones end by themselves, unseen."""
 
-_QUIET_WATCHDOG = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-}
-"""Read by torch when a group is made; else a peer's death would be this process's."""
+STAGING_TIMEOUT_S = 2.0
+"""For a session that has ended to give back its staging memory: longer than the abort of a group takes as a rule."""
+
+MAX_WIRES = 16
+"""Of one GPU and process: 192 MiB of pinned memory, and as much of the GPU's."""
+
+_pools_lock = Lock()
+_pools: dict[torch.device, StagingPool] = {}
+"""Staging memory by GPU, for the life of the process."""
 
 
-class Branch(KVStore):
-    """A part of another key-value store: several pairs find each other through one rendezvous."""
+class Gpu(Protocol):
+    """What a wire needs of a GPU; see ``CudaGpu``."""
 
-    def __init__(self, trunk: KVStore, name: str) -> None:
-        super().__init__(lambda key, value: None)
-        self._trunk = trunk
-        self._name = name
+    device: torch.device
 
-    def set(self, key: str, value: bytes | str) -> None:
-        """As of KVStore."""
-        self._trunk.set(f"{self._name}/{key}", value)
+    def make_group(self, kv_store: KVStore, rank: int) -> Any:
+        """A group of two."""
 
-    def get(self, key: str) -> bytes:
-        """As of KVStore."""
-        return self._trunk.get(f"{self._name}/{key}")
+    def enqueue(self, start: Callable[[], None]) -> Any:
+        """Has calls begun; returns an event that comes after them."""
+
+    def mark(self) -> Any:
+        """An event behind what the calling thread has asked of the GPU."""
+
+    def wait_event(self, event: Any) -> None:
+        """What is begun from here on comes after the event."""
+
+    def drain(self) -> None:
+        """Waits until nothing that was begun runs any more."""
 
 
 def why_unavailable(device: str) -> str:
@@ -87,41 +96,69 @@ def gpu_uuid(device: str) -> str:
     return str(torch.cuda.get_device_properties(torch.device(device)).uuid)
 
 
-def make_group(kv_store: KVStore, rank: int, device: torch.device, *, world_size: int = 2) -> Any:
-    """A ProcessGroupNCCL whose faults are ours to handle. Its connections are formed by the first call."""
-    with ExitStack() as settings, torch.cuda.device(device):
-        for variable, value in _QUIET_WATCHDOG.items():
-            settings.enter_context(variable_set(variable, value))
-        options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = NEVER
-        return dist.ProcessGroupNCCL(kv_store, rank, world_size, options)
+class CudaGpu:
+    """A GPU as a wire uses it, with a stream of the wire's own. Threads: one at a time.
 
+    Args:
+        device: With its number.
 
-@dataclass
-class _Slot:
-    """Staging memory of one piece: pinned, and on the GPU."""
+    Raises:
+        RuntimeError: It cannot be used.
+    """
 
-    pinned: torch.Tensor
-    gpu: torch.Tensor
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def make_group(self, kv_store: KVStore, rank: int) -> Any:
+        """A group of two; see ``nccl_groups.make_group``."""
+        return make_group(kv_store, rank, self.device)
+
+    def enqueue(self, start: Callable[[], None]) -> Any:
+        """Has calls begun on the stream; returns an event that comes after them."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            start()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return event
+
+    def mark(self) -> Any:
+        """An event behind what the calling thread has asked of the GPU."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        """Lets the stream wait for it; no thread does."""
+        self._stream.wait_event(event)
+
+    def drain(self) -> None:
+        """Waits until the stream has nothing left to do."""
+        self._stream.synchronize()
 
 
 class _Piece:
     """A piece under way on the wire's stream."""
 
-    def __init__(self, wire: NcclWire, event: Any, *, source: torch.Tensor | None, target: torch.Tensor | None) -> None:
+    def __init__(self, wire: NcclWire, event: Any, memory: torch.Tensor, *, source: torch.Tensor | None = None) -> None:
+        self.memory = memory  # that is written or read until the event
         self._wire = wire
+        self.source = source  # staging memory, from which it is copied here
         self._event = event
-        self._source = source
-        self._target = target
 
-    def finish(self) -> None:
-        """See ``ordered.Moving``."""
+    def finish(self, timeout_s: float = math.inf) -> None:
+        """See ``ordered.Moving``.
+
+        Raises:
+            PeerLostError: Also when it takes longer than ``timeout_s``.
+        """
+        end_s = time.monotonic() + timeout_s
         while not self._event.query():
             self._wire.check()
+            if time.monotonic() >= end_s:
+                raise PeerLostError(peer=self._wire.peer, reason=f"nothing came within {timeout_s:g} s")
             time.sleep(POLL_S)
-        self._wire.check()
-        if self._source is not None and self._target is not None:
-            self._target.copy_(self._source)
+        self._wire.finish(self)
 
 
 class NcclWire:
@@ -130,57 +167,72 @@ class NcclWire:
     Args:
         kv_store: Rendezvous of this wire alone.
         rank: ``WORKER_RANK`` or ``CLIENT_RANK``.
-        device: With its number.
+        gpu: This end's.
+        staging: Memory for this end's pieces.
         peer: Name of the other end, for errors.
+        timeout_s: Until staging memory is free, and then until the first byte is there.
 
     Raises:
-        ConnectError: The wire did not form. May last as long as NCCL's own initialisation when the peer dies in it.
+        ConnectError: The wire did not form, or there is no staging memory for it. May last ``FORM_TIMEOUT_S`` longer
+            than ``timeout_s``. What it has taken is given back when NCCL has let go of it.
     """
 
-    def __init__(self, kv_store: KVStore, rank: int, *, device: torch.device, peer: str) -> None:
-        self._device = device
-        self._peer = peer
+    def __init__(
+        self,
+        kv_store: KVStore,
+        rank: int,
+        *,
+        gpu: Gpu,
+        staging: StagingPool,
+        peer: str,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.peer = peer
+        self._gpu = gpu
         self._other = 1 - rank
         self._lock = Lock()
+        self._using = Lock()  # of staging memory and stream: not any more once the wire is closed
         self._closed = Event()
         self._num_begun = 0
+        self._staging = staging
+        self._under_way: set[_Piece] = set()
+        self._starting: torch.Tensor | None = None
+        self._group: Any = None
         try:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self._stream):
-                self._slots = [
-                    _Slot(
-                        torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True),
-                        torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device),
-                    )
-                    for _ in range(PIECES_UNDER_WAY)
-                ]
-            self._group: Any = make_group(kv_store, rank, device)
-            self._greet(rank)
-        except (RuntimeError, PeerLostError) as error:
+            self._slots = staging.take(min(timeout_s, STAGING_TIMEOUT_S))
+        except (RuntimeError, CapacityError) as error:
+            raise _unformed(gpu.device, error) from error
+        try:
+            self._group = gpu.make_group(kv_store, rank)
+            self._greet(rank, timeout_s)
+        except (RuntimeError, ConnectError, PeerLostError) as error:
             self.close()
-            raise ConnectError(address=str(device), reason=f"nccl: {str(error)[:300]}") from error
+            raise _unformed(gpu.device, error) from error
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, piece: torch.Tensor) -> _Piece:
         """See ``ordered.Wire``."""
         slot, nbytes = self._next_slot(), len(piece)
-        slot.pinned[:nbytes].copy_(piece)
-        staged = slot.gpu[:nbytes]
+        staged, pinned = slot.gpu[:nbytes], slot.pinned[:nbytes]
 
         def start(group: Any) -> None:
-            staged.copy_(slot.pinned[:nbytes], non_blocking=True)
+            pinned.copy_(piece)
+            staged.copy_(pinned, non_blocking=True)
             group.send([staged], self._other, 0).wait()  # the stream waits, no thread does
 
-        return _Piece(self, self._enqueue(start), source=None, target=None)
+        return self._begin(start, staged)
 
     def recv(self, piece: torch.Tensor, after: Any) -> _Piece:
         """See ``ordered.Wire``; straight into memory of this GPU, else through staging."""
-        if piece.device == self._device:
+        if piece.device == self._gpu.device:
 
             def start_here(group: Any) -> None:
-                self._stream.wait_event(after)
+                self._gpu.wait_event(after)
                 group.recv([piece], self._other, 0).wait()
 
-            return _Piece(self, self._enqueue(start_here), source=None, target=None)
+            return self._begin(start_here, piece)
         slot, nbytes = self._next_slot(), len(piece)
         staged, pinned = slot.gpu[:nbytes], slot.pinned[:nbytes]
 
@@ -188,58 +240,135 @@ class NcclWire:
             group.recv([staged], self._other, 0).wait()
             pinned.copy_(staged, non_blocking=True)
 
-        return _Piece(self, self._enqueue(start), source=pinned, target=piece)
+        return self._begin(start, piece, source=pinned)
 
     def posted(self, buffer: torch.Tensor) -> Any:
         """What the thread has already asked of memory on this GPU comes before what is received into it."""
-        if buffer.device != self._device:
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return self._gpu.mark() if buffer.device == self._gpu.device else None
 
     def check(self) -> None:
         """Raises PeerLostError when the wire is closed."""
         if self._closed.is_set():
-            raise PeerLostError(peer=self._peer, reason="the NCCL wire was closed")
+            raise PeerLostError(peer=self.peer, reason="the NCCL wire was closed")
+
+    def finish(self, piece: _Piece) -> None:
+        """A piece has come to its end: what was received through staging memory is put in place.
+
+        Raises:
+            PeerLostError: The wire is closed; the staging memory may be another's by now.
+        """
+        with self._using:
+            self.check()
+            if piece.source is not None:
+                piece.memory.copy_(piece.source)
+        self._under_way.discard(piece)
 
     def close(self) -> None:
-        """Aborts the group. Idempotent."""
-        self._closed.set()
-        with self._lock:
-            group, self._group = getattr(self, "_group", None), None
-        if group is not None:
-            ending = Thread(target=abort_group, args=(group,), name=f"tdserve-nccl-abort-{self._peer}", daemon=True)
-            ending.start()
-            ending.join(ABORT_TIMEOUT_S)
+        """Aborts the group; waits for that a little. Idempotent.
 
-    def _next_slot(self) -> _Slot:
+        Staging memory, and what pieces under way are received into, are kept until the abort has returned and the
+        stream has nothing left to do.
+        """
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            group = self._group
+
+        def end() -> None:
+            if group is not None:
+                abort_group(group)
+            with self._using:  # by whoever had begun before
+                self._gpu.drain()
+
+        ending = GRAVEYARD.bury(
+            end,
+            keeps=self,
+            name=f"tdserve-nccl-abort-{self.peer}",
+            on_ended=self._let_go,
+        )
+        ending.join(ABORT_TIMEOUT_S)
+
+    def _let_go(self) -> None:
+        """Nothing of the wire runs any more."""
+        self._under_way.clear()
+        self._starting = None
+        self._staging.give_back(self._slots)
+
+    def _next_slot(self) -> Slot:
         """The slot whose piece was finished longest ago: there are as many as pieces under way at most."""
         self._num_begun += 1
         return self._slots[self._num_begun % len(self._slots)]
 
-    def _enqueue(self, start: Any) -> Any:
-        self.check()
-        group = self._group
-        if group is None:
-            raise PeerLostError(peer=self._peer, reason="the NCCL wire was closed")
-        try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                start(group)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(self._stream)
-        except RuntimeError as error:
-            raise PeerLostError(peer=self._peer, reason=f"nccl: {str(error)[:300]}") from error
-        return event
+    def _begin(self, start: Callable[[Any], None], memory: torch.Tensor, source: torch.Tensor | None = None) -> _Piece:
+        self._starting = memory  # kept by this wire if it is closed before there is a piece
+        with self._using:
+            self.check()
+            try:
+                event = self._gpu.enqueue(lambda: start(self._group))
+            except RuntimeError as error:
+                raise PeerLostError(peer=self.peer, reason=f"nccl: {str(error)[:300]}") from error
+        piece = _Piece(self, event, memory, source=source)
+        self._under_way.add(piece)
+        self._starting = None
+        return piece
 
-    def _greet(self, rank: int) -> None:
+    def _greet(self, rank: int, timeout_s: float) -> None:
         """Forms the connection, by a first byte."""
         piece = torch.zeros(1, dtype=torch.uint8)
-        (self.send(piece) if rank == WORKER_RANK else self.recv(piece, None)).finish()
+        (self.send(piece) if rank == WORKER_RANK else self.recv(piece, None)).finish(timeout_s)
+
+
+def _make_wire(kv_store: KVStore, rank: int, *, device: str, peer: str, timeout_s: float) -> NcclWire:
+    there = torch.device(device)
+    try:
+        gpu, staging = CudaGpu(there), prepare_staging(device, num_ready=1)
+    except RuntimeError as error:
+        raise _unformed(there, error) from error
+    return NcclWire(kv_store, rank, gpu=gpu, staging=staging, peer=peer, timeout_s=timeout_s)
+
+
+def _unformed(device: torch.device, error: Exception) -> ConnectError:
+    return ConnectError(address=str(device), reason=f"nccl: {str(error)[:300]}")
+
+
+def prepare_staging(device: str, *, num_ready: int) -> StagingPool:
+    """The staging memory of this process for a GPU; made where there is none, with so many sets ready.
+
+    Raises:
+        RuntimeError: There is not so much memory, or the GPU cannot be used.
+    """
+    there = torch.device(device)
+    with _pools_lock:
+        pool = _pools.get(there)
+        if pool is None:
+            pool = _pools[there] = StagingPool(
+                lambda: _make_slot(there),
+                what=f"staging memory of {device}",
+                set_size=PIECES_UNDER_WAY,
+                num_ready=0,
+                max_sets=MAX_WIRES,
+            )
+    pool.prepare(num_ready)
+    return pool
+
+
+def _make_slot(device: torch.device) -> Slot:
+    return Slot(
+        torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True),
+        torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device),
+    )
 
 
 def open_channel(
-    kv_store: KVStore, rank: int, *, host: str, device: str, peer: str, timeout_s: float = CONNECT_TIMEOUT_S
+    kv_store: KVStore,
+    rank: int,
+    *,
+    host: str,
+    bond: Bond,
+    device: str,
+    peer: str,
+    timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Channel:
     """One end of a session's channel for content: between two GPUs, or by gloo alone.
 
@@ -247,6 +376,7 @@ def open_channel(
         kv_store: Rendezvous; kept alive by the channel.
         rank: ``WORKER_RANK`` (which decides the order of messages) or ``CLIENT_RANK``.
         host: Address of the interface for small messages.
+        bond: What both ends prove to know over gloo; NCCL asks for a number of its own, which comes the same way.
         device: This end's GPU, another than the other end's; "" for gloo.
         peer: Name of the other end, for errors.
         timeout_s: Seconds for each of its pairs to form.
@@ -254,24 +384,19 @@ def open_channel(
     Raises:
         ConnectError: It did not form. Nothing was sent.
     """
-    small = GlooChannel(kv_store, rank, host=host, peer=peer, timeout_s=timeout_s)
+    small = GlooChannel(kv_store, rank, host=host, bond=bond, peer=peer, timeout_s=timeout_s)
     if not device:
         return small
     try:
-        mail = GlooChannel(Branch(kv_store, "order"), rank, host=host, peer=peer, timeout_s=timeout_s)
+        order, ordered = Branch(kv_store, "order"), bond.narrowed("order")
+        mail = GlooChannel(order, rank, host=host, bond=ordered, peer=peer, timeout_s=timeout_s)
     except ConnectError:
         small.close()
         raise
     try:
-        wire = NcclWire(Branch(kv_store, "nccl"), rank, device=torch.device(device), peer=peer)
-    except ConnectError:
+        wire = _make_wire(Branch(kv_store, "nccl"), rank, device=device, peer=peer, timeout_s=timeout_s)
+    except BaseException:
         mail.close()
         small.close()
         raise
     return OrderedChannel(small, mail, wire, is_leader=rank == WORKER_RANK, transport="nccl", peer=peer)
-
-
-def abort_group(group: Any) -> None:
-    """Ends whatever hangs in it; may last as long as its kernels do."""
-    with suppress(RuntimeError):
-        group.abort()

@@ -22,7 +22,7 @@ STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "part", "channel_lost", "answered", "channel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,10 @@ class ClientMessage(_message.Message):
     GROUP_NOTICE_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     request: int
     hello: Hello
     rendezvous: Rendezvous
@@ -63,10 +67,40 @@ class ClientMessage(_message.Message):
     group_notice: GroupNotice
     adopt: AdoptRequest
     claimed: Claimed
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ...) -> None: ...
+    part: MessagePart
+    channel_lost: ChannelLost
+    answered: Answered
+    channel: int
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
+
+class Answered(_message.Message):
+    __slots__ = ("below", "but_for")
+    BELOW_FIELD_NUMBER: _ClassVar[int]
+    BUT_FOR_FIELD_NUMBER: _ClassVar[int]
+    below: int
+    but_for: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, below: _Optional[int] = ..., but_for: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MessagePart(_message.Message):
+    __slots__ = ("content", "is_last")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    is_last: bool
+    def __init__(self, content: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
+
+class RequestId(_message.Message):
+    __slots__ = ("client_id", "request", "answered")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    client_id: bytes
+    request: int
+    answered: Answered
+    def __init__(self, client_id: _Optional[bytes] = ..., request: _Optional[int] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure", "group_formed", "group_event", "relay_order")
+    __slots__ = ("request", "welcome", "rendezvous", "accepted", "done", "failure", "group_formed", "group_event", "relay_order", "channel_lost")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +110,7 @@ class ServerMessage(_message.Message):
     GROUP_FORMED_FIELD_NUMBER: _ClassVar[int]
     GROUP_EVENT_FIELD_NUMBER: _ClassVar[int]
     RELAY_ORDER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     request: int
     welcome: Welcome
     rendezvous: Rendezvous
@@ -85,17 +120,17 @@ class ServerMessage(_message.Message):
     group_formed: GroupFormed
     group_event: GroupEvent
     relay_order: RelayOrder
-    def __init__(self, request: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., group_formed: _Optional[_Union[GroupFormed, _Mapping]] = ..., group_event: _Optional[_Union[GroupEvent, _Mapping]] = ..., relay_order: _Optional[_Union[RelayOrder, _Mapping]] = ...) -> None: ...
+    channel_lost: ChannelLost
+    def __init__(self, request: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., group_formed: _Optional[_Union[GroupFormed, _Mapping]] = ..., group_event: _Optional[_Union[GroupEvent, _Mapping]] = ..., relay_order: _Optional[_Union[RelayOrder, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "oldest_request", "takes_values", "gpu")
+    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "takes_values", "gpu")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    OLDEST_REQUEST_FIELD_NUMBER: _ClassVar[int]
     TAKES_VALUES_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -104,13 +139,12 @@ class Hello(_message.Message):
     boot_id: str
     pid: int
     host: str
-    oldest_request: int
     takes_values: bool
     gpu: str
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., oldest_request: _Optional[int] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not_nccl", "interface")
+    __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "local", "gpu", "why_not_nccl", "interface", "secret")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +155,7 @@ class Welcome(_message.Message):
     GPU_FIELD_NUMBER: _ClassVar[int]
     WHY_NOT_NCCL_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     session: int
     worker: int
@@ -131,7 +166,8 @@ class Welcome(_message.Message):
     gpu: str
     why_not_nccl: str
     interface: str
-    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not_nccl: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
     __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key", "takes_bundles")
@@ -176,16 +212,26 @@ class Written(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[bytes]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
-    __slots__ = ("key", "value", "is_mail", "link")
+    __slots__ = ("key", "value", "is_mail", "link", "channel")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     IS_MAIL_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: bytes
     is_mail: bool
     link: int
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ..., link: _Optional[int] = ...) -> None: ...
+    channel: int
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ..., link: _Optional[int] = ..., channel: _Optional[int] = ...) -> None: ...
+
+class ChannelLost(_message.Message):
+    __slots__ = ("channel", "reason")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    channel: int
+    reason: str
+    def __init__(self, channel: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("fingerprint", "nbytes", "values", "message_nbytes", "inline", "spool_offset", "spool_nbytes", "values_nbytes", "is_bundled")
@@ -342,7 +388,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +403,7 @@ class SampleRequest(_message.Message):
     IS_LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_LAG_FIELD_NUMBER: _ClassVar[int]
     ASKS_NEWEST_FIELD_NUMBER: _ClassVar[int]
+    ASKS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     num_batches: int
@@ -371,10 +418,11 @@ class SampleRequest(_message.Message):
     is_lease: bool
     max_lag: int
     asks_newest: bool
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ...) -> None: ...
+    asks_counts: bool
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
-    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back")
+    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "resets_counts")
     STORE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +432,7 @@ class ChangeRequest(_message.Message):
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
+    RESETS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     store: str
     timeout_s: float
     priorities: Priorities
@@ -393,7 +442,8 @@ class ChangeRequest(_message.Message):
     close: bool
     acknowledge: Leased
     give_back: Leased
-    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ...) -> None: ...
+    resets_counts: bool
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., resets_counts: bool = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("rows",)
@@ -502,12 +552,14 @@ class RelayOrder(_message.Message):
     def __init__(self, pass_on: _Optional[_Union[PassOn, _Mapping]] = ..., forget: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class PassOn(_message.Message):
-    __slots__ = ("link", "kept")
+    __slots__ = ("link", "kept", "secret")
     LINK_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     link: int
     kept: int
-    def __init__(self, link: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, link: _Optional[int] = ..., kept: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("cancelled",)
@@ -516,7 +568,7 @@ class CancelRequest(_message.Message):
     def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps", "structure")
+    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps", "channel", "link_secret", "structure")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -538,6 +590,8 @@ class Accepted(_message.Message):
     LINK_FIELD_NUMBER: _ClassVar[int]
     IS_RELAYED_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    LINK_SECRET_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     spec: _spec_pb2.Spec
@@ -560,8 +614,10 @@ class Accepted(_message.Message):
     link: int
     is_relayed: bool
     keeps: bool
+    channel: int
+    link_secret: bytes
     structure: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., structure: _Optional[int] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., channel: _Optional[int] = ..., link_secret: _Optional[bytes] = ..., structure: _Optional[int] = ...) -> None: ...
 
 class AddedColumn(_message.Message):
     __slots__ = ("name", "content")
@@ -584,7 +640,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -595,6 +651,7 @@ class Done(_message.Message):
     NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     NEWEST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -605,7 +662,16 @@ class Done(_message.Message):
     num_skipped: int
     newest_policy_version: int
     claim: Claim
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
+    counts: TableCounts
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ...) -> None: ...
+
+class TableCounts(_message.Message):
+    __slots__ = ("rows", "inserts")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    INSERTS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    inserts: int
+    def __init__(self, rows: _Optional[int] = ..., inserts: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("error", "fields")
@@ -653,14 +719,16 @@ class GroupMember(_message.Message):
     def __init__(self, host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class GroupFormed(_message.Message):
-    __slots__ = ("epoch", "rank", "members")
+    __slots__ = ("epoch", "rank", "members", "secret")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     members: _containers.RepeatedCompositeFieldContainer[GroupMember]
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class GroupNotice(_message.Message):
     __slots__ = ("name", "epoch", "entry", "leave", "given_up", "is_busy", "num_finished")
@@ -707,7 +775,7 @@ class GroupLoss(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "loading", "session", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "id", "durability")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -721,6 +789,8 @@ class CreateStoreRequest(_message.Message):
     MAX_OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
     REPLACES_EMPTY_UID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -734,7 +804,9 @@ class CreateStoreRequest(_message.Message):
     max_object_bytes: int
     share_non_tensor: bool
     replaces_empty_uid: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., loading: bool = ..., session: _Optional[int] = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ...) -> None: ...
+    id: RequestId
+    durability: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., loading: bool = ..., session: _Optional[int] = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., id: _Optional[_Union[RequestId, _Mapping]] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
     __slots__ = ("description", "created")
@@ -755,7 +827,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only", "num_waiting")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only", "num_waiting", "durability")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -785,6 +857,7 @@ class StoreDescription(_message.Message):
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -814,7 +887,8 @@ class StoreDescription(_message.Message):
     adopted: str
     read_only: bool
     num_waiting: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ..., num_waiting: _Optional[int] = ...) -> None: ...
+    durability: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ..., num_waiting: _Optional[int] = ..., durability: _Optional[str] = ...) -> None: ...
 
 class Lags(_message.Message):
     __slots__ = ("min", "mean", "max")
@@ -839,14 +913,16 @@ class VersionInfo(_message.Message):
     def __init__(self, version: _Optional[int] = ..., nbytes: _Optional[int] = ..., created_s: _Optional[float] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class ListStoresRequest(_message.Message):
-    __slots__ = ("prefix", "page_token", "page_size")
+    __slots__ = ("prefix", "page_token", "page_size", "near")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NEAR_FIELD_NUMBER: _ClassVar[int]
     prefix: str
     page_token: str
     page_size: int
-    def __init__(self, prefix: _Optional[str] = ..., page_token: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+    near: str
+    def __init__(self, prefix: _Optional[str] = ..., page_token: _Optional[str] = ..., page_size: _Optional[int] = ..., near: _Optional[str] = ...) -> None: ...
 
 class ListStoresResponse(_message.Message):
     __slots__ = ("names", "next_page_token")
@@ -857,10 +933,12 @@ class ListStoresResponse(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteStoreRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "id")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    id: RequestId
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[_Union[RequestId, _Mapping]] = ...) -> None: ...
 
 class DeleteStoreResponse(_message.Message):
     __slots__ = ()

@@ -7,9 +7,12 @@ from threading import Thread
 
 from tdserve.control.status import encode_failure
 from tdserve.errors import DeadlineExceededError, TDServeError, TransportError
-from tdserve.transport.gloo import WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.mail import MAX_SENT, Mail
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.descriptors import check_room
 
 REAP_TIMEOUT_S = 30.0
 """For a client to take answers that were sent long ago."""
@@ -81,7 +84,10 @@ class Mailbox:
         report = worker_pb2.Report(order=order.order, session=self._session)
         peer = f"the client of session {self._session}"
         try:
-            self._channel = GlooChannel(self._kv_store, WORKER_RANK, host=order.open_session.host, peer=peer)
+            opening = order.open_session
+            check_room(1)
+            bond = session_bond(opening.secret, self._session, is_mail=True)
+            self._channel = GlooChannel(self._kv_store, WORKER_RANK, host=opening.host, bond=bond, peer=peer)
             name = f"tdserve-mail-{self._session}"
             self._mail = Mail(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)
             self._mail.begin()

@@ -1,33 +1,34 @@
-"""The data worker's process: ``python -m tdserve.worker.main FD WORKER TRANSFER_TIMEOUT_S [DEVICE]``, started by the
-control process.
-
-FD is an inherited UNIX socket. When its other end goes, this process ends: a worker never outlives its control process.
-"""
+"""The data worker's process; ``tdserve.worker.fork_server`` forks it."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
+from threading import Event, Thread
 
 import torch
 
-from tdserve.config import MAIL_INLINE_BYTES
+from tdserve.config import HEARTBEAT_S, MAIL_INLINE_BYTES
 from tdserve.control.framing import WorkerSocket
+from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.errors import NotSupportedError
-from tdserve.machine import keep_freed_memory
+from tdserve.errors import NotSupportedError, PeerLostError
+from tdserve.logs import start_logging
+from tdserve.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.store.version_mappings import drop_unlinked
-from tdserve.transport.nccl import gpu_uuid
+from tdserve.transport.nccl import MAX_WIRES, gpu_uuid, prepare_staging
+from tdserve.transport.nccl_groups import prepare_process
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import Checksumming
+from tdserve.worker.descriptors import DescriptorWatch
+from tdserve.worker.lane import Surroundings
 from tdserve.worker.operations import is_quick, perform
-from tdserve.worker.session import Surroundings, WorkerSession
+from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
 
 SWITCH_INTERVAL_S = 0.0005
@@ -39,8 +40,7 @@ VALUES_WORKER = 0
 """The one worker that control asks to write non-tensor values: an LMDB environment has one writing process."""
 
 
-_PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that this process gets when the one that started it dies."""
+_log = logging.getLogger("tdserve.worker")
 
 
 class Worker:
@@ -59,23 +59,45 @@ class Worker:
             has_clients=self._has_clients,
         )
         self._sessions: dict[int, WorkerSession] = {}
+        self._is_over = Event()
         self._checksumming = Checksumming(stores, connection.report, self._is_busy)
 
     def run(self) -> None:
         """Works until the control process is gone."""
         ready = worker_pb2.Report(done=_gpu_of(self._surroundings.device))
         self._connection.report(ready)
+        Thread(target=self._beat, name="tdserve-heartbeat", daemon=True).start()
         while orders := self._connection.orders():
             for order in orders:
-                self._dispatch(order)
+                self._dispatch_guarded(order)
+        self._is_over.set()
         for session in self._sessions.values():
             session.close()
+
+    def _beat(self) -> None:
+        """Tells control that this process is not stopped, in a thread of its own: others may be in a long copy."""
+        while not self._is_over.wait(HEARTBEAT_S):
+            self._connection.report(worker_pb2.Report(heartbeat=True))
 
     def _has_clients(self) -> bool:
         return any(self._sessions)  # that of number 0 has none
 
     def _is_busy(self) -> bool:
         return any(session.is_busy for session in list(self._sessions.values()))
+
+    def _dispatch_guarded(self, order: worker_pb2.Order) -> None:
+        """What this process has too little of (descriptors, threads, memory) costs one session, not all of them."""
+        try:
+            self._dispatch(order)
+        except (OSError, RuntimeError, MemoryError) as fault:
+            _log.exception("an order was not taken")
+            reason = f"the data worker cannot take it: {type(fault).__name__}: {fault}"[:500]
+            if order.order:
+                failure = encode_failure(PeerLostError(peer="the data worker", reason=reason))
+                self._connection.report(worker_pb2.Report(order=order.order, session=order.session, failure=failure))
+            if order.session:
+                lost = worker_pb2.SessionLost(reason=reason)
+                self._connection.report(worker_pb2.Report(session=order.session, session_lost=lost))
 
     def _dispatch(self, order: worker_pb2.Order) -> None:
         if order.HasField("close_session"):
@@ -119,11 +141,13 @@ class Worker:
 
 
 def _gpu_of(device: str) -> worker_pb2.Worked:
-    """What the first report says of the GPU that this worker was given."""
+    """What the first report says of the GPU that this worker was given; its staging memory is made before."""
     if not device:
         return worker_pb2.Worked()
     try:
-        return worker_pb2.Worked(gpu=gpu_uuid(device))
+        uuid = gpu_uuid(device)
+        prepare_staging(device, num_ready=MAX_WIRES)  # no session will wait for another's kernels to have some
+        return worker_pb2.Worked(gpu=uuid)
     except NotSupportedError as error:
         return worker_pb2.Worked(why_no_gpu=str(error.fields["reason"]))
     except RuntimeError as fault:  # of the driver
@@ -131,25 +155,27 @@ def _gpu_of(device: str) -> worker_pb2.Worked:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of the process."""
+    """A worker from its first line to its end, which is the process's.
+
+    Args:
+        arguments: FD NUMBER TRANSFER_TIMEOUT_S [DEVICE INTERFACE]. FD is one end of a UNIX socket; when the other one
+            goes, the process ends.
+    """
     fd, number, transfer_timeout_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Also when this process is stopped, or hangs where it cannot see the socket: nobody can use the root before it is
-    # gone.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    logging.basicConfig(level=logging.WARNING, format=f"tdserve worker {number}: %(levelname)s %(message)s")
+    start_logging("warning", process=f"tdserve worker {number}")
+    raise_descriptor_limit()
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(1)  # sessions are the parallelism here; copies saturate memory with one thread each
     gc.freeze()  # what was imported stays: a collection need not look at it every time
     connection = WorkerSocket(socket.socket(fileno=fd))
-    device = arguments[3] if len(arguments) > 3 else ""
+    device, interface = arguments[3:5] if len(arguments) > 3 else ("", "")
+    if device:
+        prepare_process(interface)
+    DescriptorWatch().start()
     Worker(connection, number=number, transfer_timeout_s=transfer_timeout_s, device=device).run()
     # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -25,7 +25,7 @@ from tdserve.data.rows import rows_source
 from tdserve.data.values import drop_values, move_values, put_values, read_values
 from tdserve.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.layout import Layout
-from tdserve.row_numbers import decode_rows, spread
+from tdserve.row_numbers import decode_repeats, decode_rows, max_rows_of, spread
 from tdserve.selection import from_message
 from tdserve.selection_torch import to_torch_index
 from tdserve.spec.torch_types import indexable
@@ -34,7 +34,7 @@ from tdserve.store.staging import Staging
 from tdserve.transport.ends import FlatEnd, LeafEnd, RowEnd, Sink
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.worker.session import WorkerSession
+from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import answer, check_inline, spooling, take
 from tdserve.worker.versions import receive_version, send_version
 
@@ -48,34 +48,34 @@ SETTLE_POLL_S = 0.0005
 """Between two looks at a generation that says "being written": an apply takes about this long for a few megabytes."""
 
 
-def send_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends chosen rows with their numbers and generations; rows that moved meanwhile are marked."""
     wanted = order.send_rows
-    store = session.surroundings.stores.get(wanted.store)
+    store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
-    expected = np.frombuffer(wanted.generations, "<i8")
+    expected = decode_repeats(wanted.generations, len(rows))
     added = {column.name: column.content for column in wanted.columns}
     layout = rows_layout(store.spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
     source = rows_source(store, layout, rows, expected, added)
-    return answer(session, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
+    return answer(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 
 
-def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives rows straight into their places, which control has reserved for this transfer alone."""
     wanted = order.receive_rows
-    store = session.surroundings.stores.get(wanted.store)
+    store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
     spec = store.spec.with_rows(len(rows))
     layout = write_layout(spec.select(keys) if keys else spec)
     sink = RowEnd(layout, store.tables_of(layout), rows)
     if wanted.HasField("put_values"):
-        worked = _take_and_store(session, order, store, layout, sink)
+        worked = _take_and_store(lane, order, store, layout, sink)
     else:
         with spooling(wanted.content, wanted.spool) as values:
-            worked = take(session, order, wanted.content, layout, sink, values=values)
+            worked = take(lane, order, wanted.content, layout, sink, values=values)
     if keys:
         written = {slot.path for slot in layout.slots}
         for path in store.leaves.keys() - written:  # what a row before had there is nobody's business
@@ -85,23 +85,23 @@ def receive_rows(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
 
 
 def _take_and_store(
-    session: WorkerSession, order: worker_pb2.Order, store: OpenStore, layout: Layout, sink: Sink
+    lane: Lane, order: worker_pb2.Order, store: OpenStore, layout: Layout, sink: Sink
 ) -> worker_pb2.Worked:
     """Takes rows whose values come over the channel too, and stores the values: in the one worker that writes them."""
-    wanted, shared = order.receive_rows, session.surroundings
+    wanted, shared = order.receive_rows, lane.surroundings
     write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is taken
     buffer = shared.pool.take(wanted.content.values_nbytes)
-    worked = take(session, order, wanted.content, layout, sink, values=FlatEnd(buffer))
+    worked = take(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
     order.is_accepted = False  # the channel is through with it: the values may be refused by themselves
     with shared.values_lock:
         put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
     return worked
 
 
-def read_columns(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports the bytes of some leaves of rows, for control's rules; of values, a ValueBlock with one column."""
     wanted = order.read_columns
-    store = session.surroundings.stores.get(wanted.store)
+    store = lane.surroundings.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     columns = []
     for path in (tuple(key.parts) for key in wanted.keys):
@@ -110,10 +110,10 @@ def read_columns(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     return worker_pb2.Worked(columns=columns)
 
 
-def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends what an index expression selects, as of one moment, or says that it could not."""
     wanted = order.send_selection
-    shared = session.surroundings
+    shared = lane.surroundings
     store = shared.stores.get(wanted.store)
     plan = plan_read(store, wanted)
     expected = tuple(wanted.expected_nbytes)
@@ -127,25 +127,23 @@ def send_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
     is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
     order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
-    return answer(
-        session, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values
-    )
+    return answer(lane, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values)
 
 
-def receive_selection(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives content into a staging file, or straight into a store that nobody sees yet."""
     wanted = order.receive_selection
-    store = session.surroundings.stores.get(wanted.store)
+    store = lane.surroundings.stores.get(wanted.store)
     layout = _selection_layout(store, wanted.selection, [tuple(key.parts) for key in wanted.keys])
     staged = FlatEnd(_staging(wanted.staging, layout)) if wanted.staging else None
     with spooling(wanted.content, wanted.spool) as values:
-        return take(session, order, wanted.content, layout, staged or LeafEnd(store.leaves_of(layout)), values=values)
+        return take(lane, order, wanted.content, layout, staged or LeafEnd(store.leaves_of(layout)), values=values)
 
 
-def apply_staged(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Copies whole content to its place; control has marked the rows. Repeating it does no harm."""
     wanted = order.apply_staged
-    store = session.surroundings.stores.get(wanted.store)
+    store = lane.surroundings.stores.get(wanted.store)
     keys: list[Path] = [tuple(key.parts) for key in wanted.keys]
     layout = _selection_layout(store, wanted.selection, keys)
     if wanted.content.HasField("inline"):
@@ -166,58 +164,58 @@ def apply_staged(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
     return worker_pb2.Worked()
 
 
-def discard(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def discard(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives what a client has sent for a request that was refused, and forgets it."""
     for nbytes in order.discard.message_nbytes:
-        buffer = session.surroundings.pool.take(nbytes)
-        session.channel.recv(buffer, order.tag).wait(session.surroundings.transfer_timeout_s)
+        buffer = lane.surroundings.pool.take(nbytes)
+        lane.channel.recv(buffer, order.tag).wait(lane.surroundings.transfer_timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(order.discard.message_nbytes))
 
 
-def send_void(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends a client that already waits what it waits for, marked as failed; the reason comes over its session."""
     sizes = order.send_void.message_nbytes
-    shared = session.surroundings
+    shared = lane.surroundings
     for number, nbytes in enumerate(sizes, 1):
         buffer = torch.zeros(nbytes, dtype=torch.uint8)
         if number == len(sizes):
             buffer.numpy()[-STATUS_BYTES:] = status_column(ReadStatus.FAILED).view(np.uint8)
-        session.channel.send(buffer, order.tag).wait(shared.transfer_timeout_s)
+        lane.channel.send(buffer, order.tag).wait(shared.transfer_timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(sizes))
 
 
-def store_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def store_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Stores non-tensor values; the one worker that writes them is asked."""
-    shared = session.surroundings
+    shared = lane.surroundings
     with shared.values_lock:
         put_values(shared.stores.get(order.put_values.store), order.put_values)
     return worker_pb2.Worked()
 
 
-def store_moved_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def store_moved_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Moves non-tensor values from key to key."""
-    shared = session.surroundings
+    shared = lane.surroundings
     with shared.values_lock:
         move_values(shared.stores.get(order.move_values.store), order.move_values)
     return worker_pb2.Worked()
 
 
-def drop_dead_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def drop_dead_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Deletes the non-tensor values of rows that are nobody's; the one worker that writes them is asked."""
-    shared, wanted = session.surroundings, order.drop_values
+    shared, wanted = lane.surroundings, order.drop_values
     with shared.values_lock:
         return worker_pb2.Worked(num_dropped=drop_values(shared.stores.get(wanted.store), decode_rows(wanted.rows)))
 
 
-def report_values(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
-    store = session.surroundings.stores.get(wanted.store)
+    store = lane.surroundings.stores.get(wanted.store)
     elements = None if wanted.everything else decode_rows(wanted.elements)
     return worker_pb2.Worked(values=read_values(store, [tuple(key.parts) for key in wanted.keys], elements))
 
 
-OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Worked]] = {
+OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
     "send_rows": send_rows,
     "receive_rows": receive_rows,
     "send_selection": send_selection,
@@ -235,26 +233,26 @@ OPERATIONS: dict[str, Callable[[WorkerSession, worker_pb2.Order], worker_pb2.Wor
 }
 
 
-def is_quick(session: WorkerSession, order: worker_pb2.Order) -> bool:
-    """Whether an order takes less time than to wake the session's thread: a small sample of an open store. Or whether
+def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
+    """Whether an order takes less time than to wake the lane's thread: a small sample of an open store. Or whether
     nobody minds that it takes longer: the values of local clients, where there are no others."""
     if order.HasField("put_values"):
-        return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not session.surroundings.has_clients()
+        return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.surroundings.has_clients()
     if not order.HasField("send_rows") or order.send_rows.inline:
         return False
-    store = session.surroundings.stores.find(order.send_rows.store.uid)
+    store = lane.surroundings.stores.find(order.send_rows.store.uid)
     if store is None or store.spec.values:
         return False
-    return len(order.send_rows.generations) // 8 * store.row_nbytes <= MAX_QUICK_BYTES
+    return max_rows_of(order.send_rows.rows) * store.row_nbytes <= MAX_QUICK_BYTES
 
 
-def perform(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def perform(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Carries out any order."""
     kind = order.WhichOneof("body")
     operation = OPERATIONS.get(kind or "")
     if operation is None:
         raise RemoteProtocolError(expected="a known order", received=str(kind))
-    return operation(session, order)
+    return operation(lane, order)
 
 
 def _staging(path: str, layout: Layout) -> torch.Tensor:

@@ -58,17 +58,18 @@ class SmallReads:
             counts, self._counts = self._counts, Counts()
             return counts
 
-    def answer(self, content: bytes, send: Send | None = None) -> bytes | None:
+    def answer(self, content: bytes, send: Send | None = None, *, channel_number: int = 0) -> bytes | None:
         """The serialised ServerMessage for a serialised ClientMessage, or ``SENT``; None when control must be asked.
 
         Args:
             send: For content that the client already waits for; None: not now.
+            channel_number: Of the channel on which ``send`` sends.
         """
         try:
             message = control_pb2.ClientMessage.FromString(content)
             if message.WhichOneof("body") != "read":
                 return None
-            return self._answer(message.request, message.read, send)
+            return self._answer(message.request, message.read, send if message.channel == channel_number else None)
         except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
             return None
 

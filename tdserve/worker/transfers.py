@@ -1,4 +1,4 @@
-"""One transfer of a session: content out, content in."""
+"""One transfer of a lane: content out, content in."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tdserve.transport.channel import PerMessage
 from tdserve.transport.ends import Sink, Source
 from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.session import WorkerSession
+from tdserve.worker.lane import Lane
 
 MAX_POSTED_BYTES = 512 * 1024
 """Content up to this size is sent without waiting until the client has taken it."""
 
 
 def answer(
-    session: WorkerSession,
+    lane: Lane,
     order: worker_pb2.Order,
     layout: Layout,
     source: Source,
@@ -33,7 +33,7 @@ def answer(
     sends_values: bool = False,
     tells_of_others: bool = True,
 ) -> worker_pb2.Worked:
-    """Gives a read's content to the client over the session's channel, or to control when it is inline.
+    """Gives a read's content to the client over the lane's channel, or to control when it is inline.
 
     Args:
         values: A serialised ValueBlock.
@@ -44,32 +44,32 @@ def answer(
     if inline and not are_sent:
         return worker_pb2.Worked(inline=pack(layout.messages, source), values=values)
     if are_sent:
-        session.prepared(order, b"", values_nbytes=len(values))
+        lane.prepared(order, b"", values_nbytes=len(values))
     elif not order.is_accepted:
-        session.prepared(order, values)
-    _send(session, order, layout.messages, source, tells_of_others=tells_of_others)
+        lane.prepared(order, values)
+    _send(lane, order, layout.messages, source, tells_of_others=tells_of_others)
     nbytes_moved = sum(layout.message_nbytes)
     if are_sent:  # behind all of the layout, whose last message speaks of what was sent before it
-        _send(session, order, values_messages(len(values)), BytesEnd(values))
+        _send(lane, order, values_messages(len(values)), BytesEnd(values))
         nbytes_moved += len(values)
     return worker_pb2.Worked(nbytes_moved=nbytes_moved)
 
 
 def _send(
-    session: WorkerSession,
+    lane: Lane,
     order: worker_pb2.Order,
     messages: Sequence[Message],
     source: Source,
     *,
     tells_of_others: bool = False,
 ) -> None:
-    shared = session.surroundings
+    shared = lane.surroundings
     if len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES:
-        session.keep(start_send(session.channel, order.tag, messages, source, shared.pool))
+        lane.keep(start_send(lane.channel, order.tag, messages, source, shared.pool))
         return
     timeout_s = PerMessage(shared.transfer_timeout_s)
     send_messages(
-        session.channel,
+        lane.channel,
         order.tag,
         messages,
         source,
@@ -80,7 +80,7 @@ def _send(
 
 
 def take(
-    session: WorkerSession,
+    lane: Lane,
     order: worker_pb2.Order,
     content: control_pb2.Content,
     layout: Layout,
@@ -97,7 +97,7 @@ def take(
         RemoteProtocolError: The client's sizes are not those of the content; nothing was received.
         CapacityError: There is no room for the values. The channel stands in the middle of the content.
     """
-    shared = session.surroundings
+    shared = lane.surroundings
     if content.HasField("inline"):
         check_inline(content, layout)
         unpack(content.inline, layout.messages, sink)
@@ -108,7 +108,7 @@ def take(
         sink = SinkBehind(sink, values)
     elif content.values_nbytes:
         raise RemoteProtocolError(expected="values in the message", received=f"{content.values_nbytes} bytes behind it")
-    recv_messages(session.channel, order.tag, messages, sink, pool=shared.pool, timeout_s=timeout_s)
+    recv_messages(lane.channel, order.tag, messages, sink, pool=shared.pool, timeout_s=timeout_s)
     return worker_pb2.Worked(nbytes_moved=sum(content.message_nbytes))
 
 

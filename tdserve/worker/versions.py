@@ -13,32 +13,32 @@ from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
 from tdserve.transport.ends import IndexedEnd, Source, Trailing
 from tdserve.v1 import worker_pb2
-from tdserve.worker.session import WorkerSession
+from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import answer, take
 
 
-def receive_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Fills a version's file and seals it; nobody sees it before control says so.
 
     Raises:
         CapacityError: The disk is full; nothing stays behind.
     """
     wanted = order.receive_version
-    spec = session.surroundings.stores.spec(wanted.version.fingerprint)
+    spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
     file = VersionFile.create(wanted.version.path, spec, recycles=wanted.version.recycles or None)
     layout = write_layout(spec, is_packed=True)
-    worked = take(session, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
+    worked = take(lane, order, wanted.content, layout, VersionEnd(file.content, spec, spec, layout))
     if wanted.content.values:
         file.write_values(wanted.content.values)
     file.seal()
     return worked
 
 
-def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.Worked:
+def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends a version's leaves from where they lie, or converted; control keeps the file from being recycled
     meanwhile."""
     wanted = order.send_version
-    spec = session.surroundings.stores.spec(wanted.version.fingerprint)
+    spec = lane.surroundings.stores.spec(wanted.version.fingerprint)
     sent = converted(spec, NAMES.get(wanted.dtype, ""))
     is_converted = sent is not spec
     if wanted.HasField("leaves"):
@@ -55,7 +55,7 @@ def send_version(session: WorkerSession, order: worker_pb2.Order) -> worker_pb2.
         else:
             source = VersionEnd(file.content, spec, sent, layout, Trailing(layout, _whole).column)
         inline, tells_of_others = wanted.inline, False  # a version's file does not change while it is sent
-        return answer(session, order, layout, source, values=values, inline=inline, tells_of_others=tells_of_others)
+        return answer(lane, order, layout, source, values=values, inline=inline, tells_of_others=tells_of_others)
 
 
 def _whole() -> list[NDArray[np.int64]]:

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
+from tdserve.transport.rendezvous import KVStore
 from tests.conformance.transport_suite import Connect, Ends, TransportSuite
+from tests.unit.transport.bonds import BOND
 
 
 def gloo_pair() -> Ends:
@@ -20,7 +22,7 @@ def gloo_pair() -> Ends:
     with ThreadPoolExecutor(2) as threads:
         ranks = (WORKER_RANK, CLIENT_RANK)
         ends = [
-            threads.submit(GlooChannel, store, rank, host="127.0.0.1", peer="the other end")
+            threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND, peer="the other end")
             for store, rank in zip(stores, ranks, strict=True)
         ]
         return ends[0].result(), ends[1].result()

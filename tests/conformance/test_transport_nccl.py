@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK
 from tdserve.transport.nccl import open_channel
 from tdserve.transport.ordered import LARGE_BYTES, PIECE_BYTES
+from tdserve.transport.rendezvous import KVStore
 from tests.conformance.transport_suite import TIMEOUT_S, Connect, Ends, TransportSuite, content
+from tests.unit.transport.bonds import BOND
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +28,9 @@ def nccl_pair() -> Ends:
         stores.append(KVStore(lambda key, value, other=other: stores[other].feed(key, value)))  # type: ignore[misc]
     with ThreadPoolExecutor(2) as threads:
         ends = [
-            threads.submit(open_channel, store, rank, host="127.0.0.1", device=f"cuda:{rank}", peer="the other end")
+            threads.submit(
+                open_channel, store, rank, host="127.0.0.1", bond=BOND, device=f"cuda:{rank}", peer="the other end"
+            )
             for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
         ]
         return ends[0].result(), ends[1].result()

@@ -1,4 +1,5 @@
-"""The channel over a wire without tags takes the exam of transports; here the wire is a gloo pair used in order."""
+"""The channel over a wire without tags takes the exam of transports: over a gloo pair that is used in order, and over
+the wire between GPUs, with threads in place of their streams."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from tdserve.transport.mail import ENDLESS_S
 from tdserve.transport.ordered import OrderedChannel
 from tests.conformance.test_transport_gloo import gloo_pair
 from tests.conformance.transport_suite import Connect, Ends, TransportSuite
+from tests.unit.transport.kernels import joined_wires, make_staging
 
 
 class _OnWire:
@@ -55,3 +57,19 @@ class TestOrdered(TransportSuite):
     @pytest.fixture
     def connect(self) -> Connect:
         return ordered_pair
+
+
+def staged_pair() -> Ends:
+    pairs = [gloo_pair() for _ in range(2)]
+    _, wires = joined_wires(make_staging())
+    first, second = (
+        OrderedChannel(pairs[0][end], pairs[1][end], wires[end], is_leader=end == 0, transport="test", peer="it")
+        for end in (0, 1)
+    )
+    return first, second
+
+
+class TestStaged(TransportSuite):
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return staged_pair

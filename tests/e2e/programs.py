@@ -103,10 +103,14 @@ except tdserve.CapacityError as error:
 
 KILL_WORKERS = """
 import os, pathlib
+parents = {}
 for process in pathlib.Path("/proc").glob("[0-9]*"):
     if b"tdserve.worker" in (process / "cmdline").read_bytes():
-        os.kill(int(process.name), 9)
-        print("killed", process.name)
+        parents[process.name] = (process / "stat").read_text().rpartition(")")[2].split()[1]
+for pid, parent in parents.items():
+    if parent in parents:  # the other one forks them
+        os.kill(int(pid), 9)
+        print("killed", pid)
 """
 
 COUNT_ZOMBIES = """

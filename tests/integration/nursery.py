@@ -8,7 +8,6 @@ front.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import json
 import os
@@ -21,9 +20,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from tdserve.machine import die_with_parent
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
-
-_PR_SET_PDEATHSIG = 1
 
 ROLES = ("tests.integration.local_roles", "tests.integration.programs", "tests.integration.fleet")
 """Modules whose functions children play, unless told."""
@@ -186,8 +184,9 @@ def main() -> None:
 def _live(child: int, play: Any, arguments: list[Any], named: dict[str, Any]) -> None:
     """A child from its beginning to its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background began with it ignored
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     status = 1
     try:

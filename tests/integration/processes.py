@@ -17,6 +17,8 @@ from threading import Event
 from types import TracebackType
 from typing import TypeVar
 
+from tests.lent.lender import copy_for
+
 REPOSITORY = Path(__file__).parents[2]
 
 START_TIMEOUT_S = 60.0
@@ -133,14 +135,44 @@ def is_gone(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that a process has started and that still run."""
-    found = []
+    """Processes that a process has started and that still run; of one that stands for a copy, the copy."""
+    found = [copy for copy in [copy_for(pid)] if copy != pid]
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
             content = path.read_text()
             if int(content.rpartition(")")[2].split()[1]) == pid:
                 found.append(int(path.parent.name))
     return [child for child in found if not is_gone(child)]
+
+
+def fork_servers_of(pid: int) -> list[int]:
+    """The process that forks the data workers of a server, unless it has just died.
+
+    Args:
+        pid: The server's control process.
+    """
+    return [copy_for(child) for child in children_of(pid) if b"tdserve.worker.fork_server" in _command(child)]
+
+
+def workers_of(pid: int) -> list[int]:
+    """The data workers of a server.
+
+    Args:
+        pid: Its control process.
+    """
+    return [worker for forking in fork_servers_of(pid) for worker in children_of(forking)]
+
+
+def all_below(pid: int) -> list[int]:
+    """What a process has started, what that has started, and so on."""
+    return [below for child in children_of(pid) for below in (child, *all_below(child))]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def num_fds(pid: int) -> int:
@@ -169,13 +201,22 @@ def num_open_below(folder: Path) -> int:
 
 def listening_addresses(pid: int) -> set[str]:
     """IPv4 addresses, as hexadecimal digits of /proc/net, on which a process accepts TCP connections; IPv6 as it is."""
+    return {address.partition(":")[0].removeprefix(MAPPED_IPV4) for address in _listening(pid)}
+
+
+def listening_ports(pid: int) -> set[int]:
+    """Ports on which a process accepts TCP connections."""
+    return {int(address.partition(":")[2], 16) for address in _listening(pid)}
+
+
+def _listening(pid: int) -> set[str]:
     inodes = {file[len("socket:[") : -1] for file in open_files(pid) if file.startswith("socket:[")}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
-                found.add(fields[1].partition(":")[0].removeprefix(MAPPED_IPV4))
+                found.add(fields[1])
     return found
 
 

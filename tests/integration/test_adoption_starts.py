@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import tdserve
 from tdserve.cli.main import main
 from tests.integration.adopted import content, loaded
 from tests.integration.conftest import FreshServer
+from tests.integration.processes import wait_for
 from tests.unit.spec.strategies import difference
 
 pytestmark = pytest.mark.integration
@@ -31,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------- restarts
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_restart_when_adopted_then_there_again(fresh_server: FreshServer, folder: Path, num_workers: int) -> None:
     server = fresh_server(num_workers=num_workers)
     with server.client() as client:
@@ -209,3 +211,32 @@ def test_start_when_there_is_nothing_to_adopt_then_one_line_and_the_root_is_free
         fresh_server(tmp_path / "root", adopt=(f"{tmp_path}/nothing=data",))
     with fresh_server(tmp_path / "root").client(transport="gloo") as client:
         assert client.stores() == []
+
+
+@pytest.mark.parametrize("restarts", ["the server", "the data worker"])
+def test_adoptable_when_a_symlink_leads_out_of_it_later_then_data_loss_and_nothing_private_is_touched(
+    fresh_server: FreshServer, tmp_path: Path, restarts: str
+) -> None:
+    row = TensorDict({"x": torch.zeros(4)}, [4])
+    row.memmap(tmp_path / "open" / "a" / "td")
+    (row + 1234).memmap(tmp_path / "private" / "td")
+    server = fresh_server(adoptable=(str(tmp_path / "open"),))
+    with server.client(transport="gloo") as client:
+        client.adopt(tmp_path / "open" / "a" / "td", "mine")
+    (tmp_path / "open" / "a").rename(tmp_path / "open" / "old")
+    (tmp_path / "open" / "a").symlink_to(tmp_path / "private")
+    if restarts == "the server":
+        server.shutdown()
+        server = fresh_server(Path(server.config.root), adoptable=(str(tmp_path / "open"),))
+    else:
+        with server.client(transport="gloo") as client:
+            worker = client.stats()["workers"][0]
+            os.kill(worker["pid"], signal.SIGKILL)
+            wait_for(lambda: client.stats()["workers"][0]["num_restarts"] > worker["num_restarts"], "its restart")
+    for transport in ("gloo", "shm"):
+        with server.client(transport=transport) as client:
+            with pytest.raises(tdserve.CorruptDataError, match="symlink"):
+                client.load_memmap("mine")
+            with pytest.raises(tdserve.CorruptDataError, match="symlink"):
+                client["mine"].set_at_("x", torch.zeros(()), 0)
+    assert TensorDict.load_memmap(tmp_path / "private" / "td")["x"].tolist() == [1234.0] * 4

@@ -220,6 +220,7 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
         writer.result(30.0)
 
 
+@pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_alter_when_the_server_is_killed_at_any_moment_then_keys_are_whole_or_absent(
     tmp_path: Path, transport: str
@@ -250,11 +251,8 @@ def test_alter_when_the_server_is_killed_at_any_moment_then_keys_are_whole_or_ab
                 assert f"z{number}" not in found
                 assert (f"t{number}" in found) == (number > last - 3)
                 assert f"t{number}" not in found or found[f"t{number}"] == f"text {number}"
-            assert sorted(path.name for path in folder_of(again, "x").iterdir()) == [
-                "generation.memmap",
-                "objects",
-                "rows",
-            ]
+            names = {path.name for path in folder_of(again, "x").iterdir() if not path.name.startswith("synced")}
+            assert names == {"generation.memmap", "objects", "rows"}
 
 
 def test_alter_when_the_data_worker_is_killed_then_done_all_the_same(fresh_server: FreshServer) -> None:
@@ -275,6 +273,7 @@ def test_alter_when_the_data_worker_is_killed_then_done_all_the_same(fresh_serve
             assert found[f"t{number}"] == "text"
 
 
+@pytest.mark.once("gloo")
 def test_alter_when_its_client_dies_while_it_fills_then_nothing_is_left_of_it(
     server: tdserve.Server, client: tdserve.Client, name: str, nursery: Any
 ) -> None:

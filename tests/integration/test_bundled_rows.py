@@ -142,6 +142,7 @@ def test_extends_when_over_then_nothing_is_left_for_the_garbage_collector(server
 NUM_KILLS = 4
 
 
+@pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_extends_when_the_worker_is_killed_again_and_again_then_what_was_acknowledged_is_whole(
     fresh_server: FreshServer, transport: tdserve.TransportName

@@ -94,6 +94,7 @@ client.close()
 """
 
 
+@pytest.mark.once("shm")
 def test_client_when_pickled_then_works_in_another_process(client: tdserve.Client, store: Any) -> None:
     program = READER.replace("{name}", store.name)
     command = [sys.executable, "-c", program]
@@ -105,6 +106,7 @@ def _sum(client: tdserve.Client, name: str, answer: Any) -> None:
     answer.put(float(client[name]["x"].sum()))
 
 
+@pytest.mark.once("gloo")
 def test_client_when_given_to_a_spawned_process_then_works_there(client: tdserve.Client, store: Any) -> None:
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
@@ -123,6 +125,7 @@ futures = [replay.extend(row, return_early=True) for _ in range(200)]
 """
 
 
+@pytest.mark.once("gloo")
 def test_extends_when_nobody_waits_for_them_before_the_interpreter_ends_then_stored(
     client: tdserve.Client, name: str
 ) -> None:

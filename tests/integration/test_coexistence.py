@@ -45,6 +45,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         return run_job(server.address)
 
 
+@pytest.mark.full
 def test_training_when_every_rank_uses_tdserve_then_its_result_is_the_same_bit_for_bit(
     ranks: list[dict[str, Any]], alone: list[dict[str, Any]]
 ) -> None:

@@ -36,6 +36,7 @@ class Job(MarkedProgram):
         self.kill()
 
 
+@pytest.mark.full
 def test_collectors_when_a_server_is_given_then_follow_the_weights_and_leave_it_as_it_was(
     tmp_path: Path, server: tdserve.Server
 ) -> None:
@@ -54,6 +55,7 @@ def test_collectors_when_a_server_is_given_then_follow_the_weights_and_leave_it_
         assert client.stores() == before
 
 
+@pytest.mark.full
 def test_collectors_when_interrupted_then_end_with_their_server(tmp_path: Path) -> None:
     with Job(tmp_path, *EXAMPLE, "--collectors=2", "--versions=1000000") as job:
         job.wait_for_versions()

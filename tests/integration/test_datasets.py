@@ -73,7 +73,7 @@ def _check_epoch(batches: list[Any]) -> None:
         assert difference(rows[batch["a"]], batch) is None
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
 def test_loader_when_workers_read_then_every_row_once(store: tdserve.StoreHandle, context: str) -> None:
     _check_epoch(list(_loader(store, multiprocessing_context=context, collate_fn=_as_it_is)))
 
@@ -123,6 +123,7 @@ def test_loader_when_its_function_works_on_batches_then_what_it_returns_arrives(
         assert torch.equal(batch["sum"], 300.0 * batch["a"])
 
 
+@pytest.mark.once("gloo")
 def test_loader_when_a_worker_is_killed_then_an_error_and_the_next_epoch_is_whole(
     store: tdserve.StoreHandle, client: tdserve.Client
 ) -> None:
@@ -142,6 +143,7 @@ def _read_share(store: tdserve.StoreHandle, rank: int, found: Any) -> None:
     found.put([int(row) for batch in batches for row in batch["index"]])
 
 
+@pytest.mark.once("shm")
 def test_batches_when_eight_processes_share_an_epoch_then_each_row_once(store: tdserve.StoreHandle) -> None:
     context = multiprocessing.get_context("fork")
     found: Any = context.SimpleQueue()

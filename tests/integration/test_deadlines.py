@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.crashing import Crashing
-from tests.integration.processes import children_of, is_gone, state_of, wait_for
+from tests.integration.processes import all_below, is_gone, state_of, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -80,7 +80,7 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
 @contextmanager
 def stopped(server: tdserve.Server) -> Iterator[None]:
     """A block in which no process of the server runs."""
-    pids = [server.pid, *children_of(server.pid)]
+    pids = [server.pid, *all_below(server.pid)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
@@ -119,7 +119,7 @@ def test_calls_when_the_server_is_gone_then_they_end_in_time(crashing: Crashing,
     with crashing.server.client() as client:
         handles = handles_of(client)
         other = pickle.loads(pickle.dumps(client))
-        workers = children_of(crashing.server.pid)
+        workers = all_below(crashing.server.pid)
         crashing.kill()
         try:
             for pid in workers:

@@ -18,7 +18,7 @@ import tdserve
 from tests.integration.marked import MarkedProgram
 from tests.integration.processes import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100.0
@@ -110,7 +110,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
 
 def test_demo_when_left_alone_then_solves_cartpole_and_leaves_only_its_figures(start: Callable[..., Demo]) -> None:
     demo = start("--seed", "0")
-    assert demo.wait(200.0) == 0, demo.printed
+    assert demo.wait(350.0) == 0, demo.printed  # 70 s, and twice as long beside other tests
     figures = demo.figures
     assert figures["solved"], demo.printed
     assert figures["mean_return"] >= 475.0
@@ -141,6 +141,7 @@ def look_into(address: str) -> None:
         assert policy.metadata["num_updates"] > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_demo_when_a_signal_comes_while_others_look_into_it_then_nothing_stays(
     start: Callable[..., Demo], number: signal.Signals, to_group: bool
@@ -157,7 +158,7 @@ def test_demo_when_a_signal_comes_while_others_look_into_it_then_nothing_stays(
 
 @pytest.mark.parametrize(
     ("victim", "named"),
-    [("demo.actor", "actor"), ("tdserve.server.main", "lost the server")],
+    [pytest.param("demo.actor", "actor", marks=pytest.mark.full), ("tdserve.server.main", "lost the server")],
 )
 def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
     start: Callable[..., Demo], victim: str, named: str
@@ -172,6 +173,7 @@ def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
     assert demo.leftovers() == NOTHING
 
 
+@pytest.mark.full
 def test_demo_when_killed_then_the_server_and_the_others_end_too(start: Callable[..., Demo]) -> None:
     demo = start()
     demo.wait_until_it_learns()

@@ -56,6 +56,7 @@ def port() -> int:
     return quiet_port()
 
 
+@pytest.mark.full
 def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run_goes_on_to_its_end(
     tmp_path: Path, port: int
 ) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client.request_numbers import RequestNumbers
 from tdserve.client.session import Session
 from tdserve.control.connection import ControlConnection
 from tdserve.ids import new_client_id
@@ -177,13 +179,32 @@ def test_init_remote_when_control_is_killed_before_the_content_then_the_name_is_
     assert client.init_remote(rows(3, 1), "unfilled") == 1
 
 
+def test_create_when_it_names_a_session_of_before_the_restart_then_no_new_session_is_taken_for_it(
+    crashing: Crashing, client: tdserve.Client
+) -> None:
+    request = control_pb2.CreateStoreRequest(name="of-another", kind=control_pb2.STORE_KIND_TENSORDICT, loading=True)
+    request.spec.CopyFrom(codec.encode(capture(rows(0, 1)).spec))
+    crashing.restart()  # numbers begin again with the next session, if they ever do
+    with HandMade(crashing.server.address, new_client_id()) as hand:
+        request.session = hand.session.welcome.session
+    crashing.restart()
+    address = crashing.server.address
+    with ExitStack() as others:
+        hands = [others.enter_context(HandMade(address, new_client_id())) for _ in range(4)]
+        with pytest.raises(tdserve.TransferAbortedError, match="has ended"):
+            hands[0].connection.call("CreateStore", request, timeout_s=20.0)
+        assert client.init_remote(rows(3, 1), "of-another") == 1
+
+
 class HandMade:
     """A session by hand, whose requests have the numbers that a test wants."""
 
     def __init__(self, address: str, client_id: bytes) -> None:
         self.connection = ControlConnection(address)
         self.connection.wait_ready(20.0)
-        self.session = Session(self.connection, client_id=client_id, transport="gloo", oldest_request=1, timeout_s=30.0)
+        self.session = Session(
+            self.connection, client_id=client_id, transport="gloo", requests=RequestNumbers(), timeout_s=30.0
+        )
 
     def extend(self, name: str, number: int, *, request: int) -> bytes:
         """One row, inside the request; the row numbers it got, as they were sent."""

@@ -30,18 +30,23 @@ def members() -> Iterator[Nursery]:
         yield started
 
 
-def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_the_next_epoch_20_times(
-    server: tdserve.Server, members: Nursery
+@pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.full)])
+def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_the_next_epoch(
+    server: tdserve.Server, members: Nursery, rounds: int
 ) -> None:
-    num_survivors, rounds = 4, 20
+    num_survivors = 4
     survivors = [
-        members.start("survive", server.address, "g", num_survivors, rounds, transport=("gloo", "shm")[number % 2])
+        members.start(
+            "survive", server.address, f"g{rounds}", num_survivors, rounds, transport=("gloo", "shm")[number % 2]
+        )
         for number in range(num_survivors)
     ]
     for survivor in survivors:
         assert survivor.line() == "together"
     for number in range(rounds):
-        with members.start("fall", server.address, "g", num_survivors + 1, number, at=1 + number % 7) as victim:
+        with members.start(
+            "fall", server.address, f"g{rounds}", num_survivors + 1, number, at=1 + number % 7
+        ) as victim:
             victim.wait_killed()
         for survivor in survivors:
             words = survivor.line().split()

@@ -40,7 +40,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("transport", "call"),
-    [("gloo", "init_remote"), ("gloo", "extend"), ("shm", "init_remote"), ("shm", "extend"), ("shm", "set")],
+    [
+        ("gloo", "init_remote"),
+        pytest.param("gloo", "extend", marks=pytest.mark.full),
+        pytest.param("shm", "init_remote", marks=pytest.mark.full),
+        ("shm", "extend"),
+        pytest.param("shm", "set", marks=pytest.mark.full),
+    ],
 )
 def test_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_arrives(
     server: tdserve.Server, large: Path, transport: str, call: str

@@ -76,6 +76,7 @@ def peer(server: tdserve.Server, live: tdserve.StoreHandle) -> Iterator[Peer]:
     started.process.communicate("end\n", timeout=START_TIMEOUT_S)
 
 
+@pytest.mark.once("gloo")
 def test_updates_when_two_independent_processes_exchange_them_then_none_is_lost(
     client: tdserve.Client, live: tdserve.StoreHandle, peer: Peer
 ) -> None:
@@ -93,6 +94,7 @@ def _exchange(td: TensorDict, pipe: Connection) -> None:
     pipe.send(td["one"])
 
 
+@pytest.mark.once("gloo")
 def test_updates_when_a_spawned_process_was_given_the_tensordict_then_go_both_ways(
     client: tdserve.Client, live: tdserve.StoreHandle
 ) -> None:
@@ -123,6 +125,7 @@ assert td["rows"] == ["p", "from the child"]
 """
 
 
+@pytest.mark.once("shm")
 def test_updates_when_a_forked_process_inherited_the_tensordict_then_go_both_ways(
     server: tdserve.Server, live: tdserve.StoreHandle
 ) -> None:
@@ -208,7 +211,7 @@ def test_memmap_like_and_init_remote_when_shared_then_so_is_what_is_loaded(clien
     client.delete(name)
     client.init_remote(content(), name, share_non_tensor=True)
     td = client.from_remote_init(name)
-    client[name]["one"] = 7
+    client[name].set_non_tensor("one", 7)
     assert td["one"] == 7
 
 

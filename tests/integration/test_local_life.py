@@ -6,13 +6,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client.local.opening import open_local
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 from tests.integration.nursery import Nursery
@@ -106,6 +109,31 @@ def test_server_when_it_is_killed_and_started_again_then_local_clients_go_on_and
         assert replay.info()["reserved_rows"] == 0
         locks = list((tmp_path / "sessions").iterdir())
         wait_for(lambda: len(list((tmp_path / "sessions").iterdir())) == 1, f"the end of the old locks of {locks}")
+
+
+@pytest.mark.parametrize("is_up_again", [False, True], ids=["gone", "restarted"])
+def test_session_when_its_server_is_killed_right_after_the_welcome_then_the_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_up_again: bool
+) -> None:
+    welcomed, may_look = threading.Event(), threading.Event()
+
+    def look_late(*arguments: Any, **fields: Any) -> Any:
+        welcomed.set()
+        assert may_look.wait(30.0)
+        return open_local(*arguments, **fields)
+
+    monkeypatch.setattr("tdserve.client.session.open_local", look_late)
+    with Crashing(tmp_path / "root") as crashing, ThreadPoolExecutor(1) as others:
+        opened = others.submit(crashing.server.client, transport="shm", timeout_s=60.0)
+        assert welcomed.wait(30.0)
+        crashing.kill()
+        if not is_up_again:
+            may_look.set()
+        crashing.start()
+        may_look.set()
+        with opened.result(60.0) as client:
+            client.memmap(row(), "late")
+            assert client.stats()["transport"] == "shm"
 
 
 def test_server_when_told_to_end_while_local_writers_stand_still_then_it_ends_in_its_grace_and_their_rows_stay_theirs(

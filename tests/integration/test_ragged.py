@@ -282,3 +282,33 @@ def test_texts_when_rows_have_different_numbers_then_lists_of_lists(client: tdse
         store = client.memmap(td, name)
         store["s"] = [["x"], ["y", "z"]]
         assert store["s"] == [["x"], ["y", "z"]]
+
+
+def _leaf(*keys: str) -> TensorDict:
+    return TensorDict({key: torch.rand(3) for key in keys})
+
+
+DEEP: dict[str, Any] = {
+    "of one structure": lambda: lazy_stack([lazy_stack([_leaf("a"), _leaf("a")]) for _ in range(2)]),
+    "of other keys": lambda: lazy_stack([lazy_stack([_leaf("a"), _leaf("a", "b")]) for _ in range(2)]),
+    "of other sizes": lambda: lazy_stack([lazy_stack([_leaf("a")] * size) for size in (2, 3)]),
+    "three deep": lambda: lazy_stack([lazy_stack([lazy_stack([_leaf("a")] * 2)] * 2) for _ in range(2)]),
+    "a flat one of other keys": lambda: lazy_stack([_leaf("a"), _leaf("b")]),
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_rows_when_each_is_a_lazy_stack_of_lazy_stacks_then_come_back_as_they_went_in(
+    client: tdserve.Client, name: str, case: str
+) -> None:
+    rows = [DEEP[case]() for _ in range(4)]
+    table = client.create_replay(name, like=rows[0], capacity=8)
+    index = table.extend(lazy_stack(rows[:3]))
+    with table.writer() as writer:
+        writer.append(rows[3])
+    found = [*table[index].unbind(0), table[3]]
+    for number in range(4):
+        assert_same(found[number], rows[number])
+    drawn = table.sample(4)
+    for at, number in enumerate(drawn["index"].tolist()):
+        assert_same(drawn[at].exclude("index", "generation"), rows[number])

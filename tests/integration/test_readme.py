@@ -31,3 +31,14 @@ def test_commands_when_named_in_the_readme_then_ci_runs_the_test_command() -> No
     for step in ("python3 -m venv .venv", "-c deploy/constraints.txt -e '.[dev]'", ".venv/bin/python -m pytest"):
         assert step in README.read_text()
         assert step in run
+
+
+def test_guarantees_when_listed_then_each_names_tests_that_there_are() -> None:
+    section = README.read_text().partition("## Guarantees")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 15
+    for guarantee, *_, named in rows:
+        files = re.findall(r"`(?:(tests/\S+)/)?(test_\w+)`", named)
+        assert files, guarantee
+        for folder, name in files:
+            assert (README.parent / (folder or "tests/integration") / f"{name}.py").exists(), (guarantee, name)

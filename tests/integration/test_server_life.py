@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -25,7 +26,17 @@ import tdserve
 from tdserve.control.connection import check_health
 from tdserve.server.main import READY_PREFIX
 from tests.integration.nursery import Nursery
-from tests.integration.processes import REPOSITORY, Program, children_of, is_gone, state_of, wait_for
+from tests.integration.processes import (
+    REPOSITORY,
+    START_TIMEOUT_S,
+    Program,
+    all_below,
+    children_of,
+    is_gone,
+    state_of,
+    wait_for,
+    workers_of,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +76,11 @@ class Foreground:
         self.process.communicate()
 
 
+def up_workers_of(pid: int) -> list[int]:
+    """The data workers of a server, which is ready before they are."""
+    return wait_for(lambda: workers_of(pid) or None, "a data worker", timeout_s=START_TIMEOUT_S)
+
+
 def in_background(call: Any) -> Future[Any]:
     """Runs a call in a thread; the future has its result or error."""
     future: Future[Any] = Future()
@@ -89,6 +105,40 @@ def test_serve_when_it_is_up_then_prints_one_line_with_the_address_it_took(tmp_p
         assert (rest, server.process.returncode) == ("", 0)
 
 
+def test_serve_when_it_lives_through_something_then_logs_it_with_time_and_level(tmp_path: Path) -> None:
+    with Foreground(tmp_path) as server:
+        (worker,) = up_workers_of(server.process.pid)
+        with tdserve.connect(server.address) as client:
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda: client.stats()["workers"][0]["num_restarts"] == 1, "another worker")
+        server.process.send_signal(signal.SIGTERM)
+        _, logged = server.process.communicate(timeout=30.0)
+    lines = [re.fullmatch(r"\d{4}-\d\d-\d\d \S+ (INFO|WARNING) tdserve: (.*)", line) for line in logged.splitlines()]
+    said = [(line[1], line[2]) for line in lines if line is not None]
+    assert len(said) == len(lines), logged
+    levels, messages = zip(*said, strict=True)
+    assert levels == ("INFO", "WARNING", "INFO", "INFO")
+    assert messages[0].startswith(f"serves {tmp_path} at {server.address}, version ")
+    assert ", stores: 0, data workers: 1, process " in messages[0]
+    assert "SIGKILL: somebody killed it" in messages[1]
+    assert messages[2:] == ("stops; requests under way may take another 10 s", "stopped")
+
+
+def test_serve_when_a_token_is_wrong_then_logs_from_where_and_never_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("right")
+    with Foreground(tmp_path / "root", "--token-file", str(tmp_path / "token")) as server:
+        for token in ("a-guess", None):
+            with pytest.raises(tdserve.UnauthenticatedError):
+                tdserve.connect(server.address, token=token, timeout_s=WAIT_S).stores()
+        server.process.send_signal(signal.SIGTERM)
+        _, logged = server.process.communicate(timeout=30.0)
+    refused = [line for line in logged.splitlines() if " WARNING " in line]
+    assert len(refused) == 1
+    assert "refused a call from ipv4:127.0.0.1:" in refused[0]
+    assert "a-guess" not in logged
+    assert "right" not in logged
+
+
 def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero(tmp_path: Path) -> None:
     with Foreground(tmp_path) as server, tdserve.connect(server.address, timeout_s=60.0) as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
@@ -98,8 +148,8 @@ def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero
             in_background(lambda: client.replay("nobody-makes-this", timeout_s=WAIT_S)),
         ]
         wait_for(lambda: replay.info()["num_waiting"] == 1, "a call that waits")
-        workers = children_of(server.process.pid)
-        assert len(workers) == 1
+        assert len(up_workers_of(server.process.pid)) == 1
+        processes = all_below(server.process.pid)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         _, said = server.process.communicate(timeout=30.0)
@@ -110,7 +160,7 @@ def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero
             error = future.exception(timeout=30.0)
             assert isinstance(error, tdserve.TDServeError)
             assert error.retryable
-        assert all(is_gone(worker) for worker in workers)
+        assert all(map(is_gone, processes))
 
 
 def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signal_ends_it_at_once(
@@ -130,10 +180,10 @@ def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signa
             health = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, timeout=30.0, check=False)
             assert (health.returncode, health.stdout) == (1, f"{server.address} NOT_SERVING\n")
             assert server.process.poll() is None
-            workers = children_of(server.process.pid)
+            processes = all_below(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(30.0) == 1
-            wait_for(lambda: all(is_gone(worker) for worker in workers), "the end of its data workers")
+            wait_for(lambda: all(map(is_gone, processes)), "the end of its data workers")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
@@ -194,7 +244,7 @@ def test_server_when_started_and_shut_down_then_its_object_says_so(tmp_path: Pat
     assert server.start() is server
     with pytest.raises(tdserve.WrongStateError):
         server.start()
-    pids = [server.pid, *children_of(server.pid)]
+    pids = [server.pid, *all_below(server.pid)]
     with server.client() as client:
         client.create_replay("r", like=ROW, capacity=4)
     assert server.is_alive
@@ -211,10 +261,10 @@ def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> Non
     with Program("own", tmp_path) as owner:
         assert owner.line().startswith("127.0.0.1:")
         (server,) = children_of(owner.pid)
-        workers = children_of(server)
-        assert len(workers) == 1
+        assert len(up_workers_of(server)) == 1
+        processes = all_below(server)
         owner.signal(signal.SIGKILL)
-        wait_for(lambda: is_gone(server) and all(map(is_gone, workers)), "the end of the server")
+        wait_for(lambda: is_gone(server) and all(map(is_gone, processes)), "the end of the server")
 
 
 def test_server_when_its_owner_is_killed_while_a_fork_of_it_lives_then_it_ends_too(tmp_path: Path) -> None:

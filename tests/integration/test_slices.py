@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -199,11 +199,12 @@ def test_extend_when_rows_lack_the_key_of_their_trajectory_then_refused(client: 
     sampler = tdserve.Slices(slice_len=2, trajectory_key="episode")
     replay = client.create_replay(name, rows((0, 0))[0], 10, sampler=sampler)
     index = replay.extend(rows((0, 0), (0, 1)))
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: replay.extend(rows((0, 2)).exclude("episode")),
         lambda: replay.set_at_("episode", 7, index[:1]),
         lambda: replay.take(2, consumer="c"),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(tdserve.InvalidRequestError):
             call()
     assert slices_of(replay.sample(2), 2) == [[(0, 0), (0, 1)]]

@@ -54,6 +54,22 @@ def test_fifo_when_sampled_then_the_oldest_in_order_also_after_the_ring_went_rou
     assert numbers(replay.sample(3)) == [2, 4, 5]
 
 
+@pytest.mark.timeout(60)
+def test_read_when_rows_in_the_middle_are_gone_or_it_went_round_then_the_others_in_order(
+    client: tdserve.Client, name: str
+) -> None:
+    num_rows, num_gone = 300_000, 1000
+    like = TensorDict({"x": torch.zeros((), dtype=torch.int64)}, [])
+    table = client.create_replay(name, like=like, capacity=num_rows)
+    for first in (0, 200_000):  # the second goes round the end
+        index = table.extend(TensorDict({"x": torch.arange(first, first + 200_000)}, [200_000]))
+        assert (table[index]["x"] == torch.arange(first, first + 200_000)).all()
+    table.delete(torch.arange(150_000, 150_000 + num_gone))
+    numbers = table[:]["x"]
+    assert len(numbers) == num_rows - num_gone
+    assert numbers.unique().tolist() == [*range(100_000, 150_000), *range(150_000 + num_gone, 400_000)]
+
+
 def test_lifo_when_sampled_then_the_newest_first(client: tdserve.Client, name: str) -> None:
     replay = create(client, name, 6, num_rows=6, sampler=tdserve.Lifo())
     replay.extend(rows(6, 7))

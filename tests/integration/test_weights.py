@@ -172,6 +172,7 @@ with tdserve.connect(address) as client:
 """
 
 
+@pytest.mark.once("shm")
 @both_sizes
 def test_latest_when_another_process_publishes_then_every_version_is_whole(
     server: tdserve.Server, client: tdserve.Client, name: str, size: int

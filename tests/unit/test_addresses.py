@@ -9,7 +9,9 @@ import pytest
 from tdserve.addresses import (
     address_towards,
     check_listenable,
+    explain_unreachable,
     interface_address,
+    interface_name,
     join_address,
     parse_address,
     resolve,
@@ -126,3 +128,15 @@ def test_check_listenable_when_free_then_returns_and_when_not_then_says_why() ->
     check_listenable("0.0.0.0", 0)
     with pytest.raises(InvalidRequestError, match=r"192\.0\.2\.1:0 cannot be listened on: cannot assign"):
         check_listenable("192.0.2.1", 0)
+
+
+def test_explain_unreachable_when_nobody_listens_then_says_refused_and_else_nothing() -> None:
+    assert explain_unreachable(f"127.0.0.1:{quiet_port()}") == "connection refused"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert explain_unreachable(f"127.0.0.1:{listening.getsockname()[1]}") == ""
+
+
+def test_interface_name_when_given_by_name_or_address_then_the_name() -> None:
+    assert interface_name("eth7") == "eth7"
+    assert interface_name("127.0.0.1") == "lo"
+    assert interface_name("203.0.113.7") is None

@@ -9,8 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord, checked_max_object_bytes, matches
+from tdserve.catalog import (
+    DEFAULT_MAX_OBJECT_BYTES,
+    Catalog,
+    StoreRecord,
+    checked_durability,
+    checked_max_object_bytes,
+    matches,
+)
 from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.replay.limiter import MinSize
+from tdserve.replay.prioritized import Prioritized
+from tdserve.replay.sampler import Uniform
+from tdserve.replay.settings import Settings
 
 
 def _record(name: str = "frames", **changed: Any) -> StoreRecord:
@@ -171,19 +182,30 @@ def test_matches_when_only_the_incarnation_differs_then_none() -> None:
     assert matches(_record(), asked) is None
 
 
+def _settings(**changes: Any) -> dict[str, Any]:
+    """Fields of the record of a table; with these settings in place of its own."""
+    settings = Settings(**{"sampler": Prioritized(alpha=0.6), "limiter": MinSize(1), **changes})
+    return {"kind": "replay", "settings": settings.to_json()}
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
         ({"kind": "replay"}, "replay"),
         ({"fingerprint": b"other"}, "structure"),
         ({"capacity": 5}, "capacity is 0, asked is 5"),
-        ({"settings": "{}"}, "settings"),
+        (_settings(sampler=Uniform()), "its sampler is prioritized, asked is uniform"),
+        (_settings(sampler=Prioritized(alpha=0.7)), "its sampler.alpha is 0.6, asked is 0.7"),
+        (_settings(limiter=MinSize(4)), "its limiter.min_size is 1, asked is 4"),
+        (_settings(max_times_sampled=3), "its max_times_sampled is the default, asked is 3"),
     ],
 )
 def test_matches_when_it_is_another_store_then_says_what_differs(change: dict[str, Any], word: str) -> None:
-    reason = matches(_record(), _record(**change))
+    existing = _record(**_settings()) if "settings" in change else _record()
+    reason = matches(existing, _record(**{"kind": existing.kind, **change}))
     assert reason is not None
     assert word in reason
+    assert ";" not in reason
 
 
 def test_matches_when_weights_change_their_structure_then_still_the_same_store() -> None:
@@ -212,3 +234,29 @@ def test_matches_when_another_limit_is_asked_for_then_says_so_and_no_wish_fits_a
     assert matches(existing, _record(max_object_bytes=0)) is None
     assert matches(existing, _record(max_object_bytes=1 << 20)) is None
     assert "max_object_bytes" in str(matches(existing, _record(max_object_bytes=DEFAULT_MAX_OBJECT_BYTES)))
+
+
+def test_names_around_when_there_are_many_then_the_nearest_in_their_order() -> None:
+    catalog = Catalog()
+    for number in range(100):
+        catalog.add(_record(name=f"store-{number:02}"))
+    around = catalog.names_around("store-50", 10)
+    assert around == [f"store-{number:02}" for number in range(45, 55)]
+    assert catalog.names_around("a", 4) == ["store-00", "store-01", "store-02", "store-03"]
+    assert catalog.names_around("z", 2) == ["store-98", "store-99"]
+    assert len(catalog.names_around("store-50", 10_000)) == 100
+    assert catalog.names_around("store-50", 0) == []
+    with pytest.raises(InvalidRequestError):
+        catalog.names_around("store-50", -1)
+
+
+def test_durability_when_asked_for_then_is_one_of_two_or_no_wish() -> None:
+    assert [checked_durability(asked) for asked in ("process", "disk", "", None)] == ["process", "disk", "", ""]
+    with pytest.raises(InvalidRequestError, match="'ram' is none of process, disk"):
+        checked_durability("ram")
+
+
+def test_matches_when_another_durability_is_asked_for_then_says_so_but_not_without_a_wish() -> None:
+    existing = _record(durability="disk")
+    assert matches(existing, _record(durability="")) is None
+    assert matches(existing, _record(durability="process")) == "its durability is 'disk', asked is 'process'"

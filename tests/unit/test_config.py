@@ -2,12 +2,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
 from tdserve import config
-from tdserve.config import ClientConfig, ServerConfig, TorchrunRank, parse_bytes
+from tdserve.config import (
+    ClientConfig,
+    ServerConfig,
+    TorchrunRank,
+    parse_bytes,
+    set_variables,
+    single_threaded_environment,
+    variable_set,
+)
 from tdserve.errors import InvalidRequestError
 
 
@@ -47,6 +58,8 @@ def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: st
         ("grace_s", math.nan),
         ("transfer_timeout_s", 0.0),
         ("transfer_timeout_s", math.inf),
+        ("worker_timeout_s", 1.0),
+        ("worker_timeout_s", math.inf),
         ("umask", 0o1000),
         ("adoptable", ("data",)),
         ("adopt", ("/data",)),
@@ -56,6 +69,8 @@ def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: st
         ("advertise", "here:0"),
         ("advertise", "here:http"),
         ("advertise", ""),
+        ("log_level", "loud"),
+        ("sync_interval_s", -1.0),
     ],
 )
 def test_validate_when_one_setting_cannot_be_then_names_it(name: str, value: Any) -> None:
@@ -78,11 +93,14 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "interface": "10.0.0.7",
         "grace_s": 1.5,
         "transfer_timeout_s": 2.5,
+        "worker_timeout_s": 3.5,
         "inline_bytes": 10,
         "memory_limit_bytes": 1 << 21,
+        "log_level": "debug",
         "umask": 7,
         "adoptable": ("/data", "/more data"),
         "adopt": ("/data/a=x", "/data/b=y:ro"),
+        "sync_interval_s": 4.5,
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"
@@ -241,3 +259,44 @@ def test_validate_when_devices_are_not_one_per_worker_then_refused(num_workers: 
 def test_from_env_when_only_devices_are_given_then_a_worker_for_each() -> None:
     assert ServerConfig.from_env({}, root="data", devices=("cuda:0", "cuda:1")).validate().num_workers == 2
     assert ServerConfig.from_env({}, root="data").num_workers == 1
+
+
+def test_set_variables_when_the_user_has_set_one_then_it_stays_and_the_others_are_set_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TDSERVE_TEST_HIS", "his")
+    monkeypatch.setenv("TDSERVE_TEST_OURS", "")
+    monkeypatch.delenv("TDSERVE_TEST_OURS")
+    for _ in range(2):
+        set_variables({"TDSERVE_TEST_HIS": "0", "TDSERVE_TEST_OURS": "0"})
+        assert os.environ["TDSERVE_TEST_HIS"] == "his"
+        assert os.environ["TDSERVE_TEST_OURS"] == "0"
+
+
+@pytest.mark.parametrize("value", [None, "his"])
+def test_variable_set_when_blocks_of_threads_overlap_then_it_is_set_in_all_and_as_before_afterwards(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.setenv("TDSERVE_TEST", value or "")
+    if value is None:
+        monkeypatch.delenv("TDSERVE_TEST")
+    begun, is_left = Barrier(3), Event()
+
+    def look(waits: bool) -> list[str | None]:
+        with variable_set("TDSERVE_TEST", "0"):
+            begun.wait(20.0)
+            if waits:
+                assert is_left.wait(20.0)
+            return [os.environ.get("TDSERVE_TEST")]
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(look, False), threads.submit(look, True)
+        begun.wait(20.0)
+        found = first.result(20.0)
+        is_left.set()
+        assert found + second.result(20.0) == [value or "0"] * 2
+    assert os.environ.get("TDSERVE_TEST") == value
+
+
+def test_single_threaded_environment_when_made_then_as_this_one_but_for_threads() -> None:
+    assert single_threaded_environment() == {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tdserve.errors import InvalidRequestError
-from tdserve.ids import CLIENT_ID_BYTES, MAX_NAME_BYTES, check_store_name, new_client_id, new_uid
+from tdserve.ids import (
+    CLIENT_ID_BYTES,
+    MAX_NAME_BYTES,
+    MAX_TEXT_BYTES,
+    check_store_name,
+    check_text,
+    new_client_id,
+    new_uid,
+)
 
 
 @pytest.mark.parametrize("name", ["a", "policy.v2", "füße", "with space", "a-b_c", "日本", "x" * MAX_NAME_BYTES, "a.."])
@@ -77,3 +85,13 @@ def test_uid_when_made_twice_then_differs_and_is_a_store_name() -> None:
     first, second = new_uid(), new_uid()
     assert first != second
     assert check_store_name(first) == first
+
+
+def test_text_when_too_long_then_refused_with_the_argument_and_a_piece_of_it() -> None:
+    assert check_text("consumer", "x" * MAX_TEXT_BYTES) == "x" * MAX_TEXT_BYTES
+    for text in ("x" * (MAX_TEXT_BYTES + 1), "ü" * MAX_TEXT_BYTES, "x" * 20_000_000):
+        with pytest.raises(InvalidRequestError, match=f"{len(text)} characters") as caught:
+            check_text("consumer", text)
+        assert caught.value.argument == "consumer"
+        assert len(str(caught.value)) < 300
+    assert check_text("settings", "x" * 300, max_bytes=300)

@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from tdserve.machine import boot_id, pid_namespace
+from tdserve.machine import boot_id, count_descriptors, count_oom_kills, pid_namespace, why_not_shared
 
 TOLD = "from tdserve.machine import boot_id, pid_namespace; print(boot_id(), pid_namespace())"
 
@@ -36,6 +38,17 @@ def test_ids_when_there_is_no_proc_then_empty() -> None:
     assert done.stdout.strip() == "['', '']", done.stderr
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
+def test_sharing_when_the_processor_keeps_its_order_then_nothing_is_against_it(machine: str) -> None:
+    assert why_not_shared(machine) == ""
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "ppc64le", "riscv64", "s390x", ""])
+def test_sharing_when_the_processor_may_change_the_order_then_says_which_one_it_is(machine: str) -> None:
+    assert machine in why_not_shared(machine)
+    assert "x86-64 only" in why_not_shared(machine)
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_keep_freed_memory_when_much_is_freed_then_its_pages_stay(keeps: bool) -> None:
     lines = [
@@ -49,3 +62,43 @@ def test_keep_freed_memory_when_much_is_freed_then_its_pages_stay(keeps: bool) -
     ]
     told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
     assert (int(told) > 20 << 20) == keeps
+
+
+@pytest.mark.parametrize("calls", ["use_small_pages()", "", "use_small_pages(); use_small_pages(False)"])
+def test_use_small_pages_when_an_array_is_large_then_it_gets_its_memory_by_small_ones(calls: str) -> None:
+    lines = [
+        "import numpy",
+        "from tdserve.machine import use_small_pages",
+        calls,
+        "held = numpy.ones(64 << 20, numpy.uint8)",
+        "found = [line.split()[1] for line in open('/proc/self/smaps') if line.startswith('AnonHugePages')]",
+        "print(sum(map(int, found)))",
+    ]
+    told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    has_large = enabled.exists() and "[never]" not in enabled.read_text()
+    assert (int(told) > 0) == (has_large and calls != "use_small_pages()")
+
+
+def test_count_oom_kills_when_nobody_ran_out_of_memory_between_then_the_same_number() -> None:
+    assert count_oom_kills() == count_oom_kills() >= 0
+
+
+def run_limited(limits: tuple[int, int], code: str) -> str:
+    """What a program prints that runs with these limits of descriptors, and ends well."""
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); {code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_raise_descriptor_limit_when_the_soft_one_is_lower_then_as_many_as_may_be() -> None:
+    code = "from tdserve.machine import *; print(descriptor_limit(), raise_descriptor_limit(), descriptor_limit())"
+    assert run_limited((100, 300), code) == "100 300 300"
+
+
+def test_count_descriptors_when_some_are_opened_then_counts_them() -> None:
+    before = count_descriptors()
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(open(os.devnull))
+        assert count_descriptors() == before + 5 == count_descriptors(os.getpid())
+    assert count_descriptors(2**22 - 1) == 0

@@ -112,7 +112,7 @@ def _leans_on_leaves(batch_size: Shape, index: Any) -> bool:
     return sum(num_covered(item) for item in parsed.items) > len(batch_size)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(_cases())
 def test_read_when_expression_is_random_then_equals_tensordict(case: tuple[Shape, Any]) -> None:
     batch_size, index = case
@@ -174,7 +174,7 @@ def test_read_when_arrays_stand_apart_or_together_then_equals_tensordict(index: 
     assert td["deep"][to_torch_index(chosen, batch_size)].tolist() == expected["deep"].tolist()
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(_cases())
 def test_write_when_expression_is_random_then_equals_tensordict(case: tuple[Shape, Any]) -> None:
     batch_size, index = case
@@ -195,7 +195,7 @@ def test_write_when_expression_is_random_then_equals_tensordict(case: tuple[Shap
         assert chosen.rows(batch_size).tolist() == torch.nonzero(changed).flatten().tolist()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(_cases())
 def test_messages_when_sent_then_the_selection_is_the_same(case: tuple[Shape, Any]) -> None:
     _, index = case
@@ -222,7 +222,7 @@ def _numpy_cases(draw: st.DrawFn) -> tuple[Shape, tuple[Any, ...]]:
     return batch_size, tuple(items)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(_numpy_cases())
 def test_read_when_a_step_is_negative_then_equals_numpy(case: tuple[Shape, tuple[Any, ...]]) -> None:
     batch_size, index = case

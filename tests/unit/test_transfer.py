@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tdserve.errors import InvalidRequestError, RemoteProtocolError, WrongStateError
+from tdserve.errors import WrongStateError
 from tdserve.transfer import TRANSITIONS, RequestLog, TransferEvent, TransferProtocol, TransferState
 
 _LEGAL = {
@@ -75,68 +75,71 @@ def test_record_when_answered_before_then_refused_and_the_first_stays() -> None:
     assert log.seen(_ANN, 1) == b"one"
 
 
-def test_record_when_full_then_the_oldest_is_forgotten_and_its_retry_refused() -> None:
-    log = RequestLog(max_per_client=2)
-    assert log.record(_ANN, 3, b"3") == []
-    assert log.record(_ANN, 5, b"5") == []
-    assert log.record(_ANN, 8, b"8") == [3]
-    with pytest.raises(RemoteProtocolError):
-        log.seen(_ANN, 3)
-    assert log.seen(_ANN, 5) == b"5"
-    assert log.seen(_ANN, 7) is None
-    assert log.seen(_BOB, 3) is None
-    assert len(log) == 2
-
-
-def test_record_when_an_early_request_ends_late_then_its_answer_is_kept() -> None:
-    log = RequestLog(max_per_client=2)
-    for request in (2, 3, 4):
+def test_seen_when_others_were_answered_meanwhile_then_a_request_that_waits_is_new() -> None:
+    log = RequestLog()
+    for request in range(2, 10_000):
         log.record(_ANN, request, b"x")
+    assert log.seen(_ANN, 1) is None
+    assert log.seen(_ANN, 2) == b"x"
     log.record(_ANN, 1, b"late")
     assert log.seen(_ANN, 1) == b"late"
 
 
-def test_forget_before_when_the_client_says_so_then_older_ones_go_and_are_refused() -> None:
+def test_record_when_it_takes_the_place_of_another_then_that_one_is_forgotten() -> None:
     log = RequestLog()
-    for request in (1, 2, 3):
+    log.record(_ANN, 1, b"one")
+    log.record(_ANN, 2, b"two", instead_of=1)
+    log.record(_ANN, 3, b"three", instead_of=None)
+    assert list(log.entries()) == [(_ANN, 2, b"two"), (_ANN, 3, b"three")]
+
+
+def test_forget_when_the_client_says_so_then_all_but_what_it_may_send_again() -> None:
+    log = RequestLog()
+    for request in (1, 2, 3, 4):
         log.record(_ANN, request, b"x")
-    assert log.forget_before(_ANN, 3) == [1, 2]
-    assert log.seen(_ANN, 3) == b"x"
-    with pytest.raises(RemoteProtocolError):
-        log.seen(_ANN, 2)
+    log.record(_BOB, 1, b"x")
+    assert log.forget(_ANN, 4, {2}) == [1, 3]
+    assert [log.seen(_ANN, request) for request in (1, 2, 3, 4)] == [None, b"x", None, b"x"]
+    assert log.seen(_BOB, 1) == b"x"
+    assert log.forget(_BOB, 1) == []
 
 
-def test_forget_before_when_a_client_is_new_then_nothing_is_refused() -> None:
+def test_num_kept_when_answers_come_and_go_then_of_that_client() -> None:
     log = RequestLog()
-    assert log.forget_before(_ANN, 1) == []
-    assert log.seen(_ANN, 1) is None
+    log.record(_ANN, 1, b"1")
+    log.record(_ANN, 2, b"2")
+    assert (log.num_kept(_ANN), log.num_kept(_BOB)) == (2, 0)
+    log.forget(_ANN, 2)
+    assert log.num_kept(_ANN) == 1
 
 
 def test_forget_client_when_gone_for_good_then_nothing_of_it_is_left() -> None:
-    log = RequestLog(max_per_client=1)
+    log = RequestLog()
     log.record(_ANN, 1, b"1")
     log.record(_ANN, 2, b"2")
     log.record(_BOB, 1, b"1")
-    assert log.forget_client(_ANN) == [2]
+    assert log.forget_client(_ANN) == [1, 2]
     assert log.forget_client(_ANN) == []
     assert log.seen(_ANN, 1) is None
     assert list(log.entries()) == [(_BOB, 1, b"1")]
 
 
 def test_restore_when_entries_come_in_any_order_then_the_same_log() -> None:
-    log = RequestLog(max_per_client=3)
+    log = RequestLog()
     for request in (1, 2, 3, 4):
         log.record(_ANN, request, bytes([request]))
     log.record(_BOB, 9, b"9")
-    again = RequestLog.restore(reversed(list(log.entries())), max_per_client=3)
+    again = RequestLog.restore(reversed(list(log.entries())))
     assert set(again.entries()) == set(log.entries())
     assert again.seen(_BOB, 8) is None
-    with pytest.raises(RemoteProtocolError):
-        again.seen(_ANN, 1)
-    assert again.record(_ANN, 5, b"5") == [2]
 
 
-@pytest.mark.parametrize("max_per_client", [0, -1])
-def test_log_when_it_would_remember_nothing_then_refused(max_per_client: int) -> None:
-    with pytest.raises(InvalidRequestError):
-        RequestLog(max_per_client)
+def test_is_over_when_a_client_has_said_what_it_asks_no_more_then_these_and_no_others() -> None:
+    log = RequestLog()
+    assert not log.is_over(b"one", 1)
+    log.forget(b"one", 5, {3})
+    log.forget(b"one", 2)  # was overtaken
+    assert [log.is_over(b"one", request) for request in range(1, 7)] == [True, True, False, True, False, False]
+    assert not log.is_over(b"other", 1)
+    log.forget_client(b"one")
+    assert not log.is_over(b"one", 1)

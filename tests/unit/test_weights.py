@@ -117,7 +117,7 @@ class _AgainstFiles(RuleBasedStateMachine):
 
 
 TestAgainstFiles = _AgainstFiles.TestCase
-TestAgainstFiles.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAgainstFiles.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def _publish(versions: Versions, fingerprint: bytes = b"f") -> int | None:

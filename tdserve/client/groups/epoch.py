@@ -16,11 +16,12 @@ from tdserve.client.session import Session
 from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
 from tdserve.transport.forming import Forming
-from tdserve.transport.gloo import KVStore
 from tdserve.transport.group_content import CALL_TAG, Wire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.group_nccl import NcclLink
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.proving import epoch_bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
 LOST_GRACE_S = 0.25
@@ -76,6 +77,7 @@ class GroupEpoch:
         self.heard = [Known({}) for _ in formed.members]
         self.nccl: NcclLink | None = None
         self._host = host
+        self._secret: bytes = formed.secret
         self._device = device
         self._pid = os.getpid()
         self._calling = Lock()
@@ -131,6 +133,7 @@ class GroupEpoch:
                 self.rank,
                 len(self.members),
                 host=self._host,
+                bond=epoch_bond(self._secret, self.name, self.number),
                 name=self.name,
                 timeout_s=max(remaining_s, 1.0),
                 peers=[self._shown(rank) for rank in range(len(self.members))],

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tdserve.client.handles.altering import addition, alter, split, union
+from tensordict import TensorDict
+
+from tdserve.client.handles.altering import addition, alter, check_fields, split, union
+from tdserve.client.handles.fitting import Manner, is_unset_field
 from tdserve.client.handles.structured import StructuredHandle
 from tdserve.client.handles.tensordict_calls import as_local
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
@@ -33,12 +36,10 @@ class AlterableHandle(StructuredHandle):
         """One leaf or nested part, whole."""
         raise NotImplementedError
 
-    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> Any:
-        """Writes rows of one leaf or nested part."""
-        raise NotImplementedError
-
-    def update_(self, values: Any, *, timeout_s: float | None = None) -> Any:
-        """Replaces leaves."""
+    def write_rows(
+        self, index: Any, value: Any, *, at: Path = (), manner: Manner, timeout_s: float | None = None
+    ) -> None:
+        """Writes rows of leaves, or of what lies at a key."""
         raise NotImplementedError
 
     def set(
@@ -52,7 +53,8 @@ class AlterableHandle(StructuredHandle):
     ) -> Self:
         """Writes one leaf or nested part; one that the store does not have is added, with the nodes above it.
 
-        An existing one is written over in place, in the structure that it has.
+        An existing one is written over in place, in the structure that it has: what has another shape or dtype, or is
+        a tensor where the store has a nested part, is refused. ``del_`` makes way for it.
 
         Args:
             inplace: True also writes existing content of a locked store, as ``set_`` does.
@@ -66,11 +68,13 @@ class AlterableHandle(StructuredHandle):
 
         def write() -> None:
             if not self._has(path):
-                self._add({path: item}, timeout_s)
+                if item is not None or not is_unset_field(self.spec.root, path):
+                    is_field = self.spec.root.tensorclass is not None and len(path) == 1  # in which a dict is a value
+                    self._add({path: item}, timeout_s, is_value=is_field and isinstance(item, dict))
                 return
             if not inplace:
                 self._check_unlocked(path[:-1])
-            self.set_at_(path, item, ..., timeout_s=timeout_s)
+            self.write_rows(..., item, at=path, manner=_manner(inplace), timeout_s=timeout_s)
 
         if not self._has(path):
             self.refresh(timeout_s=timeout_s)
@@ -110,6 +114,7 @@ class AlterableHandle(StructuredHandle):
             for part in path[:-1]:
                 child = dict(node.entries).get(part)
                 node = child if isinstance(child, Node) else node
+            check_fields(self.spec, [path])
             empty = node._replace(entries=(), tensorclass=None, stack_dim=None)
             added = Spec(_around(self.spec.root, path, empty))
             is_there = self._has(path)
@@ -145,7 +150,8 @@ class AlterableHandle(StructuredHandle):
             if not fresh:
                 for path in known if not inplace else ():
                     self._check_unlocked(path[:-1])
-                self.update_(given if () in known else known, timeout_s=timeout_s)
+                values = given if () in known else known
+                self.write_rows(..., values, manner=_manner(inplace), timeout_s=timeout_s)
                 return
             self._add(fresh, timeout_s, known=known)
 
@@ -227,6 +233,19 @@ class AlterableHandle(StructuredHandle):
         self._alter(zeros=added, timeout_s=timeout_s)
         return self
 
+    def _add_rows(self, index: Any, values: Any) -> bool:
+        """Adds keys of which some rows are given; False where the store has some of them, or ``values`` has none."""
+        known, fresh = split(self.spec, values) if hasattr(values, "items") else ({}, {})
+        if known or not fresh or self.spec.has_ragged:
+            return False
+        whole = TensorDict({}, self.spec.batch_size)
+        try:
+            whole[index] = values
+        except (RuntimeError, ValueError, TypeError, AttributeError):
+            return False
+        self._insist(lambda: self._add(split(self.spec, whole)[1], None), None)
+        return True
+
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:
         """``select(..., inplace=True)``."""
         self.refresh()
@@ -284,6 +303,10 @@ class AlterableHandle(StructuredHandle):
             deadline=self._client.deadline(timeout_s),
         )
         self.refresh()
+
+
+def _manner(inplace: bool) -> Manner:
+    return Manner.BEHIND if inplace else Manner.ENTRY
 
 
 def _around(root: Node, path: Path, entry: Node) -> Node:

@@ -8,7 +8,7 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from tdserve.client.calls import SessionClient
-from tdserve.client.handles.fitting import fitted
+from tdserve.client.handles.fitting import Manner, fitted, is_none, is_unset_field
 from tdserve.client.handles.tensordict_calls import as_local
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.session import Session
@@ -88,7 +88,7 @@ def _alter_without_content(
         version: int = session.send(request, alter=asked).wait(answer_timeout_s(deadline), what).done.version
         return version
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, request=client.requests.begin_write(deadline))
 
 
 def addition(
@@ -112,7 +112,7 @@ def addition(
                 raise SpecMismatchError(
                     store=store, key=show(path[:depth]), expected=describe(above), actual="a key below it"
                 )
-    _check_fields(spec, entries)
+    check_fields(spec, entries)
     td = _nodes_above(spec.root, list(entries))
     for path, value in entries.items():
         try:
@@ -134,7 +134,7 @@ def addition(
     return Captured(captured.spec.with_device(spec.root.device), captured.tensors, captured.values, {})
 
 
-def _check_fields(spec: Spec, paths: Iterable[Path]) -> None:
+def check_fields(spec: Spec, paths: Iterable[Path]) -> None:
     """Raises NotSupportedError where a tensorclass has no field of a name, or is not known in this process."""
     for path in paths:
         for depth in range(len(path)):
@@ -168,7 +168,16 @@ def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str,
     """
     tensors, contents, root = dict(fresh.tensors), dict(fresh.values), fresh.spec.root
     for path, value in known.items():
-        one, _ = fitted(value, spec.select([path]), at=path, store=store, is_whole=True, allow_pickle=allow_pickle)
+        chosen = spec.select([path])
+        one, _ = fitted(
+            value,
+            chosen,
+            at=path,
+            store=store,
+            manner=Manner.ENTRY,
+            is_whole=True,
+            allow_pickle=allow_pickle,
+        )
         root = _joined(root, one.spec.root)
         tensors.update(one.tensors)
         contents.update(one.values)
@@ -201,7 +210,7 @@ def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: d
         elif rest:
             for inner, leaf in _flat(value, below):
                 fresh[inner] = leaf
-        else:
+        elif entry is not None or not is_none(value) or not is_unset_field(node, (first,)):
             (fresh if entry is None else known)[below] = value
 
 

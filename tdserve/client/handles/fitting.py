@@ -1,11 +1,12 @@
 """Values on their way into a store, made to fit what they replace: the rules of tensordict's own assignments.
 
-Numbers and smaller tensors are broadcast, dicts are read by key, dimensions that are missing in front are added. What
-tensordict would silently cast, or store as something else, is refused here: the structure of a store never changes.
+Its calls differ in what they broadcast (:class:`Manner`). Dicts are read by key. What tensordict would silently cast,
+or put in place of something else, is refused here: the structure of a store never changes with a write.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,22 @@ from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.capture import Captured, capture, capture_packed
 from tdserve.spec.changes import rebatch
 from tdserve.spec.files import in_memory
+from tdserve.spec.instances import fields_of
 from tdserve.spec.nodes import Form, Ragged
 from tdserve.spec.packing import pack
 from tdserve.spec.torch_types import from_torch, to_torch
 from tdserve.spec.tree import Entry, Node, Path, Spec, TensorLeaf, ValueLeaf, check_node, describe, fits, quote, show
+
+_NUMBERS = (bool, int, float, complex, torch.Tensor, np.ndarray, np.number, np.bool_)
+
+
+class Manner(Enum):
+    """Which of tensordict's calls writes: what is broadcast, and what a nested part takes."""
+
+    ENTRY = "as set() and update(): the shape of the entry itself; a nested part takes what has keys"
+    BEHIND = "as set_(): the batch dimensions must be there, the others are broadcast"
+    COPY = "as update_() and Tensor.copy_: broadcast"
+    ROWS = "as leaf[index] = value: broadcast; every leaf of a nested part takes a tensor or a number"
 
 
 def fitted(
@@ -29,6 +42,7 @@ def fitted(
     *,
     at: Path = (),
     store: str,
+    manner: Manner = Manner.ROWS,
     is_whole: bool = False,
     allow_pickle: bool = False,
     is_exact: bool = True,
@@ -40,6 +54,7 @@ def fitted(
         chosen: Structure of what it replaces: the store's, selected.
         at: Where in there it goes; the root by default. ``chosen`` has no leaf elsewhere.
         store: Name, for errors.
+        manner: What is broadcast.
         is_whole: Whether every leaf below ``at`` must be given.
         allow_pickle: As of ``capture``.
         is_exact: Whether elements that describe themselves tell what they are beside content, too.
@@ -51,7 +66,7 @@ def fitted(
         SpecMismatchError: It does not fit; names the key, what was expected, what came. Nothing was written.
         NotSupportedError: A value in there cannot travel.
     """
-    reader = _Fitting(store, allow_pickle, is_exact=is_exact)
+    reader = _Fitting(store, chosen, manner, allow_pickle, is_exact=is_exact)
     reader.check_not_within(chosen, at)
     entry = chosen.find(at, store=store)
     reader.put(value, entry, at)
@@ -68,8 +83,10 @@ def fitted(
 class _Fitting:
     """One walk over one value."""
 
-    def __init__(self, store: str, allow_pickle: bool, *, is_exact: bool) -> None:
+    def __init__(self, store: str, chosen: Spec, manner: Manner, allow_pickle: bool, *, is_exact: bool) -> None:
         self.store = store
+        self.chosen = chosen
+        self.manner = manner
         self.allow_pickle = allow_pickle
         self.is_exact = is_exact
         self.tensors: dict[Path, torch.Tensor] = {}
@@ -95,16 +112,20 @@ class _Fitting:
         elif is_tensor_collection(value):
             self._collection(value, entry, path)
         elif isinstance(value, dict):
-            entries = dict(entry.entries)
-            for key, item in value.items():
-                below = (*path, *((key,) if isinstance(key, str) else key))
-                self.put(item, self._entry(entries, below, len(path), item), below)
-        elif isinstance(value, (bool, int, float, complex, torch.Tensor, np.ndarray, np.number, np.bool_)):
+            self._dict(value, entry, path)
+        elif self.manner is Manner.ROWS and isinstance(value, _NUMBERS):
             for key, child in entry.entries:
                 if not isinstance(child, ValueLeaf):  # a number is no value of theirs: tensordict 0.17 leaves them too
                     self.put(value, child, (*path, key))
         else:
-            raise self.mismatch(path, describe(entry), type(value).__name__)
+            raise self.mismatch(path, self._wanted(entry), shown(value))
+
+    def _dict(self, value: dict[Any, Any], node: Node, path: Path) -> None:
+        entries = dict(node.entries)
+        for key, item in value.items():
+            below = (*path, *((key,) if isinstance(key, str) else key))
+            if item is not None or not is_unset_field(node, below[len(path) :]):
+                self.put(item, self._entry(entries, below, len(path), item), below)
 
     def mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
         return SpecMismatchError(store=self.store, key=show(path) if path else "", expected=expected, actual=actual)
@@ -117,7 +138,7 @@ class _Fitting:
             entries = dict(node.entries) if isinstance(node, Node) else {}
         found = entries.get(last)
         if found is None:
-            raise self.mismatch(path, "no such key", type(item).__name__)
+            raise self.mismatch(path, "no such key (update() and set() add some, for all rows)", type(item).__name__)
         return found
 
     def check_not_within(self, spec: Spec, path: Path) -> None:
@@ -158,12 +179,9 @@ class _Fitting:
         """The leaves of a tensordict; keys, dtypes and shapes count, nested batch sizes and classes do not."""
         batch_size = tuple(value.batch_size)
         if batch_size != node.batch_size:
-            value = in_memory(value)
-            try:
-                value = value.expand(*node.batch_size)
-            except (RuntimeError, ValueError, NotImplementedError, IndexError):
-                expected = f"batch size {list(node.batch_size)}"
-                raise self.mismatch(path, expected, f"{list(batch_size)}") from None
+            value = broadcast(value, node.batch_size, self.manner)
+            if value is None:
+                raise self.mismatch(path, f"batch size {list(node.batch_size)}", f"{list(batch_size)}")
         like = Spec(node)
         is_exact = self.is_exact and bool(like.packed)  # what describes itself is replaced, not filled
         captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
@@ -173,11 +191,16 @@ class _Fitting:
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)
             entry = self._entry(entries, full, len(path), captured.tensors[below])
-            if not fits(entry, leaf):
+            if fits(entry, leaf):
+                self.tensors[full] = captured.tensors[below]
+            elif isinstance(entry, TensorLeaf) and self.manner is not Manner.ENTRY:
+                self.tensors[full] = self._broadcast(captured.tensors[below], entry, full)
+            else:
                 raise self.mismatch(full, describe(entry), describe(leaf))
-            self.tensors[full] = captured.tensors[below]
         for below, value_leaf in captured.spec.values:
             full = (*path, *below)
+            if captured.values[below] is None and is_unset_field(node, below):
+                continue
             entry = self._entry(entries, full, len(path), captured.values[below])
             if isinstance(entry, Node) and entry.inner is not None:
                 held = captured.spec.find(below)
@@ -209,7 +232,11 @@ class _Fitting:
         elif isinstance(value, NonTensorData):
             value = value.data
         elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
-            raise self.mismatch(path, describe(leaf), type(value).__name__)
+            raise self.mismatch(path, self._wanted(leaf), type(value).__name__)
+        elif self.manner is not Manner.ROWS and isinstance(value, (dict, *_NUMBERS)):
+            # a tensor or a tensordict to tensordict, which puts it there instead of the value
+            expected = f"{describe(leaf)} (set_non_tensor() takes it as a value)"
+            raise self.mismatch(path, expected, shown(value))
         elif isinstance(value, list) and leaf.batch_size and _has_shape(value, leaf.batch_size):
             rows = value
         if rows is not None and not _has_shape(rows, leaf.batch_size):
@@ -231,12 +258,65 @@ class _Fitting:
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:
             if isinstance(value, (torch.Tensor, np.ndarray)):
-                raise self.mismatch(path, describe(leaf), describe(actual))
+                raise self.mismatch(path, self._wanted(leaf), describe(actual))
             tensor = tensor.to(to_torch(leaf.dtype))
+        found = self._in_shape(tensor.resolve_neg().resolve_conj(), leaf.shape, path)
+        if found is None:
+            raise self.mismatch(path, self._wanted(leaf), describe(actual))
+        return found
+
+    def _wanted(self, entry: Entry) -> str:
+        """What is there, for errors, and how something else gets there."""
+        is_replacing = self.manner in (Manner.ENTRY, Manner.BEHIND)
+        return describe(entry) + (" (del_() it first to put something else there)" if is_replacing else "")
+
+    def _in_shape(self, tensor: torch.Tensor, shape: tuple[int, ...], path: Path) -> torch.Tensor | None:
+        """A tensor as far broadcast as this manner does it; None where it does not."""
+        if self.manner is Manner.ROWS:
+            while tensor.ndim > len(shape) and tensor.shape[0] == 1:  # as torch does it
+                tensor = tensor[0]
+        elif self.manner is not Manner.COPY:
+            node = self.chosen.find(path[:-1])
+            num_dims = len(node.batch_size) if isinstance(node, Node) and self.manner is Manner.BEHIND else len(shape)
+            if tensor.ndim != len(shape) or tuple(tensor.shape[:num_dims]) != shape[:num_dims]:
+                return None
         try:
-            return tensor.resolve_neg().resolve_conj().expand(leaf.shape)
+            return tensor.expand(shape)
         except RuntimeError:
-            raise self.mismatch(path, describe(leaf), describe(actual)) from None
+            return None
+
+
+def broadcast(td: Any, batch_size: tuple[int, ...], manner: Manner) -> Any | None:
+    """A tensordict of another batch size in this one; None where this manner does not broadcast it."""
+    given = tuple(td.batch_size)
+    is_trailing = bool(given) and given == batch_size[-len(given) :]
+    is_fit = manner is Manner.COPY or (manner is Manner.ROWS and is_trailing)
+    try:
+        return in_memory(td).expand(*batch_size) if is_fit else None
+    except (RuntimeError, ValueError, NotImplementedError, IndexError):
+        return None
+
+
+def is_none(entry: Any) -> bool:
+    """Whether an entry of a tensordict is None."""
+    return entry is None or (isinstance(entry, NonTensorData) and entry.data is None)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one number: of Python, of NumPy, or a tensor without dimensions."""
+    return isinstance(value, _NUMBERS) and not getattr(value, "shape", ())
+
+
+def is_unset_field(node: Node, path: Path) -> bool:
+    """Whether a path below a node names a field of a tensorclass that holds nothing, as None is written there."""
+    for key in path[:-1]:
+        child = dict(node.entries).get(key)
+        if not isinstance(child, Node):
+            return False
+        node = child
+    if node.tensorclass is None or path[-1] in dict(node.entries):
+        return False
+    return path[-1] in fields_of(node.tensorclass, path[:-1])
 
 
 def _has_shape(value: Any, batch_size: tuple[int, ...]) -> bool:

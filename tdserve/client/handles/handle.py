@@ -13,6 +13,7 @@ from tdserve.client.datasets.dataset import StoreRows
 from tdserve.client.description import StoreDescription
 from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.altering import first_unknown
+from tdserve.client.handles.fitting import Manner
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.live import with_live_leaves
 from tdserve.client.handles.mapping import map_store
@@ -20,7 +21,7 @@ from tdserve.client.handles.memmapped import MemmappedHandle
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
 from tdserve.client.handles.small_leaves import small_leaf
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, kept_keys
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
 from tdserve.client.handles.view import StoreView, bare
 from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.padding import Pad
@@ -32,7 +33,7 @@ from tdserve.selection_items import split_index
 from tdserve.selection_names import result_names
 from tdserve.spec.entries import entry_at, name_dims
 from tdserve.spec.nodes import num_dims_of
-from tdserve.spec.tree import Path, Spec, ValueLeaf, show
+from tdserve.spec.tree import Path, ValueLeaf, show
 
 _EVERYTHING = Selection()
 
@@ -48,13 +49,17 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
     each look at them is a read of its own, in-place updates of them are writes.
     """
 
+    shares_non_tensor: bool
+
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
         self._client = client
         self._description = description
-        self.name = description.name
-        self.uid = description.uid
-        self.spec: Spec = description.spec
-        self.shares_non_tensor = description.share_non_tensor
+        vars(self).update(  # an assignment would be one of a field
+            name=description.name,
+            uid=description.uid,
+            spec=description.spec,
+            shares_non_tensor=description.share_non_tensor,
+        )
 
     def __repr__(self) -> str:
         header = f"{self.name!r} at {self._client.address}"
@@ -92,12 +97,21 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         return found if below is None else found[below]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """``store["key"] = tensor`` replaces a leaf or part, ``store[3] = td`` rows of everything."""
+        """``store["key"] = tensor`` replaces a leaf or part, ``store[3] = td`` rows of everything.
+
+        Where the store has none of the keys of ``td`` these are added, as of tensordict: other rows are zero.
+        """
         path = as_path(index)
         if path is not None:
             self.set(path, value)
-        else:
+            return
+        uid = self.uid
+        try:
             self.update_at_(value, index)
+        except SpecMismatchError:
+            # To another store of this name nothing is added: the caller may not mean that one.
+            if self.uid != uid or not self._add_rows(index, as_local(value)):
+                raise
 
     def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
         """One leaf or nested part, whole.
@@ -153,12 +167,38 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces one leaf or nested part that is there; a lock of the store does not matter."""
-        return self.set_at_(key, value, ..., timeout_s=timeout_s)
-
-    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreHandle:
-        """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would."""
-        self._write(index, value, at=checked_path(key), timeout_s=timeout_s)
+        self.write_rows(..., value, at=checked_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
         return self
+
+    def set_at_(
+        self,
+        key: str | Path,
+        value: Any,
+        index: Any,
+        *,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would.
+
+        Args:
+            return_early: True returns a future at once; ``value`` and ``index`` must not change before it is done, and
+                of several that are under way any may be the last.
+
+        Returns:
+            This handle, or a future of it.
+        """
+        path = checked_path(key)
+
+        def write() -> StoreHandle:
+            self.write_rows(index, value, at=path, timeout_s=timeout_s)
+            return self
+
+        return self.perform_write(write, return_early)
+
+    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
+        """Runs a write now, or in the background, and returns a future of its result."""
+        return self._client.perform(write, return_early)
 
     def update_(
         self,
@@ -181,7 +221,8 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         """
         chosen = kept_keys(values, keys_to_update)
         try:
-            return self.update_at_(chosen, ..., timeout_s=timeout_s)
+            self.write_rows(..., chosen, manner=Manner.COPY, timeout_s=timeout_s)
+            return self
         except SpecMismatchError as error:
             unknown = first_unknown(self.spec, chosen)
             if unknown is None:
@@ -200,7 +241,7 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
     ) -> StoreHandle:
         """Writes rows of the leaves that ``values`` has, all of them together; also what ``store[index] = values``
         does. Arguments as of ``update_``."""
-        self._write(index, kept_keys(values, keys_to_update), at=(), timeout_s=timeout_s)
+        self.write_rows(index, kept_keys(values, keys_to_update), timeout_s=timeout_s)
         return self
 
     def to_tensordict(
@@ -312,21 +353,42 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
             read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
         )
         if content.stored is not None:
-            self.spec = content.stored
+            vars(self).update(spec=content.stored)
         td = content.build(device, pad)
         names = result_names(self.spec.root.names, self.spec.batch_size, selection)
         if names is not None:
             name_dims(td, names)
         return td
 
-    def _write(self, index: Any, value: Any, *, at: Path, timeout_s: float | None) -> None:
+    def write_rows(
+        self,
+        index: Any,
+        value: Any,
+        *,
+        at: Path = (),
+        manner: Manner = Manner.ROWS,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Writes rows of the leaves that ``value`` has, or of what lies at a key.
+
+        Args:
+            manner: Which of tensordict's calls this is.
+        """
         check_real("writing to a store")
         deadline = self._client.deadline(timeout_s)
 
         def write() -> None:
             self.spec.find(at, store=self.name)
             overwrite(
-                self._client, self.name, self.spec, index, value, at=at, shared=self._shared_at, deadline=deadline
+                self._client,
+                self.name,
+                self.spec,
+                index,
+                value,
+                at=at,
+                manner=manner,
+                shared=self._shared_at,
+                deadline=deadline,
             )
 
         self._insist(write, timeout_s)

@@ -10,6 +10,7 @@ import torch
 from tdserve.client.fake_modes import check_real
 from tdserve.client.handles.alterable import AlterableHandle
 from tdserve.client.handles.altering import addition
+from tdserve.client.handles.fitting import Manner
 from tdserve.client.keys import checked_path
 from tdserve.client.selected_reads import brought, read_selection
 from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
@@ -27,10 +28,6 @@ class MemmappedHandle(AlterableHandle):
 
     def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
         """The store's memory itself."""
-        raise NotImplementedError
-
-    def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
-        """Everything, as a local tensordict."""
         raise NotImplementedError
 
     def is_memmap(self) -> bool:
@@ -108,10 +105,6 @@ class MemmappedHandle(AlterableHandle):
         return brought(found).build(device)
 
     load = load_memmap
-
-    def consolidate(self, filename: Any = None, **options: Any) -> Any:
-        """A local copy whose leaves are one block of memory; arguments as of ``TensorDict.consolidate``."""
-        return self.to_tensordict().consolidate(filename, **options)
 
     def make_memmap(
         self,
@@ -193,7 +186,7 @@ class MemmappedHandle(AlterableHandle):
 
     def _overwritten(self, td: Any, timeout_s: float | None) -> Self:
         """Of what has no keys of its own, rows are written over."""
-        self.update_(td, timeout_s=timeout_s)
+        self.write_rows(..., td, manner=Manner.COPY, timeout_s=timeout_s)
         return self
 
     def _checked_new(self, key: str | Path, event: str, timeout_s: float | None) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tdserve.client.calls import SessionClient
-from tdserve.client.handles.fitting import fitted
+from tdserve.client.handles.fitting import Manner, fitted
 from tdserve.client.writing import write_selection
 from tdserve.content import selected_spec
 from tdserve.deadline import Deadline
@@ -28,6 +28,7 @@ def overwrite(
     value: Any,
     *,
     at: Path,
+    manner: Manner = Manner.ROWS,
     is_exact: bool = True,
     generations: bytes = b"",
     shared: Callable[[Path], Any] | None = None,
@@ -38,7 +39,8 @@ def overwrite(
     Args:
         stored: Structure of the store, rows included.
         index: As in ``tensordict[index]``.
-        value: What goes there; broadcast as an assignment would.
+        value: What goes there.
+        manner: What of it is broadcast.
         is_exact: As of ``fitted``.
         generations: Of a replay's rows, as ``write_selection`` takes them.
         shared: Reads what all rows share at a key; asked where a part of them is written. None: nothing is shared.
@@ -56,7 +58,14 @@ def overwrite(
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = selected_spec(stored, selection, (at,) if at else (), store=name)
     captured, keys = fitted(
-        value, chosen, at=at, store=name, is_whole=bool(at), allow_pickle=client.allow_pickle, is_exact=is_exact
+        value,
+        chosen,
+        at=at,
+        store=name,
+        manner=manner,
+        is_whole=bool(at),
+        allow_pickle=client.allow_pickle,
+        is_exact=is_exact,
     )
     if not captured.tensors and not captured.values:
         return

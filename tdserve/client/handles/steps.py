@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
+from tensordict import TensorDict, set_lazy_legacy
 
 from tdserve.errors import KeyNotFoundError
 from tdserve.selection import Selection
@@ -64,12 +64,14 @@ class Step(NamedTuple):
     def apply(self, td: Any) -> Any:
         """Performs it on something local that may have fewer keys than the call speaks of."""
         kwargs = {**self.kwargs, "strict": False} if self.name == "select" else self.kwargs
-        return getattr(td, self.name)(*self.args, **kwargs)
+        with set_lazy_legacy(False):  # which gives others than tensordicts, that do not take everything
+            return getattr(td, self.name)(*self.args, **kwargs)
 
     def check(self, td: Any, *, store: str) -> Any:
         """Performs it on a skeleton. Raises what tensordict does, KeyNotFoundError for a KeyError."""
         try:
-            return getattr(td, self.name)(*self.args, **self.kwargs)
+            with set_lazy_legacy(False):
+                return getattr(td, self.name)(*self.args, **self.kwargs)
         except KeyError as error:
             missing = [key for key in self.args if isinstance(key, (str, tuple)) and key not in td.keys(True)]
             named = missing[0] if missing else error.args[0] if error.args else ""

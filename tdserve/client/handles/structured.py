@@ -45,7 +45,7 @@ class StructuredHandle:
         if self._client.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
             return False
         description = self._client.described(self.name, deadline)
-        self.spec, self.uid = description.spec, description.uid
+        vars(self).update(spec=description.spec, uid=description.uid)
         return True
 
     @property
@@ -53,6 +53,10 @@ class StructuredHandle:
         """Whether the store's keys are locked, for everybody; asks the server."""
         self.refresh()
         return self.spec.root.is_locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        self._set_lock(bool(value), None)
 
     def lock_(self, *, timeout_s: float | None = None) -> Self:
         """Locks the store's keys, for everybody and for good: until ``unlock_``. Content may still be written in place.

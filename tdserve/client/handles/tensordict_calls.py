@@ -8,13 +8,26 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
 
+from tdserve.client.handles.fitting import is_number
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.operators import Operators
-from tdserve.client.handles.tensordict_names import CONSTANTS, REFUSED, Kind, is_property, kind_of, wants_inplace
-from tdserve.client.handles.view_calls import ViewCalls
-from tdserve.client.keys import NO_DEFAULT
-from tdserve.errors import NotSupportedError
-from tdserve.spec.tree import Path, Spec
+from tdserve.client.handles.tensordict_names import (
+    ASSIGNED,
+    CONSTANTS,
+    OUT_OF_PROCESSES,
+    REFUSED,
+    Kind,
+    argument_of,
+    is_property,
+    kind_of,
+    wants_inplace,
+)
+from tdserve.client.handles.view_calls import ViewCalls, is_view_call, renamed
+from tdserve.client.keys import NO_DEFAULT, checked_path
+from tdserve.client.ragged_values import shown
+from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
+from tdserve.spec.instances import fields_of
+from tdserve.spec.tree import Path, Spec, ValueLeaf, show
 
 
 class TensorDictCalls(ViewCalls, Operators):
@@ -43,12 +56,28 @@ class TensorDictCalls(ViewCalls, Operators):
         """Rows of one leaf or nested part."""
         raise NotImplementedError
 
-    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> Any:
+    def set_at_(
+        self,
+        key: str | Path,
+        value: Any,
+        index: Any,
+        *,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
         """Writes rows of one leaf or nested part."""
         raise NotImplementedError
 
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> Any:
         """Writes rows of the leaves that ``values`` has."""
+        raise NotImplementedError
+
+    def update_(self, values: Any, *, timeout_s: float | None = None) -> Any:
+        """Replaces the leaves that ``values`` has."""
+        raise NotImplementedError
+
+    def set(self, key: str | Path, value: Any) -> Any:
+        """Writes one leaf or nested part."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Any:
@@ -63,7 +92,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     @batch_size.setter
     def batch_size(self, value: Any) -> None:
-        raise NotSupportedError(feature="assigning batch_size of a store", reason=REFUSED["auto_batch_size_"])
+        raise _unassignable("batch_size")
 
     @property
     def shape(self) -> torch.Size:
@@ -92,7 +121,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     @names.setter
     def names(self, value: Any) -> None:
-        raise NotSupportedError(feature="assigning names of a store", reason=REFUSED["rename_"])
+        raise _unassignable("names")
 
     def __len__(self) -> int:
         num_rows = self.batch_size[0] if self.batch_size else 0
@@ -170,7 +199,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
         """A local tensordict of the same batch size without leaves; ``recurse`` reads and keeps non-tensor values."""
-        if recurse:
+        if recurse or self.spec.root.inner:
             return self._perform("empty", recurse, **kwargs)
         found = self._skeleton().td.empty(recurse, **kwargs)
         return found if self.device is None or "device" in kwargs else found.to(self.device)
@@ -190,6 +219,10 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def fill_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
         """One number in all of a leaf, or of a nested part, with one write."""
+        self._check_number(value, key)
+        entry = self.spec.find(checked_path(key), store=self.name)
+        if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a number is no value of theirs
+            return self
         return self.set_at_(key, value, ..., timeout_s=timeout_s)
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
@@ -199,7 +232,7 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def copy_(self, tensordict: Any, non_blocking: bool = False, *, timeout_s: float | None = None) -> Any:
         """Same as ``update_``."""
-        return self.update_at_(as_local(tensordict), ..., timeout_s=timeout_s)
+        return self.update_(tensordict, timeout_s=timeout_s)
 
     def copy_at_(
         self,
@@ -215,20 +248,69 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def masked_fill_(self, mask: torch.Tensor, value: Any, *, timeout_s: float | None = None) -> Any:
         """A number in every tensor of the rows where a mask is true, with one write."""
+        self._check_number(value, "")
         if self.spec.has_ragged:
             return self._rewrite("masked_fill_", mask, value, timeout_s=timeout_s)
         return self.update_at_(value, mask, timeout_s=timeout_s)
 
+    def _check_number(self, value: Any, key: str | Path) -> None:
+        if not is_number(value):
+            path = show(checked_path(key)) if key else ""
+            raise SpecMismatchError(store=self.name, key=path, expected="a number", actual=shown(value))
+
+    def refine_names(self, *names: Any) -> Any:
+        """Itself, where the batch dimensions have these names; a store's names are given when it is made.
+
+        Raises:
+            NotSupportedError: They have others. Nothing was changed.
+        """
+        found: Any = TensorDict({}, [max(size, 0) for size in self.batch_size])
+        found.names = self.names
+        if found.refine_names(*names).names != self.names:
+            raise _unassignable("names")
+        return self
+
     # ------------------------------------------------------------------------------- all the rest
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """``handle.field = value`` sets a field of a tensorclass, as of an instance; else an attribute of this object.
+
+        Raises:
+            NotSupportedError: It would change nothing in the store. Nothing was changed.
+        """
+        if name.startswith("_") or getattr(getattr(type(self), name, None), "fset", None) is not None:
+            object.__setattr__(self, name, value)
+        elif name in ASSIGNED or is_property(name):
+            raise _unassignable(name)
+        elif self.spec.root.tensorclass is None:
+            object.__setattr__(self, name, value)
+        else:
+            self._set_field(name, value)
+
+    def _set_field(self, name: str, value: Any) -> None:
+        fields = fields_of(str(self.spec.root.tensorclass))
+        if fields and name not in fields:
+            raise _NoSuchAttributeError(
+                feature=f"assigning {name!r} of store {self.name!r}", reason=f"its fields are {sorted(fields)}"
+            )
+        if hasattr(type(self), name) or name in vars(self):
+            reason = f"handles have an attribute of that name: use set({name!r}, value)"
+            raise _NoSuchAttributeError(feature=f"assigning the field {name!r} of store {self.name!r}", reason=reason)
+        self.set(name, value)
 
     def __getattr__(self, name: str) -> Any:
         kind = kind_of(name)
+        if kind is None and not name.startswith("_") and self._is_field(name):
+            return self._field(name)
+        if kind is None and hasattr(TensorDictBase, name):
+            reason = "a local tensordict takes what to_tensordict() returns, not the store"
+            raise _NoSuchAttributeError(feature=f"{name} of a store", reason=reason)
         if kind is None:
-            is_inner = hasattr(TensorDictBase, name)
-            advice = "; a local tensordict takes what to_tensordict() returns, not the store" if is_inner else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if kind is Kind.CONSTRUCTOR:
             return getattr(TensorDict, name)
+        if kind is Kind.STRUCTURE and self.spec.root.inner and name not in CONSTANTS:
+            return getattr(self.to_tensordict(), name)  # elements alone know all of their dimensions
         if kind is Kind.STRUCTURE:
             return CONSTANTS[name] if name in CONSTANTS else getattr(self._skeleton().td, name)
         if kind is Kind.READ and is_property(name):
@@ -256,21 +338,30 @@ class TensorDictCalls(ViewCalls, Operators):
         Raises:
             NotSupportedError: The store is an argument of something else, such as ``td + store``.
         """
-        first = next(iter([*args, *(kwargs or {}).values()]), None)
-        among = first if isinstance(first, (list, tuple)) else [first]
+        name = getattr(func, "__name__", str(func))
+        options = dict(kwargs or {})
+        given = [*args, *options.values()][func is torch.where :]  # of which the first argument is the condition
+        subject = given[0] if given else None
+        if isinstance(subject, TensorDictCalls) and "out" not in options and (name.endswith("_") or is_view_call(name)):
+            method = getattr(subject, name)
+            return method(*args[1:], **{renamed(key): item for key, item in options.items() if item is not subject})
+        among = subject if isinstance(subject, (list, tuple)) else [subject, options.get("out")]
         if not any(isinstance(item, TensorDictCalls) or is_tensor_collection(item) for item in among):
-            name = getattr(func, "__name__", str(func))
             raise NotSupportedError(feature=f"a store within {name}", reason="put the result of to_tensordict() there")
-        return func(*as_local(args), **as_local(dict(kwargs or {})))
+        return _filled(options.get("out"), args, options, func)
 
     def _perform(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """A call that reads: on a local copy."""
+        """A call that reads: on a local copy. A store or view as ``out=`` is written with one ``update_``."""
         if wants_inplace(name, args, kwargs):
-            raise NotSupportedError(
-                feature=f"{name}(inplace=True) on a store", reason="write what it returns with update_"
+            reason = (
+                "write what it returns without that: update_ what fits, del_ and set what has another shape or dtype"
             )
-        args, kwargs = as_local(args), as_local(kwargs)
-        return getattr(self.to_tensordict(timeout_s=timeout_s), name)(*args, **kwargs)
+            raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=reason)
+        out = argument_of(name, "out", args, kwargs)
+        if isinstance(out, TensorDictCalls) and name in OUT_OF_PROCESSES:
+            reason = "other processes write into it: give it a memory-mapped tensordict, and write that with update_"
+            raise NotSupportedError(feature=f"{name}(out=) of a store", reason=reason)
+        return _filled(out, args, kwargs, getattr(self.to_tensordict(timeout_s=timeout_s), name))
 
     def _rewrite(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """A call in place: on a local copy, which is then written back."""
@@ -280,6 +371,16 @@ class TensorDictCalls(ViewCalls, Operators):
         self.update_at_(td, ..., timeout_s=timeout_s)
         return self if result is td else result
 
+    def _is_field(self, name: str) -> bool:
+        tensorclass = vars(self)["spec"].root.tensorclass if "spec" in vars(self) else None
+        return tensorclass is not None and (name in fields_of(tensorclass) or name in dict(self.spec.root.entries))
+
+    def _field(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyNotFoundError:  # it holds nothing
+            return None
+
     def _operate(self, name: str, *args: Any) -> Any:
         return self._perform(name, *args)
 
@@ -288,6 +389,26 @@ class TensorDictCalls(ViewCalls, Operators):
 
     def _refuse(self, name: str, *args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(feature=f"{name} of a store", reason=REFUSED[name])
+
+
+class _NoSuchAttributeError(NotSupportedError, AttributeError):
+    """Refuses an attribute, by a reason; for ``hasattr``, and tensordict's own code, there is none."""
+
+
+def _unassignable(name: str) -> NotSupportedError:
+    return NotSupportedError(feature=f"assigning {name} of a store", reason=ASSIGNED.get(name, "it is read only"))
+
+
+def _filled(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:
+    """What a call gives for local arguments; what it fills is written, if that is a store or view."""
+    if not isinstance(out, TensorDictCalls):
+        return call(*as_local(args), **as_local(dict(kwargs)))
+    copy = out.to_tensordict()
+    args = tuple(copy if item is out else as_local(item) for item in args)
+    options = {key: copy if item is out else as_local(item) for key, item in kwargs.items()}
+    result = call(*args, **options)
+    out.update_(copy)
+    return out if result is copy else result
 
 
 class _Arrays(dict[str, Any]):

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 _STRUCTURE = "set, update, pop, del and rename_key_ of the store's own handle change its keys"
 _NAMES = "names are given when the store is made; rename the dimensions of what is read"
 _MEMORY = "its memory is the server's; read it, or map() it on the same machine"
+_CONTENT = "write content with update_, or with set"
 _RECEIVE = "receive into a local tensordict, and write that with update_"
 
 REFUSED: Mapping[str, str] = {
@@ -53,6 +54,17 @@ REFUSED: Mapping[str, str] = {
 }
 """Name -> what to do instead. A handle may have a method of this name; then it is refused of views only."""
 
+ASSIGNED: Mapping[str, str] = {
+    "batch_size": REFUSED["auto_batch_size_"],
+    "data": _CONTENT,
+    "device": REFUSED["auto_device_"],
+    "grad": REFUSED["requires_grad_"],
+    "is_locked": REFUSED["lock_"],
+    "names": _NAMES,
+    "shape": REFUSED["auto_batch_size_"],
+}
+"""Properties of tensordicts that can be assigned -> what to do instead. A handle may have a setter of this name."""
+
 OF_STRUCTURE = frozenset(
     {
         "batch_dims",
@@ -85,6 +97,9 @@ UNCHANGED = frozenset({"clear_refs_for_compile_", "detach_", "memmap_refresh_"})
 
 REWRITING = frozenset({"load_state_dict"})
 """Besides all names with an underscore at the end: read, performed on the copy, written back by one ``update_``."""
+
+OUT_OF_PROCESSES = frozenset({"map"})
+"""Calls whose ``out=`` is written by other processes, which needs shared memory."""
 
 _FOR_ANOTHER = frozenset({"to_module"})
 """Calls whose ``inplace=`` speaks of something else than the tensordict."""
@@ -122,17 +137,21 @@ def kind_of(name: str) -> Kind | None:
 
 def is_property(name: str) -> bool:
     """Whether a public name is a property of tensordicts."""
-    return isinstance(_STATIC[name], property)
+    return isinstance(_STATIC.get(name), property)
 
 
 def wants_inplace(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether a call says ``inplace=True``, by position or by name."""
-    method = _STATIC.get(name)
-    if name in _FOR_ANOTHER or method is None or not callable(method):
-        return False
-    try:
-        bound = inspect.signature(method).bind(None, *args, **kwargs)
-    except TypeError:
-        return False  # the call itself will say what is wrong
-    given = bound.arguments.get("inplace", False)
+    given = None if name in _FOR_ANOTHER else argument_of(name, "inplace", args, kwargs)
     return given is not None and given is not False
+
+
+def argument_of(name: str, argument: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+    """What a call gives for an argument, by position or by name; None where it gives nothing."""
+    method = _STATIC.get(name)
+    if argument in kwargs or not args or not callable(method):
+        return kwargs.get(argument)  # some methods take it without naming it in their signature
+    try:
+        return inspect.signature(method).bind(None, *args, **kwargs).arguments.get(argument)
+    except TypeError:
+        return None  # the call itself will say what is wrong

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
 from tdserve.client.datasets.dataset import Epochs, row_by_row
+from tdserve.client.handles.fitting import Manner, broadcast, is_none, is_unset_field
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
 from tdserve.client.handles.steps import (
@@ -54,8 +55,11 @@ class RowStore(Protocol):
     ) -> Any:
         """Rows of some entries, of all of them for ``()``; never live."""
 
-    def update_at_(self, values: Any, index: Any, *, timeout_s: float | None) -> Any:
+    def write_rows(self, index: Any, value: Any, *, manner: Manner, timeout_s: float | None) -> None:
         """Writes rows of leaves."""
+
+    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
+        """Runs a write now, or in the background, and returns a future of its result."""
 
     def read_into_shared_memory(self) -> None:
         """Prepares for a batch that goes to another process, if it does."""
@@ -81,8 +85,7 @@ class StoreView(TensorDictCalls, Epochs):
         self._shape = skeleton_of(store.spec) if skeleton is None else skeleton
         self._dims: tuple[Dim, ...] = tuple(map(range, store.spec.batch_size)) if dims is None else dims
         self._steps = steps
-        self.name = store.name
-        self.spec: Spec = self._shape.spec()
+        vars(self).update(name=store.name, spec=self._shape.spec())  # an assignment would be one of a field
         self._has_hollow = bool(steps) and bool(self._shape.hollow())
 
     def __repr__(self) -> str:
@@ -113,6 +116,10 @@ class StoreView(TensorDictCalls, Epochs):
     def is_locked(self) -> bool:
         """Whether the store was, when the view was made."""
         return self._shape.stored.root.is_locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        self._refuse("lock_")
 
     def __iter__(self) -> Iterator[Any]:
         """The rows, read in blocks; each block is as of one moment. Raises TypeError without a batch dimension."""
@@ -163,21 +170,46 @@ class StoreView(TensorDictCalls, Epochs):
         if path is None:
             self.update_at_(value, index)
         else:
-            self.set_at_(path, value, ...)
+            self.set(path, value)
 
-    def set(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
-        """Replaces one leaf or nested part; new keys are set in the store itself."""
-        return self.set_at_(key, value, ..., timeout_s=timeout_s)
+    def set(
+        self,
+        key: str | Path,
+        value: Any,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        timeout_s: float | None = None,
+    ) -> StoreView:
+        """Replaces one leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
+        manner = Manner.BEHIND if inplace else Manner.ENTRY
+        return self._write_whole(checked_path(key), value, manner, timeout_s)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
-        """Same as ``set``."""
-        return self.set_at_(key, value, ..., timeout_s=timeout_s)
+        """As ``set``; what is behind the batch dimensions is broadcast."""
+        return self._write_whole(checked_path(key), value, Manner.BEHIND, timeout_s)
 
-    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> StoreView:
-        """Writes rows of one leaf or nested part."""
+    def set_at_(
+        self,
+        key: str | Path,
+        value: Any,
+        index: Any,
+        *,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Writes rows of one leaf or nested part; ``return_early`` as of the store's own ``set_at_``."""
         path = checked_path(key)
         check_whole_rows(index, self.spec, path, store=self.name)
-        return self._write({path: as_local(value)}, index, timeout_s)
+
+        def write() -> StoreView:
+            return self._write({path: as_local(value)}, index, Manner.ROWS, timeout_s)
+
+        return self._store.perform_write(write, return_early)
+
+    def _write_whole(self, path: Path, value: Any, manner: Manner, timeout_s: float | None) -> StoreView:
+        self.spec.find(path, store=self.name)
+        return self._write({path: as_local(value)}, ..., manner, timeout_s)
 
     def update_(
         self,
@@ -189,7 +221,7 @@ class StoreView(TensorDictCalls, Epochs):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Replaces the leaves that ``values`` has, all of them together."""
-        return self._write(kept_keys(values, keys_to_update), ..., timeout_s)
+        return self._write(kept_keys(values, keys_to_update), ..., Manner.COPY, timeout_s)
 
     def update_at_(
         self,
@@ -202,7 +234,7 @@ class StoreView(TensorDictCalls, Epochs):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Writes rows of the leaves that ``values`` has, all of them together."""
-        return self._write(kept_keys(values, keys_to_update), index, timeout_s)
+        return self._write(kept_keys(values, keys_to_update), index, Manner.ROWS, timeout_s)
 
     # ------------------------------------------------------------------------------- narrowing
 
@@ -283,7 +315,7 @@ class StoreView(TensorDictCalls, Epochs):
         found: Grid = grid[to_torch_index(selection, tuple(grid.shape))].numpy()
         return found
 
-    def _write(self, values: Any, index: Any, timeout_s: float | None) -> StoreView:
+    def _write(self, values: Any, index: Any, manner: Manner, timeout_s: float | None) -> StoreView:
         batch_size = self._shape.td.batch_size
         selection = encode(index, batch_size=batch_size, store=self.name)
         if any(step.name in REPEATING_STEPS for step in self._steps):
@@ -292,7 +324,7 @@ class StoreView(TensorDictCalls, Epochs):
             )
         stored = dict(self._shape.leaves())
         found: dict[Path, Any] = {}
-        for path, value in self._leaves_of(values, (), selection.result_batch_size(batch_size)):
+        for path, value in self._leaves_of(values, (), selection.result_batch_size(batch_size), manner):
             if path not in stored or stored[path] in self._store.spec.packed:
                 raise NotSupportedError(
                     feature=f"writing {quote(path)} in a view of store {self.name!r}", reason="write it in the store"
@@ -300,10 +332,12 @@ class StoreView(TensorDictCalls, Epochs):
             found[stored[path]] = value
         place = spread(self._dims, self._grid(selection)) if self._is_arranged else placed(self._dims, selection)
         if found:
-            self._store.update_at_(found, place, timeout_s=timeout_s)
+            self._store.write_rows(place, found, manner=manner, timeout_s=timeout_s)
         return self
 
-    def _leaves_of(self, values: Any, path: Path, batch_size: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
+    def _leaves_of(
+        self, values: Any, path: Path, batch_size: tuple[int, ...], manner: Manner
+    ) -> Iterator[tuple[Path, Any]]:
         """The leaves of what is written, by their keys in this view. Raises SpecMismatchError for unknown ones."""
         try:
             entry = self.spec.find(path)
@@ -311,22 +345,31 @@ class StoreView(TensorDictCalls, Epochs):
             raise self._mismatch(path, "no such key", values) from None
         if not isinstance(entry, Node):
             yield path, values
-        elif is_tensor_collection(values):
+        elif is_tensor_collection(values) and not is_non_tensor(values):
             wanted = batch_size + entry.batch_size[len(self.spec.batch_size) :]
+            given = values
             if tuple(values.batch_size[: len(batch_size)]) != batch_size:
-                try:
-                    values = values.expand(*wanted)
-                except (RuntimeError, ValueError, NotImplementedError, IndexError):
-                    raise self._mismatch(path, f"batch size {list(wanted)}", values) from None
+                values = broadcast(values, wanted, manner)
+            if values is None:
+                raise self._mismatch(path, f"batch size {list(wanted)}", given)
             for key in values.keys():  # noqa: SIM118
-                yield from self._leaves_of(entry_at(values, (key,)), (*path, key), batch_size)
+                yield from self._child_leaves(entry, entry_at(values, (key,)), (key,), path, batch_size, manner)
         elif isinstance(values, dict):
             for key, value in values.items():
-                yield from self._leaves_of(value, (*path, *checked_path(key)), batch_size)
-        else:
+                yield from self._child_leaves(entry, value, checked_path(key), path, batch_size, manner)
+        elif manner is Manner.ROWS and not is_non_tensor(values):
             for key, child in entry.entries:
                 if not isinstance(child, ValueLeaf):  # a number is no value of theirs
-                    yield from self._leaves_of(values, (*path, key), batch_size)
+                    yield from self._leaves_of(values, (*path, key), batch_size, manner)
+        else:
+            raise self._mismatch(path, "a tensordict or a dict", values)
+
+    def _child_leaves(
+        self, node: Node, value: Any, key: Path, path: Path, batch_size: tuple[int, ...], manner: Manner
+    ) -> Iterator[tuple[Path, Any]]:
+        """Those of an entry below a node; of a field that holds nothing, and gets None, there are none."""
+        if not is_none(value) or not is_unset_field(node, key):
+            yield from self._leaves_of(value, (*path, *key), batch_size, manner)
 
     def _mismatch(self, path: Path, expected: str, values: Any) -> SpecMismatchError:
         actual = str(list(values.batch_size)) if is_tensor_collection(values) else type(values).__name__

@@ -165,3 +165,16 @@ class ViewCalls:
         numbers = getattr(torch.arange(self._skeleton().td.batch_size[dim]), name)(*args)
         bounds = [slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0, 0) for part in numbers]
         return self._cut(dim, bounds, cut)
+
+
+_RENAMED = {"split_size_or_sections": "split_size", "sizes": "unflattened_size", "size": "shape", "axis": "dim"}
+
+
+def is_view_call(name: str) -> bool:
+    """Whether a function of torch is one of these calls."""
+    return not name.startswith("_") and name in vars(ViewCalls)
+
+
+def renamed(argument: str) -> str:
+    """The name that tensordict has for an argument of a function of torch."""
+    return _RENAMED.get(argument, argument)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 from tdserve.client.local.end import LocalEnd
 from tdserve.errors import ConnectError, NotLocalError, PeerLostError
+from tdserve.machine import why_not_shared
 from tdserve.v1 import control_pb2
 
 
@@ -17,6 +19,7 @@ def open_local(
     address: str,
     on_message: Callable[[control_pb2.ServerMessage], None],
     on_lost: Callable[[], None],
+    machine: str | None = None,
 ) -> tuple[LocalEnd | None, str]:
     """The client's end of the local socket, where it sees the server's files; else why there is none.
 
@@ -24,13 +27,15 @@ def open_local(
         transport: That was asked for: with ``"shm"`` there must be one.
         address: Of the server, for errors.
         root, on_message, on_lost: As of ``LocalEnd.open``.
+        machine: Kind of processor; None is that of this machine.
 
     Raises:
         NotLocalError: Shared memory was asked for, and cannot be had.
         PeerLostError: It was asked for, and the server does not let this client in any more.
     """
-    if not welcome.HasField("local"):
-        error = ConnectError(address=address, reason="the server runs on another machine")
+    unordered = why_not_shared(platform.machine() if machine is None else machine)
+    if unordered or not welcome.HasField("local"):
+        error = ConnectError(address=address, reason=unordered or "the server runs on another machine")
     else:
         try:
             return LocalEnd.open(welcome, root=root, on_message=on_message, on_lost=on_lost), ""

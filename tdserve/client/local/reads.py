@@ -20,7 +20,7 @@ from tdserve.data.rows import rows_source
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.errors import StoreNotFoundError, TransferAbortedError
 from tdserve.layout import Layout
-from tdserve.row_numbers import decode_rows, spread
+from tdserve.row_numbers import decode_repeats, decode_rows, spread
 from tdserve.selection import Selection
 from tdserve.spec.torch_types import indexable, to_torch
 from tdserve.spec.tree import Path, Spec
@@ -66,7 +66,7 @@ def copy_rows(
     store = local.store(name, accepted.uid, stored, structure=accepted.structure)
     rows = decode_rows(accepted.rows)
     layout = rows_layout(stored, len(rows), added)
-    expected = np.frombuffer(accepted.generations, "<i8")
+    expected = decode_repeats(accepted.generations, len(rows))
     values: bytes | ReadBlock = accepted.values
     if stored.values and not values:
         elements = spread(rows, math.prod(stored.batch_size[1:]))

@@ -40,10 +40,10 @@ def adopt_folder(
     if client.session(deadline).local is None and client.transport != "auto":
         beside = replace(client.recipe, transport="shm", device=None).make()
         try:
-            beside.call(attempt, deadline)
+            beside.call(attempt, deadline, request=beside.requests.begin_change())
             return
         except NotLocalError:  # the server decides by the path alone
             pass
         finally:
             beside.close()
-    client.call(attempt, deadline)
+    client.call(attempt, deadline, request=client.requests.begin_change())

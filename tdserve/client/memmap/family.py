@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdserve.catalog import checked_max_object_bytes
+from tdserve.catalog import Durability, checked_durability, checked_max_object_bytes
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live import show_stored
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.memmap.arguments import check_no_archive, check_no_files, checked_sizes
 from tdserve.client.memmap.loading import LoadingClient
 from tdserve.client.writing import write_selection
-from tdserve.deadline import Deadline
 from tdserve.errors import NotSupportedError
 from tdserve.ids import check_store_name
 from tdserve.selection import Selection
 from tdserve.spec import codec
 from tdserve.spec.blank import structure_of
 from tdserve.spec.capture import Captured, capture
-from tdserve.spec.declaring import Declared, declared, first_values
-from tdserve.spec.tree import Spec
+from tdserve.spec.declaring import Declared, declared, declared_paths, first_values, zeros_of
+from tdserve.spec.tree import Path
 from tdserve.spec.views import check_own_entries
 from tdserve.v1 import control_pb2
 
@@ -56,6 +55,7 @@ class MemmapClient(LoadingClient):
         compression: str | int | None = None,
         atomic: bool = False,
         max_object_bytes: int | None = None,
+        durability: Durability | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it.
@@ -81,6 +81,7 @@ class MemmapClient(LoadingClient):
                 exists_ok=exists_ok or existsok,
                 share_non_tensor=share_non_tensor,
                 max_object_bytes=max_object_bytes,
+                durability=durability,
             )
             return StoreHandle(self, self.described(name, deadline))
 
@@ -104,6 +105,7 @@ class MemmapClient(LoadingClient):
         robust_key: bool | None = True,
         atomic: bool = False,
         max_object_bytes: int | None = None,
+        durability: Durability | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """As ``memmap``, but returns the tensordict itself, locked, or a future of it.
@@ -129,6 +131,7 @@ class MemmapClient(LoadingClient):
                 share_non_tensor=share_non_tensor,
                 exists_ok=exists_ok or existsok,
                 max_object_bytes=max_object_bytes,
+                durability=durability,
                 timeout_s=timeout_s,
             )
             try:
@@ -157,18 +160,19 @@ class MemmapClient(LoadingClient):
         robust_key: bool | None = True,
         archive: bool | None = None,
         max_object_bytes: int | None = None,
+        durability: Durability | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Creates a store of zeros with the structure of ``like``; returns its handle, or a future of it.
 
         Args:
             like: TensorDict or tensorclass instance, of meta or fake tensors too; its content does not matter, but for
-                non-tensor values, which are kept.
+                non-tensor values, which are kept. Rows of lazy stacks keep their sizes and keys.
             copy_existing: Without effect, as in tensordict: no tensor is copied.
             batch_size: Dimensions put in front of ``like``'s own; a number is one of them.
             ragged: What differs from row to row, as in ``create_replay``; empty at first.
             exists_ok: True returns an existing store of the same structure.
-            share_non_tensor, max_object_bytes: As in ``init_remote``.
+            share_non_tensor, max_object_bytes, durability: As in ``init_remote``.
 
         Raises:
             StoreExistsError, NotSupportedError, CapacityError: Nothing was created.
@@ -176,7 +180,13 @@ class MemmapClient(LoadingClient):
         check_no_archive(archive, None)
         captured = structure_of(capture(like, store=name, allow_pickle=self.allow_pickle, takes_structure=True))
         sizes = checked_sizes(batch_size)
-        row = declared(captured.spec, captured.values, ragged, store=name)
+        has_rows = bool(sizes) or ragged is not None  # else it is all there is, and no row that others may differ from
+        row = declared(captured.spec, captured.values, ragged, store=name) if has_rows else captured.spec
+        known = declared_paths(captured.spec, captured.values, ragged) if has_rows else set()
+        zeros: dict[Path, Any] = {}
+        if any(leaf.ragged is not None and path not in known for path, leaf in row.values):
+            blank = capture(zeros_of(like), store=name, like=row, allow_pickle=self.allow_pickle).values
+            zeros = {path: blank[path] for path, leaf in row.values if leaf.ragged is not None and path not in known}
         spec = row.prepend(sizes) if sizes else row
         request = control_pb2.CreateStoreRequest(
             name=check_store_name(name),
@@ -185,22 +195,17 @@ class MemmapClient(LoadingClient):
             exists_ok=exists_ok or existsok,
             share_non_tensor=share_non_tensor,
             max_object_bytes=checked_max_object_bytes(max_object_bytes),
+            durability=checked_durability(durability),
         )
         deadline = self.deadline(timeout_s)
-        return self.perform(lambda: self._make_like(request, spec, captured, sizes, deadline), return_early)
 
-    def _make_like(
-        self,
-        request: control_pb2.CreateStoreRequest,
-        spec: Spec,
-        captured: Captured,
-        sizes: tuple[int, ...],
-        deadline: Deadline,
-    ) -> StoreHandle:
-        description, created = self._create(request, spec, deadline.remaining_s)
-        if spec.values and created and 0 not in sizes:
-            keys = [path for path, _ in spec.values]
-            values_only, values = first_values(spec.select(keys), captured.values, sizes)
-            content = Captured(values_only, {}, values, {})
-            write_selection(self, request.name, _EVERYTHING, content, keys=keys, stored=spec, deadline=deadline)
-        return StoreHandle(self, description)
+        def make() -> StoreHandle:
+            description, created = self._create(request, spec, deadline.remaining_s)
+            if spec.values and created and 0 not in sizes:
+                keys = [path for path, _ in spec.values]
+                values_only, values = first_values(spec.select(keys), captured.values, sizes, zeros)
+                content = Captured(values_only, {}, values, {})
+                write_selection(self, request.name, _EVERYTHING, content, keys=keys, stored=spec, deadline=deadline)
+            return StoreHandle(self, description)
+
+        return self.perform(make, return_early)

@@ -18,7 +18,9 @@ from tdserve.layout import Layout
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.ends import FlatEnd
 from tdserve.transport.forming import Forming
-from tdserve.transport.gloo import GlooChannel, KVStore
+from tdserve.transport.gloo import GlooChannel
+from tdserve.transport.proving import link_bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
 
 RELAY_RANK = 0
@@ -40,13 +42,21 @@ class Link:
     Args:
         number: Of the link.
         rank: ``RELAY_RANK`` or ``PULLER_RANK``.
+        secret: What both ends prove to know.
         publish: Sends an entry of the rendezvous: number, key, value.
         make_host: Gives the address of the interface to connect from; may fail.
     """
 
     def __init__(
-        self, number: int, rank: int, *, publish: Callable[[int, str, bytes], None], make_host: Callable[[], str]
+        self,
+        number: int,
+        rank: int,
+        *,
+        secret: bytes,
+        publish: Callable[[int, str, bytes], None],
+        make_host: Callable[[], str],
     ) -> None:
+        self._secret = secret
         self.number = number
         self.peer = f"the other end of link {number}"
         self._rank = rank
@@ -97,7 +107,8 @@ class Link:
         self.cancel(PeerLostError(peer=self.peer, reason="the link is closed"))
 
     def _make(self) -> GlooChannel:
-        return GlooChannel(self._kv_store, self._rank, host=self._make_host(), peer=self.peer, timeout_s=CONNECT_S)
+        bond, host = link_bond(self._secret, self.number), self._make_host()
+        return GlooChannel(self._kv_store, self._rank, host=host, bond=bond, peer=self.peer, timeout_s=CONNECT_S)
 
 
 def pass_on(channel: Channel, kept: Kept) -> None:

@@ -71,15 +71,20 @@ class Relays:
         if link is not None:
             link.feed(entry.key, entry.value)
 
-    def open_link(self, number: int, *, is_puller: bool = True) -> Link:
+    def open_link(self, number: int, secret: bytes, *, is_puller: bool = True) -> Link:
         """A link whose pair can be formed from now on; ``close_link`` is to be called in the end.
+
+        Args:
+            number: Of the link.
+            secret: What both ends prove to know.
+            is_puller: Whether the version comes to this client.
 
         Raises:
             ClosedError: The session has ended.
             PeerLostError: That of the other end has.
         """
         rank = PULLER_RANK if is_puller else RELAY_RANK
-        link = Link(number, rank, publish=self._publish, make_host=self._make_host)
+        link = Link(number, rank, secret=secret, publish=self._publish, make_host=self._make_host)
         with self._lock:
             if self._is_closed:
                 raise ClosedError(what="the session")
@@ -152,7 +157,7 @@ class Relays:
         try:
             if kept is None:
                 raise PeerLostError(peer=f"link {order.kept}", reason="nothing is kept of what came over it")
-            link = self.open_link(order.link, is_puller=False)
+            link = self.open_link(order.link, order.secret, is_puller=False)
         except TDServeError:
             self.give_up(order.link)
             return

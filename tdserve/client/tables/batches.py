@@ -269,7 +269,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
 
 
 def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
-    request = order.client.next_request()
+    request = order.client.requests.next()
     deadline = Deadline.after(order.timeout_s)
     asked = ask(
         order.client,
@@ -287,7 +287,6 @@ def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
 def _forget(order: _Order, session: Session, request: int) -> None:
     order.under_way.pop(request, None)
     session.forget(request)
-    order.client.answered(request)
 
 
 def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked, Deadline]]) -> None:
@@ -299,7 +298,7 @@ def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked,
         try:
             deadline = Deadline.after(1.0)
             take(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
-        except (PeerLostError, ConnectError, DeadlineExceededError, ClosedError):
+        except (PeerLostError, ConnectError, ClosedError):
             session.close()  # content may still come that nobody would take
         except TDServeError:
             continue  # refused, most likely as cancelled: nothing comes, others may go on using the session

@@ -22,7 +22,7 @@ def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) ->
     """Has a table changed, once, also when it is tried again.
 
     Args:
-        **body: One field of ChangeRequest.
+        **body: One change of ChangeRequest, and what goes with it.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
@@ -30,7 +30,7 @@ def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) ->
         pending = session.send(request, change=asked)
         return pending.wait(answer_timeout_s(deadline), f"a change of {name!r}").done
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, request=client.requests.begin_change())
 
 
 def row_numbers(rows: Any) -> NDArray[np.int64]:

@@ -27,7 +27,11 @@ MIN_EXTENDS = 8
 """A claim was worth it if it was used so often."""
 
 AHEAD = 32
-"""Extends that a writer may be ahead of the server."""
+"""Extends that a writer may be ahead of the server,"""
+
+AHEAD_ROWS = 1 << 14
+"""if they have no more rows together: the server commits at once what it finds, and that takes milliseconds. Extends of
+more than half as many are asked for one by one."""
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Claimer:
         claim = self._claim
         if claim is None or captured.is_in_files:
             return None
-        number = self._client.next_request()
+        number = self._client.requests.begin_change()
         try:
             rows = claim.extend(number, captured)
         except TransportError:
@@ -93,9 +97,9 @@ class Claimer:
             return Unsure(number)
         except BaseException:
             self._claim = None
-            self._client.answered(number)
+            self._client.requests.end(number)
             raise
-        self._client.answered(number)
+        self._client.requests.end(number)
         if rows is None:
             self._end(claim)
             return None
@@ -105,11 +109,13 @@ class Claimer:
         """For an extend of so many rows that is asked for now; None where it has none."""
         if not self._is_possible or self._claim is not None or self.is_wishing or not self._client.is_local:
             return None
+        if 2 * num_rows > AHEAD_ROWS:
+            return None
         self._num_left -= 1
         if self._num_left > 0:
             return None
         self.is_wishing = True
-        return Wish(AHEAD * num_rows)
+        return Wish(min(AHEAD * num_rows, AHEAD_ROWS))
 
     def answer(self, wish: Wish, done: control_pb2.Done | None) -> None:
         """An extend with a wish was answered, or has failed."""

@@ -23,8 +23,10 @@ from tdserve.client.calls import SessionClient
 from tdserve.client.leaves import leaves_of
 from tdserve.client.outgoing import Outgoing, Target
 from tdserve.client.parting import before_executors_end, before_the_end
+from tdserve.client.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session import Session
 from tdserve.client.tables.claiming import Claimer, Unsure, Wish
+from tdserve.client.tables.counts import ToldCounts
 from tdserve.client.tables.parts import Part, joined
 from tdserve.client.writing import MakeBody, MakeOutgoing, write, write_early
 from tdserve.content import write_layout
@@ -50,10 +52,8 @@ SENDING_POLL_S = 0.001
 """Another thread has parts in its hands: longer than it takes to send most of them."""
 
 MAX_UNDER_WAY = 2
-"""While the content of one request arrives, the next one's is put together."""
-
-MAX_ALONE_UNDER_WAY = 64
-"""Of requests that cannot be joined; the server remembers the answers of as many."""
+"""While the content of one request arrives, the next one's is put together. Those that cannot be joined are as many as
+the client may have under way."""
 
 
 class Joining:
@@ -65,32 +65,48 @@ class Joining:
         settings: Its rules.
         max_rows: Of a joined request; 1 joins nothing.
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
+        told: Takes what answers tell of the table.
     """
 
     def __init__(
-        self, client: SessionClient, target: Target, settings: Settings, *, max_rows: int, is_ordered: bool = False
+        self,
+        client: SessionClient,
+        target: Target,
+        settings: Settings,
+        *,
+        max_rows: int,
+        is_ordered: bool = False,
+        told: ToldCounts | None = None,
     ) -> None:
+        self._told = told or ToldCounts(0, 0)
         self._claimer = Claimer(client, target, settings)
         self._client = client
         self._target = target
         self._max_rows = max_rows
-        self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_ALONE_UNDER_WAY
+        self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_WRITES_UNDER_WAY
         self._lock = Lock()
         self._waiting: deque[Part] = deque()
         self._under_way: dict[Future[control_pb2.Done], int] = {}
-        self._opening: Future[control_pb2.Done] | None = None  # begun without a session: others would overtake it
+        self._opening: Future[control_pb2.Done] | None = (
+            None  # begun without a session or its channel: others would overtake it
+        )
         self._num_waiting_bytes = 0
         self._is_sending = False
+        self._is_in_line = False  # for the next write of the client
         self._pid = os.getpid()
         before_executors_end(_finish_all)
         before_the_end(_finish_all)
         _joinings.add(self)
 
     @classmethod
-    def of_table(cls, client: SessionClient, target: Target, settings: Settings, capacity: int) -> Joining:
+    def of_table(
+        cls, client: SessionClient, target: Target, settings: Settings, capacity: int, *, told: ToldCounts
+    ) -> Joining:
         """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
         max_rows = capacity // 4 if isinstance(settings.limiter, MinSize) else 1
-        return cls(client, target, settings, max_rows=max_rows, is_ordered=isinstance(settings.sampler, Slices))
+        return cls(
+            client, target, settings, max_rows=max_rows, is_ordered=isinstance(settings.sampler, Slices), told=told
+        )
 
     @property
     def is_waiting(self) -> bool:
@@ -129,8 +145,13 @@ class Joining:
                 with self._lock:
                     self._is_sending = False
 
+    def _on_room(self) -> None:
+        with self._lock:
+            self._is_in_line = False
+        self._go_on()
+
     def _may_send(self) -> bool:
-        if not self._waiting or self._claimer.is_wishing or self._opening is not None:
+        if not self._waiting or self._claimer.is_wishing or self._opening is not None or self._is_in_line:
             return False
         if self._under_way and self._client.is_turning:  # on another way it would overtake them
             return False
@@ -138,7 +159,7 @@ class Joining:
         max_bytes = self._max_bytes(first)
         is_too_large = 2 * first.nbytes > max_bytes  # to share with its like: it need not wait for it
         if (is_too_large or first.is_alone) and self._max_under_way > 1:
-            return len(self._under_way) < MAX_ALONE_UNDER_WAY
+            return True
         if len(self._under_way) >= self._max_under_way:
             return False
         # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
@@ -172,6 +193,7 @@ class Joining:
             if wish is not None:
                 self._claimer.answer(wish, done)
                 self._advance()  # what has waited for the answer
+        self._told.take(done)
         return _indices(done)
 
     def claim(self, captured: Captured) -> torch.Tensor | Unsure | None:
@@ -193,19 +215,45 @@ class Joining:
         except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
             part.future.set_exception(error)
 
+    def _begin(self, parts: list[Part]) -> int | None:
+        """A number for a request of these parts; None where the client has too many writes under way: they are the next
+        then."""
+        with self._lock:
+            self._is_in_line = True
+        request = self._client.requests.try_begin_write(self._on_room)
+        if request is not None:
+            self._is_in_line = False
+        else:
+            with self._lock:
+                self._waiting.extendleft(reversed(parts))
+                self._num_waiting_bytes += sum(part.nbytes for part in parts)
+        return request
+
     def _send(self, parts: list[Part]) -> None:
         wish: Wish | None = None
+        request: int | None = None
         try:
             while parts and self._claim(parts[0]):
                 del parts[0]
-            if not parts:
+            request = self._begin(parts) if parts else None
+            if request is None:
                 return
             wish = self._claimer.wish(parts[0].request.num_rows)
             make_outgoing, make_body = self._recipe(parts, wish)
             deadline = min((part.deadline for part in parts), key=_end_of)
-            has_session = self._client.has_session
-            done = write_early(self._client, make_outgoing, make_body, deadline=deadline, what=parts[0].what)
+            late: list[Part] = []
+            done = write_early(
+                self._client,
+                make_outgoing,
+                make_body,
+                request=request,
+                deadline=deadline,
+                what=parts[0].what,
+                on_later=lambda: late.extend(parts),
+            )
         except BaseException as fault:
+            if request is not None:
+                self._client.requests.end(request)
             if wish is not None:
                 self._claimer.answer(wish, None)
             if isinstance(fault, TDServeError):
@@ -216,7 +264,7 @@ class Joining:
             raise
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
-            self._opening = None if has_session else done
+            self._opening = done if late else None
         done.add_done_callback(lambda done: self._settle(done, parts, wish))  # what it closes over would live on
 
     def _recipe(self, parts: list[Part], wish: Wish | None) -> tuple[MakeOutgoing, MakeBody]:
@@ -253,6 +301,7 @@ class Joining:
         elif error is not None:
             _fail(parts, error)
         else:
+            self._told.take(done.result())
             indices = _indices(done.result())
             begin = 0
             for part in parts:

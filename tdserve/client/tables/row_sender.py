@@ -29,6 +29,7 @@ from tdserve.errors import (
     RequestError,
     WriterFailedError,
 )
+from tdserve.spec.tree import Spec
 
 PROBE_S = 2.0
 """A batch that is under way for so long may wait for the table's limiter, or for a server that is no more: ask."""
@@ -59,6 +60,7 @@ class RowSender:
 
     Args:
         table: Where they go.
+        spec: Their structure, one by one: the table's, or a part of it.
         batch: Rows that are sent together when nothing delays them.
         flush_s: A row waits so long at most for others to join it; None: until it is asked for.
         max_bytes: Of all rows that wait or are under way.
@@ -71,14 +73,14 @@ class RowSender:
     """
 
     def __init__(
-        self, table: Table, *, batch: int, flush_s: float | None, max_bytes: int, window: NStepWindow | None
+        self, table: Table, spec: Spec, *, batch: int, flush_s: float | None, max_bytes: int, window: NStepWindow | None
     ) -> None:
         self._table = table
         self._flush_s = math.inf if flush_s is None else flush_s
         self._max_bytes = max_bytes
         self._window = window
         self._num_held = int(window is None or window.n == 1)  # else rows are held back by their horizon
-        self._buffer = RowBuffer(table.spec, page_rows=min(batch, most_rows(table)), max_bytes=max_bytes)
+        self._buffer = RowBuffer(spec, page_rows=min(batch, most_rows(table)), max_bytes=max_bytes)
         self._batch = self._buffer.page_rows
         self._delivery = Delivery(table, batch=self._batch, num_joined=self._buffer.num_joined)
         if window is not None and self._buffer.max_rows < window.n + 2 * self._batch:

@@ -213,17 +213,17 @@ def ask(
     expected = _expected(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
-    pending = session.send(request, sample=message)
     if not expected:
-        return Asked(message, pending, None)
+        return Asked(message, session.send(request, sample=message), None)
+    pending = session.send(request, content=session.content, sample=message)
     # Behind the request: to begin a receive wakes the server's process too, which takes longer than the request itself.
     layout = query.layout(num_rows * num_batches)
-    return Asked(message, pending, post(layout, session, tag_of(request), client.pool, device=query.device))
+    return Asked(message, pending, post(layout, session, pending, tag_of(request), client.pool, device=query.device))
 
 
 def _expected(session: Session, query: Query, total: int) -> tuple[int, ...]:
     """The messages to wait for without an answer first; none when the content may be inline or has values."""
-    if session.local is not None or query.stored.values or not query.is_exact:
+    if session.local is not None or session.is_renewing or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.layout(total).message_nbytes
     return message_nbytes if sum(message_nbytes) > session.inline_bytes else ()

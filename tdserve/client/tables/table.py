@@ -23,6 +23,7 @@ from tdserve.client.reading import Content, finish_read
 from tdserve.client.session import Session
 from tdserve.client.tables.changes import change, generations_of, row_numbers
 from tdserve.client.tables.columns_of_rows import by_columns
+from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
 from tdserve.client.tables.joining import Joining
 from tdserve.client.tables.parts import Part
 from tdserve.client.tables.policy_versions import checked_max_lag, say_of_rows
@@ -74,13 +75,14 @@ class TableHandle(TableRows, ByAddress):
     def _joining(self) -> Joining:
         """What sends rows; anew where the table is."""
         target = Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
-        return Joining.of_table(self._client, target, self.settings, self.capacity)
+        return Joining.of_table(self._client, target, self.settings, self.capacity, told=self._told)
 
     def _follow(self, description: StoreDescription) -> None:
         """Makes this the handle of the table as it is described."""
         self.capacity = description.capacity
         self.spec: Spec = description.spec
         self._is_in_use = description.inserts > 0
+        self._told = ToldCounts(description.num_rows, description.inserts)
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
         self.__dict__.pop("_joining", None)
@@ -91,8 +93,15 @@ class TableHandle(TableRows, ByAddress):
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
 
     def __len__(self) -> int:
-        """Live rows now."""
-        return self._client.describe(self.name).num_rows
+        """Live rows now; costs as much as a small read. ``counts`` asks nobody."""
+        self._told.take(ask_counts(self._client, self.name, self._client.deadline(None)))
+        return self._told.newest.rows
+
+    def counts(self) -> TableCounts:
+        """Live rows and inserts as the last answer to this handle told, without asking: answers to ``extend``, to
+        changes such as ``clear``, and to ``len`` tell them. Those to a local client that extends by rows which it has
+        claimed do not come with each extend."""
+        return self._told.newest
 
     def info(self) -> dict[str, Any]:
         """Figures of the table: num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more."""
@@ -161,7 +170,15 @@ class TableHandle(TableRows, ByAddress):
         """A writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
         return ReplayWriter(self, batch=batch, **options)
 
-    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> None:
+    def set_at_(
+        self,
+        key: str | Path,
+        value: Any,
+        index: Any,
+        *,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
         """Writes one leaf or nested part of live rows, all of them together; readers see either state of each row.
 
         Args:
@@ -169,6 +186,11 @@ class TableHandle(TableRows, ByAddress):
             value: Tensor ``[n, *leaf]``, broadcast as ``leaf[index] = value`` would; values of a non-tensor leaf.
             index: Row numbers, as ``extend`` returned them. A sampled batch stands for its rows, and nothing is written
                 when one of them was overwritten since; bare numbers mean whatever rows they are now.
+            return_early: True returns a future at once; ``value`` must not change before it is done, and of several
+                that are under way any may be the last.
+
+        Returns:
+            None, or a future of it.
 
         Raises:
             SelectionError: A row is not live, or another than in the batch. Nothing was written.
@@ -177,17 +199,23 @@ class TableHandle(TableRows, ByAddress):
         """
         path = checked_path(key)
         rows = row_numbers(index)
-        overwrite(
-            self._client,
-            self.name,
-            self._stored,
-            rows,
-            value,
-            at=path,
-            is_exact=False,
-            generations=generations_of(index, None, len(rows)),
-            deadline=self._client.deadline(timeout_s),
-        )
+        generations = generations_of(index, None, len(rows))
+        deadline = self._client.deadline(timeout_s)
+
+        def write() -> None:
+            overwrite(
+                self._client,
+                self.name,
+                self._stored,
+                rows,
+                value,
+                at=path,
+                is_exact=False,
+                generations=generations,
+                deadline=deadline,
+            )
+
+        return self._client.perform(write, return_early)
 
     def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
         """Takes rows out of the table, all of them or none; returns how many.
@@ -199,11 +227,22 @@ class TableHandle(TableRows, ByAddress):
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
         rows = control_pb2.Rows(rows=encode_rows(row_numbers(index)))
-        return change(self._client, self.name, self._client.deadline(timeout_s), delete=rows).num_rows
+        return self._change(timeout_s, delete=rows).num_rows
 
-    def clear(self, *, timeout_s: float | None = None) -> int:
-        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
-        return change(self._client, self.name, self._client.deadline(timeout_s), clear=True).num_rows
+    def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
+        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were.
+
+        Of very many rows it takes a while, in which others see fewer and fewer. Rows that come meanwhile stay.
+
+        Args:
+            reset_counts: ``inserts``, as ``info`` and ``counts`` tell it, counts from 0 again too.
+        """
+        return self._change(timeout_s, clear=True, resets_counts=reset_counts).num_rows
+
+    def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
+        done = change(self._client, self.name, self._client.deadline(timeout_s), **body)
+        self._told.take(done)
+        return done
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Ends the table for writers: whoever takes rows gets what is left, then EndOfStreamError."""

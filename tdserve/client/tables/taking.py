@@ -44,8 +44,12 @@ def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
-        asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
-        rows = take(client, session, request, asked, query=query, deadline=deadline)
+        try:
+            asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
+            rows = take(client, session, request, asked, query=query, deadline=deadline)
+        except TDServeError:
+            session.cancel(request)  # they may have been granted, and nobody will ever know which they are
+            raise
         if rows.num_missing:
             give_back(client, query, _named(rows), GIVE_BACK_TIMEOUT_S)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")

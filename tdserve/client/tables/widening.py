@@ -47,10 +47,11 @@ def widen(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | N
         capacity=description.capacity,
         settings=description.settings,
         max_object_bytes=description.max_object_bytes,
+        durability=description.durability,
         replaces_empty_uid=description.uid,
     )
     try:
-        client._call("CreateStore", request, timeout_s=client.timeout_s)
+        client._change("CreateStore", request, timeout_s=client.timeout_s)
     except (StoreExistsError, StoreNotFoundError):
         return renewed(client, name, row)  # somebody else was quicker
     made: StoreDescription = client.describe(name, timeout_s=0)

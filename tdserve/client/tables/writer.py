@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from tdserve.client.keys import checked_path
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.policy_versions import check_policy, checked_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
@@ -19,6 +21,7 @@ from tdserve.deadline import Deadline
 from tdserve.errors import InvalidRequestError, TDServeError
 from tdserve.integers import check_integer
 from tdserve.spec.rows import RowReader
+from tdserve.spec.tree import Path
 
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -55,6 +58,7 @@ class ReplayWriter:
         flush_s: A row waits at most so long for others to join it; None waits for full batches, ``flush`` and
             ``close``.
         max_bytes: Of the rows that wait and are under way, and of the memory around them (600 bytes per leaf and row).
+        keys: Leaves and nested parts that the rows bring; the others are written later with ``set_at_``. None: all.
         policy_version: Of the table's policy, that makes the rows which are appended from now on; see there.
         n_step: Makes n-step rows of them. Rows whose horizon is open are held back, at most n-1, also by ``flush``;
             the end of the trajectory completes them, and so does ``close``.
@@ -63,6 +67,7 @@ class ReplayWriter:
     Raises:
         InvalidRequestError: An argument is out of range, ``max_bytes`` does not hold two rows, or the rows lack what
             ``n_step`` needs.
+        KeyNotFoundError: Rows of the table have no such key.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class ReplayWriter:
         flush_s: float | None = 1.0,
         max_bytes: int = MAX_BYTES,
         n_step: NStep | None = None,
+        keys: Sequence[str | Path] | None = None,
         policy_version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
@@ -84,19 +90,22 @@ class ReplayWriter:
         self.name = table.name
         self._timeout_s: float | None = handle._client.timeout_s if timeout_s is None else timeout_s
         Deadline.after(self._timeout_s)
-        self._spec = table.spec
-        self._has_values = bool(table.spec.values)
+        self._spec = spec = table.spec
+        if keys is not None:
+            self._spec = spec = spec.select([checked_path(key, argument="keys") for key in keys], store=table.name)
+        self._has_values = bool(spec.values)
         self._settings = handle.settings
         self.policy_version = policy_version
         self._has_priority = "priority" in handle.settings.columns
         self._allows_pickle: bool = handle._client.allow_pickle
-        self._reader = RowReader(table.spec, store=table.name, allow_pickle=self._allows_pickle)
+        self._reader = RowReader(spec, store=table.name, allow_pickle=self._allows_pickle)
         self._sender = RowSender(
             table,
+            spec,
             batch=batch,
             flush_s=flush_s,
             max_bytes=max_bytes,
-            window=n_step.window(table.spec) if n_step is not None else None,
+            window=n_step.window(spec) if n_step is not None else None,
         )
         handle._client.senders.add(self._sender)
         self._finalizer = weakref.finalize(self, self._sender.drain)
@@ -149,7 +158,7 @@ class ReplayWriter:
         Waits only when ``max_bytes`` are taken by rows that wait or are under way.
 
         Args:
-            td: As ``like`` of the table: same keys, shapes and dtypes.
+            td: As ``like`` of the table: same keys (or those that the writer's ``keys`` name), shapes and dtypes.
             priority: At least 0, finite; None takes what the table gives to new rows. Rows with and without one do not
                 share a batch.
 

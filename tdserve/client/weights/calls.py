@@ -78,7 +78,7 @@ class WeightsClient(MemmapClient):
 
         Args:
             td: TensorDict (for instance ``TensorDict.from_module(policy)``) or ``nn.Module``.
-            metadata: Small values for readers, such as ``{"step": 10}``.
+            metadata: Small values for readers, such as ``{"step": 10}``; 1 MiB at most.
             keep: Newest versions that stay readable; 0 leaves it as it is (2 at first).
             fanout: How many readers whoever has a version passes it on to, at most, kept until another is given; 0
                 leaves that to the server.

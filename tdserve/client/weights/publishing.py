@@ -26,6 +26,7 @@ from tdserve.spec.torch_types import to_torch
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2
 from tdserve.values import encode_bytes
+from tdserve.weights import check_metadata
 
 MAX_COUNT = (1 << 32) - 1
 """Of versions that are kept, and of readers that one passes a version on to: as the message holds it."""
@@ -79,7 +80,7 @@ def publish(
     """Stores the next version; see ``Client.publish``."""
     check_store_name(name)
     _check_named(td)
-    said = encode_bytes(_checked_metadata(metadata), key="metadata")
+    said = _encode_metadata(metadata)
     keep, fanout = (
         check_integer(argument, number, 1, maximum=MAX_COUNT) if number != 0 else 0
         for argument, number in (("keep", keep), ("fanout", fanout))
@@ -146,11 +147,13 @@ def _note_told(told: tuple[Session, Spec] | None) -> None:
         session.told_specs = dict(list(session.told_specs.items())[-MAX_TOLD_SPECS:])
 
 
-def _checked_metadata(metadata: Any) -> dict[str, Any]:
+def _encode_metadata(metadata: Any) -> bytes:
     try:
-        return dict(metadata or {})
+        said = encode_bytes(dict(metadata or {}), key="metadata")
     except (TypeError, ValueError) as fault:
         raise InvalidRequestError(argument="metadata", reason=f"a {type(metadata).__name__} is no dict") from fault
+    check_metadata(said)
+    return said
 
 
 def _in_dtype(captured: Captured, dtype: str) -> Captured:

@@ -10,6 +10,7 @@ import torch
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.leaves import Leaves
+from tdserve.client.pending import Pending
 from tdserve.client.received import Received, views
 from tdserve.client.relays.kept import Kept, checksums
 from tdserve.client.relays.link import take
@@ -47,6 +48,7 @@ def receive_linked(
     client: SessionClient,
     session: Session,
     request: int,
+    pending: Pending,
     accepted: control_pb2.Accepted,
     *,
     layout: Layout,
@@ -63,13 +65,12 @@ def receive_linked(
     if accepted.is_relayed:
 
         def verify(asked: control_pb2.TakenRequest) -> None:
-            number = client.next_request()
+            number = client.requests.next()
             asked.timeout_s = VERIFY_S
             try:
                 session.send(number, taken=asked).wait(VERIFY_S + ANSWER_GRACE_S, "a look at a version")
             finally:
                 session.forget(number)
-                client.answered(number)
 
         return take_relayed(
             session.relays,
@@ -84,7 +85,7 @@ def receive_linked(
     return receive_kept(
         session.relays,
         accepted.link,
-        session.channel,
+        session.channel(session.content_of(pending, accepted), timeout_s),
         tag_of(request),
         layout=layout,
         spec=spec,
@@ -162,7 +163,7 @@ def take_relayed(
     was_connected = is_right = False
     link = None
     try:
-        link = relays.open_link(number)
+        link = relays.open_link(number, accepted.link_secret)
         channel = link.connect()
         was_connected = True
         kept = relays.keep(number, layout, pool) if accepted.keeps else None

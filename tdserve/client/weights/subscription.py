@@ -110,5 +110,5 @@ def _step_of(deadline: Deadline) -> Deadline:
 def _of_whole_wait(error: TDServeError, deadline: Deadline) -> TDServeError:
     """A wait's end as the caller knows it: of the time that was given, not of the last step."""
     if isinstance(error, DeadlineExceededError):
-        return DeadlineExceededError(what=str(error.fields["what"]), timeout_s=deadline.timeout_s)
+        return type(error)(**{**error.fields, "timeout_s": deadline.timeout_s})
     return error

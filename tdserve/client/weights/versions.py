@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -160,7 +161,7 @@ class _Attempt:
         failed: list[control_pb2.FailedLink] = []
         num_retired = 0
         while True:
-            number = self._client.next_request() if failed or num_retired else request
+            number = self._client.requests.next() if failed or num_retired else request
             try:
                 return self._ask(session, number, deadline, failed)
             except LinkFailedError as error:  # another client's, not the session's
@@ -172,7 +173,6 @@ class _Attempt:
             finally:
                 if number != request:
                     session.forget(number)
-                    self._client.answered(number)
 
     def _ask(
         self, session: Session, request: int, deadline: Deadline, failed: Sequence[control_pb2.FailedLink]
@@ -189,7 +189,8 @@ class _Attempt:
         message.failed.extend(failed)
         pending = session.send(request, latest=message)
         destination, mismatch = self._destination()  # while the server works
-        answer = pending.wait(answer_timeout_s(deadline), f"a version of {wanted.name!r}")
+        warn = partial(self._client.missing_names.warn, wanted.name) if spec is None else None
+        answer = pending.wait(answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
         if answer.HasField("done") and answer.done.nothing_newer:
             if mismatch is not None:
                 raise mismatch

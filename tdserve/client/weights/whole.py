@@ -61,7 +61,7 @@ def take_whole(
     if accepted.link:
         try:
             received = receive_linked(
-                client, session, request, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
+                client, session, request, pending, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
             )
         except (TransportError, DeadlineExceededError) as error:
             raise session.failure_of(pending, error) from error

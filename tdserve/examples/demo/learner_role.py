@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -18,7 +17,7 @@ from tdserve.examples.demo.patience import BORNE, Patience
 from tdserve.examples.demo.progress import Progress, print_summary
 from tdserve.examples.demo.result import Result, summary, write_json
 from tdserve.examples.demo.stores import PATIENCE_S, POLICY, Stores, open_stores
-from tdserve.examples.demo.watch import Watch
+from tdserve.examples.demo.watch import Begun, Watch
 
 GONE_S = 120.0
 """A server that has not answered for so long will not come back by itself."""
@@ -33,13 +32,6 @@ QUIET_S = 1.0
 
 QUIET_TIMEOUT_S = 15.0
 """An actor that waits for a server or a network may write until then; its last rows are not waited for longer."""
-
-
-class Begun(NamedTuple):
-    """What a run was when this process took it up; each published policy says it anew for the next process."""
-
-    seconds: float  # that earlier processes have learned
-    first_episode: int  # number of the first episode that counts
 
 
 def learn_alone(options: DemoOptions) -> int:
@@ -68,7 +60,7 @@ def learn_alone(options: DemoOptions) -> int:
         learner = patience.call(lambda: Learner(client, options))
         begun, line = patience.call(lambda: _begin(client, learner, stores))
         say(line)
-        watch = Watch(client, stores, started_s=time.time() - begun.seconds, first_episode=begun.first_episode)
+        watch = Watch(client, stores, begun)
         with Progress(console, title=f"{options.env}, seed {options.seed}", target=target) as progress:
             ending = _learn(learner, watch, progress, patience, goal=Goal(target, options.max_seconds), begun=begun)
         patience.call(lambda: learner.publish(is_over=True, **_said(watch, begun)))
@@ -85,13 +77,13 @@ def learn_alone(options: DemoOptions) -> int:
 def _begin(client: tdserve.Client, learner: Learner, stores: Stores) -> tuple[Begun, str]:
     """Takes up the run of the newest policy, or begins one; says so to the actors at once."""
     policy = client.latest(POLICY, newer_than=0, timeout_s=0)
-    begun = Begun(0.0, stores.episodes.info()["inserts"])
+    begun = Begun.now(client, stores)
     line = "begins"
     if policy is not None:
         learner.resume(policy)
         line = f"begins a new run with the policy of version {policy.version}"
         if not policy.metadata.get("is_over"):
-            begun = Begun(policy.metadata.get("seconds", 0.0), policy.metadata.get("first_episode", 0))
+            begun = Begun(*(policy.metadata.get(name, 0) for name in Begun._fields))
             line = f"goes on from version {policy.version}, {begun.seconds:.0f} s into the run"
     learner.publish(is_over=False, **begun._asdict())
     return begun, line
@@ -119,6 +111,7 @@ def _learn(
 
 
 def _said(watch: Watch, begun: Begun) -> dict[str, float]:
+    """What each published policy says, for a process that takes the run up."""
     return begun._replace(seconds=watch.seconds)._asdict()
 
 

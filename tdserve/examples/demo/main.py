@@ -17,9 +17,11 @@ from tdserve.examples.demo.processes import Processes, Signals
 from tdserve.examples.demo.progress import Progress, print_summary
 from tdserve.examples.demo.result import Result, summary
 from tdserve.examples.demo.stores import open_stores, sizes
-from tdserve.examples.demo.watch import Watch
+from tdserve.examples.demo.watch import Begun, Watch
 
 POLL_INTERVAL_S = 0.5
+
+STARTING = "starts {} actors and a learner, which import torch; the first figures come after some seconds"
 
 
 def run(options: DemoOptions) -> int:
@@ -49,8 +51,10 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
         try:
             # connected first: a data worker that starts beside three more processes that import torch takes long
             with tdserve.connect(server.address, transport=options.transport) as client:
+                stores = open_stores(client, options.env)
+                watch = Watch(client, stores, Begun.now(client, stores)._replace(seconds=time.time() - started_s))
                 _start_all(processes, options, server.address)
-                watch = Watch(client, open_stores(client, options.env), started_s=started_s)
+                console.print(STARTING.format(options.num_actors), highlight=False, soft_wrap=True)
                 with Progress(console, title=f"{options.env}, seed {options.seed}", target=target) as progress:
                     goal = Goal(target, options.max_seconds)
                     ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)

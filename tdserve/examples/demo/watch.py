@@ -66,23 +66,51 @@ class Rates:
         )
 
 
+def _growth(first: int, last: int) -> int:
+    """How much a counter grew. A restarted server counts from 0 again: what it counted since then is a lower bound."""
+    return last - first if last >= first else last
+
+
+class Begun(NamedTuple):
+    """How far a run is, and what earlier runs left in its stores: numbers of the first things that count."""
+
+    seconds: float = 0.0
+    first_episode: int = 0
+    first_transition: int = 0
+    first_sample: int = 0
+    first_update: int = 0
+
+    @classmethod
+    def now(cls, client: tdserve.Client, stores: Stores) -> Begun:
+        """A run that begins with what the stores hold."""
+        policy = client.latest(POLICY, newer_than=0, timeout_s=0)
+        transitions = stores.transitions.info()
+        return cls(
+            first_episode=stores.episodes.info()["inserts"],
+            first_transition=transitions["inserts"],
+            first_sample=transitions["samples"],
+            first_update=0 if policy is None else policy.metadata["num_updates"],
+        )
+
+
 class Watch:
     """Follows a run.
 
     Args:
         client: The parent's own.
         stores: The run's replays.
-        started_s: When the run began, in seconds since the epoch.
-        first_episode: Number of the first episode that belongs to it.
+        begun: How far the run is, and what does not belong to it.
     """
 
-    def __init__(self, client: tdserve.Client, stores: Stores, *, started_s: float, first_episode: int = 0) -> None:
+    def __init__(self, client: tdserve.Client, stores: Stores, begun: Begun) -> None:
         self._client = client
         self._stores = stores
-        self._started_s = started_s
-        self._first_episode = first_episode
-        self._polls: deque[Snapshot] = deque([Snapshot()], maxlen=NUM_POLLS_OF_RATES + 1)
-        self._num_updates = 0
+        self._begun = begun
+        self._started_s = time.time() - begun.seconds
+        self._server_bytes = self._read_bytes()
+        self._num_bytes = dict.fromkeys(self._server_bytes, 0)
+        self._polls: deque[Snapshot] = deque(maxlen=NUM_POLLS_OF_RATES + 1)
+        self._num_updates = begun.first_update
         self._version = 0
         self.episodes: list[Episode] = []
 
@@ -94,12 +122,12 @@ class Watch:
     @property
     def newest(self) -> Snapshot:
         """What the last poll saw."""
-        return self._polls[-1]
+        return self._polls[-1] if self._polls else Snapshot(seconds=self._begun.seconds)
 
     @property
     def rates(self) -> Rates:
-        """Of the last two seconds or so."""
-        return Rates.between(self._polls[0], self._polls[-1])
+        """Of the last two seconds or so; 0 until the second poll."""
+        return Rates.between(self._polls[0] if self._polls else self.newest, self.newest)
 
     def poll(self) -> Snapshot:
         """Asks the server.
@@ -115,26 +143,34 @@ class Watch:
             seconds=self.seconds,
             num_episodes=len(self.episodes),
             mean_return=mean_return(self.episodes),
-            num_transitions=info["inserts"],
-            num_samples=info["samples"],
-            num_updates=self._num_updates,
+            num_transitions=info["inserts"] - self._begun.first_transition,
+            num_samples=info["samples"] - self._begun.first_sample,
+            num_updates=self._num_updates - self._begun.first_update,
             version=self._version,
             staleness=self._version - sum(versions) / len(versions) if versions else None,
-            num_bytes={
-                name: moved["bytes_in"] + moved["bytes_out"]
-                for name, moved in self._client.stats()["transports"].items()
-            },
+            num_bytes=self._count_bytes(),
         )
         self._polls.append(snapshot)
         return snapshot
 
     def _read_episodes(self) -> list[Episode]:
         episodes: list[Episode] = []
-        for part in parts(self._first_episode, self._stores.episodes.info()["inserts"], EPISODES_CAPACITY):
+        for part in parts(self._begun.first_episode, self._stores.episodes.info()["inserts"], EPISODES_CAPACITY):
             rows = self._stores.episodes[part]
             columns = (rows["ended_s"] - self._started_s, rows["actor"], rows["episode_return"], rows["policy_version"])
             episodes += [Episode(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         return episodes
+
+    def _read_bytes(self) -> dict[str, int]:
+        transports = self._client.stats()["transports"]
+        return {name: moved["bytes_in"] + moved["bytes_out"] for name, moved in transports.items()}
+
+    def _count_bytes(self) -> dict[str, int]:
+        """What was moved since the watch began, over restarts of the server too, which counts from 0 again."""
+        before, self._server_bytes = self._server_bytes, self._read_bytes()
+        for name, num_bytes in self._server_bytes.items():
+            self._num_bytes[name] = self._num_bytes.get(name, 0) + _growth(before.get(name, 0), num_bytes)
+        return dict(self._num_bytes)
 
     def _read_policy(self) -> None:
         policy = self._client.latest(POLICY, newer_than=self._version, timeout_s=0)

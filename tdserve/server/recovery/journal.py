@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from tdserve.selection import from_message
-from tdserve.spec.tree import Spec
+from tdserve.row_sets import RowSet
+from tdserve.selection import Selection, from_message
 from tdserve.v1 import control_pb2
 
 JOURNAL = b"apply:"
@@ -45,6 +45,14 @@ class Journal:
         asked = control_pb2.WriteRequest.FromString(rest[head["done_nbytes"] :])
         return cls(bytes.fromhex(head["client"]), head["request"], done, asked, head["staging"])
 
-    def rows(self, spec: Spec) -> np.ndarray:
-        """The rows that are written, each once."""
-        return np.unique(from_message(self.asked.selection).rows(spec.batch_size))
+    @property
+    def selection(self) -> Selection:
+        """What is written."""
+        return from_message(self.asked.selection)
+
+    def is_applied(self, rows: RowSet, generations: np.ndarray, content_version: int) -> bool:
+        """Whether a crash came behind the last step, as far as the store tells; to apply it again does no harm, but
+        would make it another version."""
+        return content_version >= self.done.version and not any(
+            (generations[piece] & 1).any() for piece in rows.pieces()
+        )

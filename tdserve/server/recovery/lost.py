@@ -9,18 +9,32 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import islice
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.errors import CorruptDataError
-from tdserve.row_numbers import decode_rows, encode_rows
+from tdserve.row_numbers import PIECE_ROWS
+from tdserve.row_sets import RowSet
 from tdserve.server.recovery import writer_records
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.spec.tree import Path
 from tdserve.store.catalog_db import CatalogDB, Transaction
 
 _KIND = "overwrites"
+
+_WRITTEN = b"last-overwrite"
+"""Under it: the key of the overwrite that was committed last. Its rows become even behind that, and its record goes
+with the next transaction: at most this one of few rows is found on record after a crash although it is whole."""
+
+_WHOLE = b"whole "
+"""In front of the record of one of very many rows that was committed."""
+
+POWER_LOSS = "power-loss"
+"""In place of a writer's lock: nobody died, but the rows had not reached the disk when the power was lost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +45,17 @@ class Overwrite:
         uid: The store's incarnation.
         lock_name: Held by the writer's process.
         request: The writer's.
-        rows: That it writes, each once.
+        rows: That it writes.
         keys: Leaves or nodes that it writes; none: all.
+        is_whole: Whether its record says that it was committed.
     """
 
     uid: str
     lock_name: str
     request: int
-    rows: NDArray[np.int64]
+    rows: RowSet
     keys: tuple[Path, ...]
+    is_whole: bool = False
 
     @property
     def key(self) -> bytes:
@@ -49,11 +65,11 @@ class Overwrite:
     @property
     def record(self) -> bytes:
         """What is on record."""
-        return json.dumps(self.keys).encode() + b"\n" + encode_rows(self.rows)
+        return json.dumps(self.keys).encode() + b"\n" + self.rows.encode()
 
-    def left(self, rows: NDArray[np.int64]) -> ReservedRows:
+    def left(self, rows: RowSet) -> ReservedRows:
         """Rows of it that have left their table meanwhile, as they are on record then."""
-        return ReservedRows(self.uid, self.lock_name, -self.request, encode_rows(rows))
+        return ReservedRows(self.uid, self.lock_name, -self.request, rows.encode())
 
     def save(self, db: CatalogDB) -> None:
         """Writes it down."""
@@ -63,6 +79,18 @@ class Overwrite:
         """It is over."""
         txn.delete("pending", self.key)
         txn.delete("pending", self.left(self.rows).key)
+
+    def commit(self, txn: Transaction) -> None:
+        """Its content is in place: what is odd of it is whole from this transaction on. Its record is to go later."""
+        if len(self.rows) > PIECE_ROWS:  # they become even in several turns, in which others may be committed
+            txn.put("pending", self.key, _WHOLE + self.record)
+        else:
+            txn.put("pending", _WRITTEN, self.key)
+        txn.delete("pending", self.left(self.rows).key)
+
+    def is_committed(self, db: CatalogDB) -> bool:
+        """Whether its content was whole before a crash."""
+        return self.is_whole or db.get("pending", _WRITTEN) == self.key
 
     @classmethod
     def records_of(cls, db: CatalogDB, uid: str) -> list[bytes]:
@@ -74,9 +102,10 @@ class Overwrite:
         """All on record of one store."""
         found = []
         for lock_name, request, content in writer_records.load(db, _KIND, uid):
-            keys, _, rows = content.partition(b"\n")
+            keys, _, rows = content.removeprefix(_WHOLE).partition(b"\n")
             paths = tuple(tuple(path) for path in json.loads(keys))
-            found.append(cls(uid, lock_name, request, decode_rows(rows), paths))
+            is_whole = content.startswith(_WHOLE)
+            found.append(cls(uid, lock_name, request, RowSet.decode(rows), paths, is_whole=is_whole))
         return found
 
 
@@ -87,7 +116,7 @@ class LostRows:
     Attributes:
         overwrites: That were cut short.
         may_heal_until_s: Point in time (monotonic) until which a writer that a restart of the server has cut short may
-            be expected to write again.
+            be expected to write again; infinity before sessions can be opened.
     """
 
     overwrites: list[Overwrite] = field(default_factory=list)
@@ -97,41 +126,48 @@ class LostRows:
         return bool(self.overwrites)
 
     @property
-    def rows(self) -> NDArray[np.int64]:
-        """All lost rows, some perhaps more than once."""
-        found = [each.rows for each in self.overwrites]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+    def row_set(self) -> RowSet:
+        """All lost rows."""
+        return reduce(or_, (each.rows for each in self.overwrites), RowSet.run(0, 0))
 
-    def check(self, rows: NDArray[np.int64], *, store: str, remedy: str = "write them again") -> None:
+    def check(self, rows: RowSet, *, store: str, remedy: str = "write them again") -> None:
         """Raises CorruptDataError when one of these rows is lost; ``remedy`` says what to do."""
-        if not self.overwrites:
+        if not self.overwrites or not (lost := rows & self.row_set):
             return
-        lost = np.unique(rows[np.isin(rows, self.rows)])
-        if len(lost):
-            shown = ", ".join(map(str, lost[:8].tolist())) + (", ..." if len(lost) > 8 else "")
-            raise CorruptDataError(
-                path=f"store {store!r}, rows {shown}",
-                expected="rows that were written whole",
-                actual=f"rows whose writer died while it overwrote them; {remedy}",
-            )
+        first = list(islice((number for piece in lost.pieces() for number in _numbers(piece)), 8))
+        shown = ", ".join(map(str, first)) + (", ..." if len(lost) > len(first) else "")
+        raise CorruptDataError(
+            path=f"store {store!r}, rows {shown}",
+            expected="rows that were written whole",
+            actual=f"{self._why(lost)}; {remedy}",
+        )
 
-    def touching(self, rows: NDArray[np.int64]) -> list[str]:
+    def _why(self, rows: RowSet) -> str:
+        if POWER_LOSS in self.touching(rows):
+            return "rows that had not reached the disk when the power was lost"
+        return "rows whose writer died while it overwrote them"
+
+    def touching(self, rows: RowSet) -> list[str]:
         """Lock names of the writers that may still write into these rows."""
-        return [each.lock_name for each in self.overwrites if np.isin(each.rows, rows).any()]
+        return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
-    def written(self, rows: NDArray[np.int64], keys: Sequence[Path], db: CatalogDB) -> None:
-        """These rows were written again: what is whole now is not lost any more."""
-        kept = []
+    def replace_written(self, rows: RowSet, keys: Sequence[Path]) -> dict[bytes, bytes | None]:
+        """Forgets what was lost of rows that were written again; returns what to change on record."""
+        kept: list[Overwrite] = []
+        changes: dict[bytes, bytes | None] = {}
         for each in self.overwrites:
             is_covered = not keys or (bool(each.keys) and all(_is_below(path, keys) for path in each.keys))
-            left = each.rows[~np.isin(each.rows, rows)] if is_covered else each.rows
-            if len(left):
+            left = each.rows - rows if is_covered else each.rows
+            if left:
                 kept.append(each if len(left) == len(each.rows) else replace(each, rows=left))
             if len(left) != len(each.rows):
-                db.delete("pending", each.key)
-                if len(left):
-                    kept[-1].save(db)
+                changes[each.key] = kept[-1].record if len(left) else None
         self.overwrites = kept
+        return changes
+
+
+def _numbers(piece: slice | NDArray[np.int64]) -> range | list[int]:
+    return range(piece.start, piece.stop) if isinstance(piece, slice) else piece[:8].tolist()
 
 
 def _is_below(path: Path, keys: Sequence[Path]) -> bool:

@@ -97,6 +97,6 @@ class LocalDoor:
         )
         session.attach(client)
         self._inside[link] = session
-        link.is_let_in = True
+        link.let_in()
         welcome = control_pb2.Welcome(session=session.number, transport=session.transport)
         link.send(control_pb2.ServerMessage(welcome=welcome))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 
 from tdserve.addresses import interface_address
@@ -16,8 +17,9 @@ from tdserve.errors import (
     ProtocolVersionError,
     TransferAbortedError,
 )
-from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.ids import CLIENT_ID_BYTES, check_text
 from tdserve.machine import boot_id
+from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.session import ClientSession, local_address_towards
 from tdserve.server.workers import DataWorker
@@ -30,6 +32,10 @@ OPEN_TIMEOUT_S = 60.0
 
 END_GRACE_S = 5.0
 """A transfer ends by itself after the transfer timeout; so long the worker may take to say so."""
+
+FIRST_NUMBER_BITS = 40
+"""Random bits of a run's first session number: of a thousand sessions one comes again once in a thousand million
+restarts."""
 
 TRANSPORTS_HERE = ("auto", "gloo", "shm", "nccl")
 
@@ -50,13 +56,17 @@ class Sessions:
         self._server_id = root.server_id
         self._boot_id = boot_id()
         self._by_number: dict[int, ClientSession] = {}
-        self._last_number = 0
+        # Not from 1: a call that names a session may be sent again to the next run of the server, where a small number
+        # would be another client's.
+        self._last_number = secrets.randbits(FIRST_NUMBER_BITS)
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def __contains__(self, number: object) -> bool:
-        return number in self._by_number
+        """Whether a session is open, and stays so as far as is known."""
+        session = self._by_number.get(number) if isinstance(number, int) else None
+        return session is not None and not session.ended.is_set()
 
     def __iter__(self) -> Iterator[ClientSession]:
         return iter(list(self._by_number.values()))
@@ -70,17 +80,10 @@ class Sessions:
         Raises:
             ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
             DeadlineExceededError: No data worker came up in time.
+            ServerBusyError: There are too few descriptors for another client.
             TransferAbortedError: Something of the older session does not end; a retry could store it twice.
         """
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionError(
-                address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
-            )
-        if hello.transport not in TRANSPORTS_HERE:
-            reason = "this server has gloo, shm and nccl"
-            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason=reason)
-        if len(hello.client_id) != CLIENT_ID_BYTES:
-            raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
+        self._check(hello)
         for older in self:
             if older.client_id == hello.client_id:
                 older.ended.set()
@@ -94,6 +97,7 @@ class Sessions:
             why_no_gpu=worker.why_no_gpu,
             is_one_machine=self._is_here(hello),
         )
+        check_room(worker, self, uses_nccl=not why_not)
         self._last_number += 1
         chosen = self._config.interface
         interface = local_address_towards(link.peer) if chosen is None else interface_address(chosen)
@@ -118,6 +122,7 @@ class Sessions:
             gpu="" if why_not else worker.gpu,
             why_not_nccl=why_not if hello.gpu or hello.transport == "nccl" else "",
             interface=interface,
+            secret=session.secret,
         )
         if session.invitation is not None:
             welcome.local.CopyFrom(session.invitation.message(self._root))
@@ -128,6 +133,20 @@ class Sessions:
             await self.close(session)
             raise
         return session
+
+    def _check(self, hello: control_pb2.Hello) -> None:
+        """Raises an error where the client cannot be served, whatever else is done here."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
+            )
+        if hello.transport not in TRANSPORTS_HERE:
+            reason = "this server has gloo, shm and nccl"
+            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason=reason)
+        if len(hello.client_id) != CLIENT_ID_BYTES:
+            raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
+        for argument in ("host", "boot_id", "gpu"):
+            check_text(argument, getattr(hello, argument))
 
     async def close(self, session: ClientSession) -> None:
         """Forgets a session; its worker closes its channel, which ends what is under way there."""
@@ -143,13 +162,17 @@ class Sessions:
         return self._by_number.get(number)
 
     def on_report(self, report: worker_pb2.Report) -> None:
-        """A worker tells of a session: an entry for the client's rendezvous, or that the channel is gone."""
+        """A worker tells of a session: an entry for the client's rendezvous, or that a channel is gone."""
         session = self._by_number.get(report.session)
         if session is None or session.ended.is_set():
             return
         if report.HasField("rendezvous"):
             message = control_pb2.ServerMessage(rendezvous=report.rendezvous)
             session.run(session.link.send(message), 0)
+        elif report.HasField("channel_lost"):
+            number = report.channel_lost.channel
+            if number == session.channel_number and session.lose_channel(number):
+                session.tell(control_pb2.ServerMessage(channel_lost=report.channel_lost))
         elif report.HasField("session_lost"):
             session.ended.set()
 

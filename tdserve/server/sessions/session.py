@@ -14,7 +14,8 @@ from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.deadline import Deadline
-from tdserve.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError
+from tdserve.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
+from tdserve.ids import new_secret
 from tdserve.server import eager
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.waiting import Waiters
@@ -23,8 +24,23 @@ from tdserve.session import SessionEvent, SessionProtocol, tag_of
 from tdserve.spec.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
+NUM_PAIRS = 2
+"""Of a session with its worker, each with a descriptor there: for content, and for mail."""
+
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
+
+MAX_ENTRIES = 1_000
+"""Of the rendezvous of one session: two groups take about ten."""
+
+MAX_ENTRY_BYTES = 1 << 16
+"""Of a key or a value of them: they take some hundreds."""
+
+MAX_CHANNELS = 100_000
+"""Of one session, one after the other. A client that is well gives one up when a call ends in the middle of content."""
+
+MAX_REFUSING = 8_000
+"""Refusals that are on their way to one client."""
 
 
 class ClientSession:
@@ -42,10 +58,13 @@ class ClientSession:
 
     Attributes:
         local: The client, once it reads and writes the files by itself.
-        cancelled_requests: Those under way that are to be given up when they begin to wait.
+        cancelled_requests: Those under way that are to be given up when they wait; nobody has what they lease.
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
         last_epoch: Number of the last epoch of a group that it was in. The next one has a higher number, whatever its
             group: what comes late of one that is over must not be taken for the next one's.
+        channel_number: Of its newest channel for content; those before are gone.
+        held_nbytes: Of its requests under way.
+        secret: What both ends of its gloo groups prove to know.
         told_specs: Structures of versions that the client has told, each in its last order of keys, by fingerprint.
     """
 
@@ -74,7 +93,14 @@ class ClientSession:
         self.accepted_requests: set[int] = set()
         self.mailed_requests: set[int] = set()
         self.cancelled_requests: set[int] = set()
+        self.channel_number = 0
+        self._channel_of: dict[int, int] = {}
         self.last_epoch = 0
+        self.held_nbytes = 0
+        self._num_refusing = 0
+        self._num_entries = 0
+        self._has_refused = asyncio.Event()
+        self.secret = new_secret()
         self.told_specs: dict[bytes, Spec] = {}
         self._inline_bytes = inline_bytes
         self._interface = interface
@@ -94,6 +120,11 @@ class ClientSession:
         if self.local is not None:
             return "shm"
         return "nccl" if self._uses_nccl else "gloo"
+
+    @property
+    def num_promised_descriptors(self) -> int:
+        """How many descriptors of its worker it may still come to need."""
+        return 0 if self.local is not None or self.ended.is_set() else NUM_PAIRS - len(self._is_opened)
 
     def attach(self, local: LocalClient) -> None:
         """The client has shown that it is on this machine: from now on it moves its content by itself."""
@@ -129,8 +160,42 @@ class ClientSession:
             while request in self.protocol.requests:
                 await self._ends.setdefault(request, asyncio.Event()).wait()
 
+    def bind(self, request: int, channel_number: int) -> None:
+        """A request that begins has content under way on this channel, or waits for some there. If that has gone
+        meanwhile, it will not get as far as to use it."""
+        self._channel_of[request] = channel_number
+        self._hear_of(channel_number)
+
+    def _hear_of(self, channel_number: int) -> None:
+        """The client has this channel: those before it are gone, of which other news may have been overtaken."""
+        if channel_number > self.channel_number:
+            self.lose_channel(channel_number - 1)
+
+    def lose_channel(self, number: int) -> bool:
+        """A channel is gone for one of its ends, and all before it: what is under way there fails.
+
+        Returns:
+            Whether that is news, and another takes its place. Where none can, the session ends.
+        """
+        if number < self.channel_number or self.ended.is_set() or self.local is not None:
+            return False
+        if self._uses_nccl or number >= MAX_CHANNELS:
+            self.ended.set()
+            return False
+        self.channel_number = number + 1
+        self._is_opened.discard(False)
+        self._num_entries = 0
+        order = worker_pb2.Order(session=self.number, channel=number)
+        order.close_channel.SetInParent()
+        self.worker.send(order)
+        lost = {request for request, bound in self._channel_of.items() if bound <= number}
+        for task in [task for task in self._waiting if self._tasks.get(task) in lost]:
+            task.cancel()
+        return True
+
     def end(self, request: int) -> None:
         """A request ends, however it was answered."""
+        self._channel_of.pop(request, None)
         self.accepted_requests.discard(request)
         self.mailed_requests.discard(request)
         self.cancelled_requests.discard(request)
@@ -139,13 +204,21 @@ class ClientSession:
         if request in self._ends:
             self._ends.pop(request).set()
 
-    def cancel(self, request: int) -> None:
-        """Gives up a request that waits; one that already moves content goes on to its end."""
-        waiting = [task for task in self._waiting if self._tasks.get(task) == request]
+    def cancel(self, request: int) -> bool:
+        """Gives up a request that waits; one that already moves content goes on to its end.
+
+        Returns:
+            Whether it is under way.
+        """
+        # One that is done is forgotten a turn of the loop later, and nobody looks any more for what cancels it.
+        tasks = [task for task, number in self._tasks.items() if number == request and not task.done()]
+        waiting = [task for task in tasks if task in self._waiting]
         for task in waiting:
             task.cancel()
-        if not waiting and request in self.protocol.requests:  # it may be just about to wait
+        is_under_way = bool(tasks) or request in self.protocol.requests
+        if is_under_way and not waiting:  # it may be just about to begin, or to wait
             self.cancelled_requests.add(request)
+        return is_under_way
 
     async def wait(
         self,
@@ -171,7 +244,9 @@ class ClientSession:
         task = asyncio.current_task()
         if task is None:
             raise LocalProtocolError(reason="waiting() outside a task")
-        if self.ended.is_set() or self._tasks.get(task) in self.cancelled_requests:
+        request = self._tasks.get(task, 0)
+        is_lost = self._channel_of.get(request, self.channel_number) != self.channel_number
+        if self.ended.is_set() or request in self.cancelled_requests or is_lost:
             raise asyncio.CancelledError
         self._waiting.add(task)
         try:
@@ -186,39 +261,63 @@ class ClientSession:
 
         Raises:
             PeerLostError: The session has ended, and its worker forgets it: an order now would begin it anew there.
+            TransferAbortedError: The channel on which the request has begun is gone.
         """
         if self.ended.is_set():
             raise PeerLostError(peer=f"the client of session {self.number}", reason="its session has ended")
+        number = self._channel_of.setdefault(request, self.channel_number) if request else self.channel_number
+        if number != self.channel_number:
+            reason = f"channel {number} of session {self.number} was lost, another takes its place"
+            raise TransferAbortedError(transfer=request, reason=reason)
         if is_accepted:
             self.accepted_requests.add(request)
-        return worker_pb2.Order(session=self.number, tag=tag_of(request), is_accepted=is_accepted)
+        return worker_pb2.Order(
+            session=self.number, tag=tag_of(request), is_accepted=is_accepted, channel=self.channel_number
+        )
 
     def rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         """Hands an entry of the client to the worker; the first one of a channel opens it there."""
         if self.ended.is_set():
             return
+        self._num_entries += 1
+        if self._num_entries > MAX_ENTRIES or len(entry.key) > MAX_ENTRY_BYTES or len(entry.value) > MAX_ENTRY_BYTES:
+            self.ended.set()  # the worker keeps them all
+            return
+        if not entry.is_mail:
+            self._hear_of(entry.channel)
+            if entry.channel != self.channel_number:
+                return
         if entry.is_mail not in self._is_opened:
             self._is_opened.add(entry.is_mail)
             opening = self.order()
             opening.open_session.is_mail = entry.is_mail
             opening.open_session.transport = "gloo" if entry.is_mail else self.transport
             opening.open_session.host = self._interface
+            opening.open_session.secret = self.secret
             self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
         order = self.order()
         order.rendezvous.CopyFrom(entry)
         self.worker.send(order)
 
-    def discard(self, request: int, content: control_pb2.Content) -> None:
-        """Has the worker take in and forget what the client already sends for a refused request."""
-        if content.message_nbytes and not self.ended.is_set():
-            order = self.order(request)
+    def discard(self, request: int, content: control_pb2.Content, *, channel_number: int | None = None) -> None:
+        """Has the worker take in and forget what the client already sends for a refused request.
+
+        Args:
+            channel_number: Where it comes, of a request that has not begun.
+        """
+        if channel_number is None:
+            channel_number = self._channel_of.get(request, self.channel_number)
+        self._hear_of(channel_number)
+        if content.message_nbytes and channel_number == self.channel_number and not self.ended.is_set():
+            order = self.order()
+            order.tag = tag_of(request)
             order.discard.message_nbytes.extend(content.message_nbytes)
             self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
         """Has the worker send what the client of a refused read already waits for, marked as failed."""
-        if self.ended.is_set():  # together with its channel
-            return
+        if self.ended.is_set() or self._channel_of.get(request, self.channel_number) != self.channel_number:
+            return  # together with its channel
         order = self.order(request, is_accepted=True)
         order.send_void.message_nbytes.extend(message_nbytes)
         self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -229,6 +328,7 @@ class ClientSession:
 
     async def accepted(self, request: int, accepted: control_pb2.Accepted) -> None:
         """Answers: content follows over the channel."""
+        accepted.channel = self._channel_of.get(request, self.channel_number)
         await self._answer(control_pb2.ServerMessage(request=request, accepted=accepted))
 
     async def done(self, request: int, done: control_pb2.Done) -> None:
@@ -249,6 +349,25 @@ class ClientSession:
             self.local.send(message)
         else:
             await self.link.send(message)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """A block that tells the client that a request is not even begun. Such requests are held by nobody else: a
+        client that has too many of them and does not read what it is told is sent away."""
+        self._num_refusing += 1
+        if self._num_refusing > MAX_REFUSING:
+            self.ended.set()
+        try:
+            yield
+        finally:
+            self._num_refusing -= 1
+            self._has_refused.set()
+
+    async def catch_up(self) -> None:
+        """Waits while more refusals are on their way to the client than may be when it sends its next request."""
+        while self._num_refusing > MAX_REFUSING // 2 and not self.ended.is_set():
+            self._has_refused.clear()
+            await self._has_refused.wait()
 
     async def finish(self, timeout_s: float) -> bool:
         """Cuts waits short, and waits until every transfer under way has ended; its worker sees to that.

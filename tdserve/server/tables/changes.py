@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,14 @@ from numpy.typing import NDArray
 
 from tdserve.errors import RemoteProtocolError
 from tdserve.replay.settings import Settings
-from tdserve.row_numbers import column_of, decode_rows
+from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, column_of, decode_rows, has_runs
+from tdserve.row_sets import RowSet
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
+from tdserve.server.tables.counts import counts_of
+from tdserve.server.turns import in_turns, over_pieces, sum_in_turns
 from tdserve.v1 import control_pb2
 
 
@@ -33,35 +38,42 @@ class Changes:
         """Changes a table, whole or not at all.
 
         Raises:
-            SelectionError, InvalidRequestError, WrongStateError: Nothing was changed.
+            SelectionError, InvalidRequestError, WrongStateError, CapacityError: Nothing was changed.
         """
         entry = self._stores.get(asked.store)
         entry.replay_table()
         kind = asked.WhichOneof("change")
         if kind == "priorities":  # to set one twice does no harm, so nothing is written down
-            done = _set_priorities(entry, asked.priorities)
+            done = await _set_priorities(entry, asked.priorities)
             entry.changed.wake()
             return done
         async with entry.write_lock:  # no row is half written
             entry.check_present()
-            done = self._apply(session, entry, kind, asked)
-            # The rows go first, the record second: after a crash in between, what was consumed does not come back.
-            with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
+            if (answered := self._answers.seen(session.client_id, request)) is not None:
+                return control_pb2.Done.FromString(answered)  # by a session that has ended since
+            self._stores.db.check_room()
+            done = await self._apply(session, entry, kind, asked)
+            entry.check_present()
+            done.counts.CopyFrom(counts_of(entry))
+            # The rows go first, the record second: after a crash in between, what was consumed does not come back. So
+            # all is decided by now.
+            answer = done.SerializeToString()
+            with self._answers.transaction(session.client_id, request, answer, is_decided=True) as txn:
                 self._stores.save_state(entry, txn, entry.table_state())
                 self._stores.unfinished.note_left(entry, txn)
         entry.changed.wake()
         return done
 
-    def _apply(
+    async def _apply(
         self, session: ClientSession, entry: Entry, kind: str | None, asked: control_pb2.ChangeRequest
     ) -> control_pb2.Done:
         table = entry.replay_table()
         if kind == "delete":
-            return control_pb2.Done(
-                num_rows=table.delete(decode_rows(asked.delete.rows, max_rows=entry.record.capacity))
-            )
+            named = await _rows_of(entry, asked.delete.rows)
+            await over_pieces(named, lambda piece: table.check_live(_numbers(piece)), run_rows=PIECE_ROWS)
+            return control_pb2.Done(num_rows=await sum_in_turns(table.deleting(named.pieces(PIECE_ROWS))))
         if kind == "clear":
-            return control_pb2.Done(num_rows=table.clear())
+            return control_pb2.Done(num_rows=await sum_in_turns(table.clearing(resets_counts=asked.resets_counts)))
         if kind == "limiter":
             table.set_limiter(Settings.from_json(asked.limiter).limiter)
         elif kind == "close":
@@ -79,12 +91,47 @@ class Changes:
         return control_pb2.Done()
 
 
-def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
+async def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
-    priorities = column_of("priority", asked.priorities, "<f4", len(rows)).astype(np.float64)
+    priorities = column_of("priority", asked.priorities, "<f4", len(rows))
     generations = generations_of(asked.generations, len(rows))
-    num_skipped = entry.replay_table().update_priority(rows, priorities, generations)
+    table = entry.replay_table()
+    part_rows = max(TREE_PIECE_ROWS // len(table.views), 64)  # each may have a tree
+    parts = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
+    if len(parts) > 1:  # all of them are looked at before the first is changed
+
+        def check() -> Iterator[None]:
+            for part in parts:
+                table.check_update(rows[part], priorities[part], generations)
+                yield
+
+        await in_turns(check())
+
+    def update() -> Iterator[int]:
+        for part in parts:
+            same = None if generations is None else generations[part]
+            yield table.update_priority(
+                rows[part], priorities[part].astype(np.float64), same, skips_gone=len(parts) > 1
+            )
+
+    num_skipped = await sum_in_turns(update())
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
+
+
+async def _rows_of(entry: Entry, content: bytes) -> RowSet:
+    """Rows that a client names, in a thread where they are very many."""
+    capacity = entry.record.capacity
+    if len(content) <= PIECE_ROWS and not has_runs(content):
+        rows = RowSet.decode(content, max_rows=capacity)
+    else:
+        rows = await asyncio.to_thread(RowSet.decode, content, max_rows=capacity)
+    if len(rows) > capacity:
+        raise RemoteProtocolError(expected=f"at most {capacity} row numbers", received=str(len(rows)))
+    return rows
+
+
+def _numbers(piece: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
 
 
 def _leased(entry: Entry, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:

@@ -68,7 +68,11 @@ class TableClaims:
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
         self._is_over = self._is_looking = self._is_broken = self._is_listening = False
+        self._failure: CapacityError | None = None
+        self._last_request: int | None = None  # with an answer that the client may still ask for
         self._table.claims = self
+        self._active = claiming.active
+        self._active.add(self)
         entry.changed.on_wait = self.listen
         self._ring_when_needed()
 
@@ -77,6 +81,7 @@ class TableClaims:
         if self._is_looking or self._is_broken:
             return
         self._is_looking = True
+        self._failure = None
         try:
             # The claims first: but for the last of them, what was claimed by now is filled, and its record is there.
             num_claimed, num_written = self._file.num_claimed, self._file.num_written
@@ -87,6 +92,7 @@ class TableClaims:
             if self._is_listening and not self._entry.changed.num_waiting:
                 self._ring_when_needed()
         except CapacityError as error:  # tried again when somebody looks next
+            self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
         except StoreNotFoundError:
             self._is_broken = True  # it was deleted: nobody asks for these rows
@@ -98,6 +104,11 @@ class TableClaims:
         finally:
             self._is_looking = False
         self._settle()
+
+    def check_committed(self) -> None:
+        """Raises CapacityError when rows that were filled could not be committed when somebody looked last."""
+        if self._failure is not None:
+            raise self._failure
 
     def take_back(self) -> None:
         """Ends the claim: rows that are being filled are all that the client still has."""
@@ -126,6 +137,7 @@ class TableClaims:
     def _settle(self) -> None:
         if not self.is_settled or self._table.claims is not self:
             return
+        self._active.discard(self)
         self._table.claims = self._entry.changed.on_wait = None
         if not self._entry.changed.is_deleted:
             self._stores.db.delete("pending", self._record.key)
@@ -152,24 +164,20 @@ class TableClaims:
             request, num_filled = self._file.record(number)
             if num_filled < 1:
                 raise RemoteProtocolError(expected="a record of filled rows", received=f"one of {num_filled} rows")
-            is_stored = self._answers.seen(self._record.client_id, request) is not None  # tried again meanwhile
-            if is_stored:
-                self._commit(num_rows, last, number)
-                num_rows = 0
             num_rows, last = num_rows + num_filled, (request, num_filled)
-            if is_stored or (self._pending and num_rows >= len(self._pending[0])):
-                self._commit(num_rows, last, number + 1, is_stored=is_stored)
+            if self._pending and num_rows >= len(self._pending[0]):
+                self._commit(num_rows, last, number + 1)
                 num_rows = 0
         self._commit(num_rows, last, num_written)
         self._ring_when_needed()
 
-    def _commit(self, num_rows: int, last: tuple[int, int], num_taken: int, *, is_stored: bool = False) -> None:
-        """Commits the rows of some records.
+    def _commit(self, num_rows: int, last: tuple[int, int], num_taken: int) -> None:
+        """Commits the rows of some records, and in the same transaction that these were taken: each is committed once,
+        whatever becomes of answers.
 
         Args:
-            last: The last of them: only what was written last is ever tried again.
+            last: The last of them: only what was written last is ever tried again, and finds its answer here.
             num_taken: Records up to there.
-            is_stored: They are stored already, elsewhere.
         """
         if not num_rows:
             return
@@ -182,25 +190,22 @@ class TableClaims:
             num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=promised)
         num_filled = self._record.num_filled + num_rows
         record = replace(self._record, num_filled=num_filled, num_taken=num_taken, num_allowed=num_allowed)
-        if is_stored:
-            record.save(self._stores.db)
-            self._table.abort(reservation)
-        else:
-            request, num_last = last
-            commit_rows(
-                self._stores,
-                self._answers,
-                self._entry,
-                reservation,
-                PLAIN_ARRIVAL,
-                client_id=self._record.client_id,
-                request=request,
-                num_last=num_last,
-                also=record.save,
-            )
+        request, num_last = last
+        commit_rows(
+            self._stores,
+            self._answers,
+            self._entry,
+            reservation,
+            PLAIN_ARRIVAL,
+            client_id=self._record.client_id,
+            request=request,
+            instead_of=self._last_request,
+            num_last=num_last,
+            also=record.save,
+        )
         self._pending.popleft()
         self._traffic.received("shm", control_pb2.Content())  # as of a request that several extends share
-        self._record = record
+        self._record, self._last_request = record, request
         self._file.take(num_taken, num_allowed)
 
     def listen(self) -> None:
@@ -220,9 +225,11 @@ class Claiming:
         stores: The book.
         answers: Of requests that were committed.
         traffic: Counts what is committed.
+        active: Claims that are not settled.
     """
 
     def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
+        self.active: set[TableClaims] = set()
         self.stores = stores
         self.answers = answers
         self.traffic = traffic
@@ -235,7 +242,10 @@ class Claiming:
             return None
         if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
             return None
-        num_allowed = table.num_claimable(asked.wished_claim)
+        if entry.record.durability == "disk":  # its writers are answered one by one
+            return None
+        window = min(asked.wished_claim, table.step_rows)  # what is found filled is committed in one turn
+        num_allowed = table.num_claimable(window)
         if num_allowed < asked.num_rows:
             return None
         uid, lock_name = entry.record.uid, local.lock_name
@@ -247,7 +257,7 @@ class Claiming:
             _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
             return None
         record.save(self.stores.db)
-        local.claims[uid] = TableClaims(self, entry, file, record, session=session, window=asked.wished_claim)
+        local.claims[uid] = TableClaims(self, entry, file, record, session=session, window=window)
         claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
         claim.structure, claim.path = entry.record.structure, str(path.relative_to(self.stores.root.path))
         return claim
@@ -264,9 +274,8 @@ class Claiming:
 
     def catch_up(self) -> None:
         """Commits all that was filled."""
-        for entry in self.stores.opened():
-            if entry.table is not None and entry.table.claims is not None:
-                entry.table.claims.catch_up()
+        for claims in tuple(self.active):
+            claims.catch_up()
 
     def on_session_ended(self, session: ClientSession) -> None:
         """Its claims are taken back: what it may still be filling waits for the proof that it is gone."""

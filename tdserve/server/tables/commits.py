@@ -1,7 +1,9 @@
-"""The commit of rows that were filled: on record, then visible, within one turn of the event loop."""
+"""The commit of rows that were filled: on record, then visible; within one turn of the event loop, or of very many
+rows in several."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from tdserve.replay.plans import Arrival
@@ -11,6 +13,7 @@ from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.redo import Redo
 from tdserve.server.stores import Stores
+from tdserve.server.tables.counts import counts_of
 from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2
 
@@ -24,6 +27,7 @@ def commit_rows(
     *,
     client_id: bytes,
     request: int,
+    instead_of: int | None = None,
     num_last: int | None = None,
     also: Callable[[Transaction], None],
 ) -> control_pb2.Done:
@@ -35,6 +39,7 @@ def commit_rows(
         reservation: Its rows, filled.
         arrival: What is known of them.
         client_id, request: Whose extend it is; a retry gets the same answer.
+        instead_of: A request of this client whose answer is not asked for any more.
         num_last: Of several extends together: rows of the last, whose number ``request`` is.
         also: What changes on record with it.
 
@@ -43,18 +48,79 @@ def commit_rows(
     """
     entry.check_present()
     table = entry.replay_table()
-    table.arrive(reservation, arrival)
+    table.arrive(reservation.rows, arrival)
     is_one = num_last is None or num_last == len(reservation)
     done = control_pb2.Done(
-        indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :])
+        counts=counts_of(entry, num_coming=len(reservation)),
+        indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :]),
     )
     redo = Redo.of(entry.record.uid, entry.generation_values(), reservation.rows, encoded=reservation.encoded)
-    state = entry.table_state()
-    state["inserts"] += len(reservation)
-    with answers.transaction(client_id, request, done.SerializeToString()) as txn:
-        redo.save(txn)
+    with answers.transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
+        _put_on_record(stores, entry, txn, redo)
         also(txn)
-        stores.save_state(entry, txn, state)
     table.commit(reservation, arrival)
     entry.changed.wake()
     return done
+
+
+async def commit_in_turns(
+    stores: Stores,
+    answers: Answers,
+    entry: Entry,
+    reservation: Reservation,
+    settle: Callable[[], Arrival],
+    *,
+    client_id: bytes,
+    request: int,
+    also: Callable[[Transaction], None],
+) -> control_pb2.Done:
+    """Makes the rows of a long extend live, a part at a time; whole or not at all, over a crash too.
+
+    The caller sees to it that nobody begins to group the table's rows meanwhile, and that they form no trajectories.
+    Arguments and errors as of ``commit_rows``.
+
+    Args:
+        settle: What is known of the rows, as of now.
+    """
+    entry.check_present()
+    table = entry.replay_table()
+    step_rows = table.step_rows
+    try:
+        for start in range(0, len(reservation), step_rows):
+            part = slice(start, start + step_rows)
+            table.arrive(reservation.rows[part], settle().of(part), is_on_record_later=True)
+            await asyncio.sleep(0)
+        redo = await asyncio.to_thread(_redo_of, entry, reservation)  # nobody else may change what it looks at
+        entry.check_present()
+    finally:
+        table.forget_arriving()
+    counts = counts_of(entry, num_coming=len(reservation))
+    done = control_pb2.Done(counts=counts, indices=reservation.encoded)
+    with answers.transaction(client_id, request, done.SerializeToString()) as txn:
+        _put_on_record(stores, entry, txn, redo)
+        also(txn)
+    table.num_coming = len(reservation)
+    rest: Reservation | None = reservation
+    while rest is not None:
+        shown, rest = table.ring.split(rest, table.step_rows)
+        table.num_coming -= len(shown)
+        table.commit(shown)
+        await asyncio.sleep(0)
+    redo.forget(stores.db)
+    entry.changed.wake()
+    return done
+
+
+def _redo_of(entry: Entry, reservation: Reservation) -> Redo:
+    """Of a long commit, with its record made."""
+    values, encoded = entry.generation_values(), reservation.encoded
+    redo = Redo.of(entry.record.uid, values, reservation.rows, encoded=encoded, is_long=True)
+    _ = redo.record
+    return redo
+
+
+def _put_on_record(stores: Stores, entry: Entry, txn: Transaction, redo: Redo) -> None:
+    redo.save(txn)
+    state = entry.table_state()
+    state["inserts"] += len(redo.rows)
+    stores.save_state(entry, txn, state)

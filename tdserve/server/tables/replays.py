@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tdserve.deadline import Deadline
-from tdserve.errors import SelectionError
 from tdserve.replay.plans import Arrival
 from tdserve.replay.reservation import Reservation
 from tdserve.row_numbers import encode_rows, spread
+from tdserve.row_sets import RowSet
 from tdserve.selection import Selection, from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
@@ -26,10 +27,13 @@ from tdserve.server.staging_names import StagingNames, values_path
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import arriving
 from tdserve.server.tables.claims import Claiming
-from tdserve.server.tables.commits import commit_rows
+from tdserve.server.tables.commits import commit_in_turns, commit_rows
+from tdserve.server.tables.numbers import numbers_of, plan_read
 from tdserve.server.tables.policies import MadeBy
+from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import RuleKeys, group_column
 from tdserve.server.tables.samples import Samples, older_store
+from tdserve.server.turns import row_set_of
 from tdserve.server.workers import DataWorker
 from tdserve.spec.tree import Path
 from tdserve.store.catalog_db import Transaction
@@ -78,31 +82,35 @@ class Replays:
         deadline = Deadline.after(asked.timeout_s)
         entry = self._stores.get(asked.store)
         table = entry.replay_table()
+        if table.claims is not None:
+            table.claims.check_committed()  # this may be a retry of what they still have to bring
         if (answered := self._answers.seen(session.client_id, request)) is not None:
-            return control_pb2.Done.FromString(answered)  # the client had claimed and filled rows, as was seen just now
+            session.discard(request, asked.content)  # the client had claimed and filled rows, as was seen just now
+            return control_pb2.Done.FromString(answered)
         if asked.content.fingerprint != entry.spec_of_row().fingerprint:
             raise older_store(entry)
         coming = arriving(entry, session.client_id, asked)
         made_by = MadeBy(self._stores, entry, asked)
-        num_rows = asked.num_rows
-        reservation = await session.wait(
-            entry.changed,
-            lambda: table.plan_extend(num_rows),
-            deadline,
-            lambda: table.why_extend(num_rows),
-            line=("extend", num_rows),
-            give_back=table.abort,
-        )
+        reservation = await reserve_rows(session, entry, asked.num_rows, deadline)
         if entry.lost:
-            entry.lost.written(reservation.rows, (), self._stores.db)
+            with self._stores.db.transaction(is_decided=True) as txn:
+                txn.update("pending", entry.lost.replace_written(RowSet.of(reservation.rows), ()))
         try:
             found = await self._receive(session, request, entry, reservation, asked)
             arrival = coming.with_columns(entry, found)
-            # Asked for since these rows began to come, or no tensor; meanwhile others may be asked for, or given up.
-            while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
-                ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
-                arrival.groups[group_column(lacking[0])] = ids
-            done = self._commit(session, request, entry, reservation, made_by.settle(arrival))
+            # Trajectories are linked in the turn of the commit: no rows of the same writer may come between them.
+            is_long = len(reservation) > table.step_rows and table.columns.trajectories is None
+            async with entry.write_lock if is_long else nullcontext():  # which those need who ask for other groups
+                # Asked for since these rows began to come, or no tensor; meanwhile others are asked for, or given up.
+                while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
+                    ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
+                    arrival = replace(arrival, groups={**arrival.groups, group_column(lacking[0]): ids})
+                if (answered := self._answers.seen(session.client_id, request)) is not None:
+                    self._give_up(session, request, entry, reservation)  # it was tried over another session
+                    return control_pb2.Done.FromString(answered)
+                self._answers.check_wanted(session.client_id, request)
+                settle = partial(made_by.settle, arrival)
+                done = await self._commit(session, request, entry, reservation, settle, is_long=is_long)
         except BaseException:
             self._give_up(session, request, entry, reservation)
             raise
@@ -121,13 +129,15 @@ class Replays:
             table = entry.replay_table()
             if asked.fingerprint != entry.spec_of_row().fingerprint:
                 raise older_store(entry)
-            numbers = numbers_of(from_message(asked.selection), table.live_rows(), entry.name, lost=entry.lost.rows)
-            if entry.lost:
-                entry.lost.check(numbers, store=entry.name, remedy="they leave the table: extend it by others")
-            if is_free(entry, numbers):
+            numbers = await numbers_of(from_message(asked.selection), table, lost=entry.lost.row_set)
+            if not (entry.lost or entry.writes):
                 break
-            await wait_for_others(session, entry, numbers, deadline)  # by then it may mean other rows
-        plan = table.plan_read(numbers)
+            rows = await row_set_of(Selection((numbers,)), (entry.record.capacity,))
+            entry.lost.check(rows, store=entry.name, remedy="they leave the table: extend it by others")
+            if is_free(entry, rows):
+                break
+            await wait_for_others(session, entry, rows, deadline)  # by then it may mean other rows
+        plan = await plan_read(table, numbers)
         return await self._samples.send(session, request, entry, plan, tells_spec=False)
 
     async def _receive(
@@ -174,7 +184,9 @@ class Replays:
                 store = self._values_worker.order(storing)
                 # Both, also when one fails: nobody may write after the rows are given up.
                 await asyncio.wait({receive, store})
-                await store
+                faults = [future.exception() for future in (store, receive)]  # asyncio complains of those not looked at
+                if faults[0] is not None:
+                    raise faults[0]
             worked = await receive
         self._traffic.received(session.transport, content)
         return dict(zip(rule_keys, worked.columns, strict=True))
@@ -187,11 +199,12 @@ class Replays:
         keys = spec.memo.get("value_keys")
         if keys is None:
             keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]
+        lacking = _lacking(entry, asked)
         return worker_pb2.PutValues(
-            values=asked.content.values + _nothing_for(entry, asked),  # blocks one after the other are one block
-            keys=[*keys, *(content_pb2.Path(parts=path) for path in _lacking(entry, asked))],
+            values=asked.content.values + _nothing_for(lacking),  # blocks one after the other are one block
+            keys=[*keys, *(content_pb2.Path(parts=path) for path in lacking)],
             elements=encode_rows(spread(reservation.rows, math.prod(entry.spec.batch_size[1:]))),
-            is_whole=not asked.keys,
+            is_whole=not lacking,  # the values are: a tensor that comes later does not matter to them
             is_bundled=asked.content.is_bundled,
         )
 
@@ -228,8 +241,15 @@ class Replays:
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rule_keys)
         return accepted
 
-    def _commit(
-        self, session: ClientSession, request: int, entry: Entry, reservation: Reservation, arrival: Arrival
+    async def _commit(
+        self,
+        session: ClientSession,
+        request: int,
+        entry: Entry,
+        reservation: Reservation,
+        settle: Callable[[], Arrival],
+        *,
+        is_long: bool,
     ) -> control_pb2.Done:
         local = session.local
 
@@ -237,15 +257,13 @@ class Replays:
             if local is not None:
                 txn.delete("pending", _record(entry, local, reservation).key)
 
+        stores, answers, client_id = self._stores, self._answers, session.client_id
+        if is_long:
+            return await commit_in_turns(
+                stores, answers, entry, reservation, settle, client_id=client_id, request=request, also=forget
+            )
         return commit_rows(
-            self._stores,
-            self._answers,
-            entry,
-            reservation,
-            arrival,
-            client_id=session.client_id,
-            request=request,
-            also=forget,
+            stores, answers, entry, reservation, settle(), client_id=client_id, request=request, also=forget
         )
 
     def _give_up(self, session: ClientSession, request: int, entry: Entry, reservation: Reservation) -> None:
@@ -275,34 +293,9 @@ def _lacking(entry: Entry, asked: control_pb2.ExtendRequest) -> list[Path]:
     return [path for path, _ in entry.spec.values if path not in given]
 
 
-def _nothing_for(entry: Entry, asked: control_pb2.ExtendRequest) -> bytes:
+def _nothing_for(lacking: Sequence[Path]) -> bytes:
     """None for each of them: what another row had in this place is nobody's business."""
     block = control_pb2.ValueBlock()
-    for _ in _lacking(entry, asked):
+    for _ in lacking:
         block.columns.add(values=[content_pb2.Value(none=True).SerializeToString()])
     return block.SerializeToString()
-
-
-def numbers_of(selection: Selection, live: np.ndarray, store: str, *, lost: np.ndarray | tuple[()] = ()) -> np.ndarray:
-    """Row numbers that an index means: integers are row numbers, slices and masks choose among the live rows.
-
-    Negative positions count from behind the last live row, so that ``[-1]`` is the live row of the highest number.
-    ``lost`` rows are as good as gone, unless an integer names them.
-
-    Raises:
-        SelectionError: The index does not fit, or has more than one dimension.
-    """
-    num_numbers = int(live[-1]) + 1 if len(live) else 0
-    canonical = selection.canonical((num_numbers,), store=store)
-    whole = live[~np.isin(live, lost)] if len(lost) else live
-    if canonical.is_everything:
-        return whole
-    item = canonical.items[0]
-    if len(canonical.items) > 1 or item is None or item is Ellipsis:
-        raise SelectionError(selection=repr(selection), reason=f"rows of {store!r} have one dimension to choose from")
-    if isinstance(item, int):
-        return np.array([item], np.int64)
-    if isinstance(item, np.ndarray) and item.dtype != np.bool_:
-        return item.reshape(-1).astype(np.int64)
-    chosen = np.arange(num_numbers)[item]
-    return np.asarray(chosen[np.isin(chosen, whole)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import numpy as np
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 from tdserve.deadline import Deadline
 from tdserve.errors import KeyNotFoundError, NotSupportedError
 from tdserve.replay.table import Table
-from tdserve.row_numbers import encode_rows
+from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_rows
+from tdserve.row_sets import RowSet
 from tdserve.server.entry import Entry
 from tdserve.server.held import wait_for_others
+from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.session import ClientSession
 from tdserve.spec.tree import Path
 from tdserve.v1 import worker_pb2
@@ -45,26 +48,47 @@ class RuleKeys:
         return column
 
     async def _look_at_rows(self, entry: Entry, path: Path, session: ClientSession) -> None:
+        """Fills the column of a leaf, a piece at a time: rows that are committed meanwhile bring theirs themselves,
+        and what was read of a row that is another by then does not count."""
+        name = group_column(path)
+        if entry.record.capacity >= LONG_ROWS:
+            await asyncio.to_thread(entry.replay_table().columns.array, name, np.int64)
         table = await _without_claims(entry, session)
-        entry.group_keys.append(path)  # rows that are committed from here on bring it themselves
+        entry.group_keys.append(path)  # rows that are committed from here on bring it, and none is claimed
         try:
             # Who writes the leaf itself began before it was refused; also of rows that may come back because a sample
             # fails.
-            await wait_for_others(session, entry, table.ring.rows(), Deadline.after(CLAIMS_TIMEOUT_S))
-            rows = table.ring.rows()
-            names = table.ring.names(rows)
-            ids = await self.read_ids(entry, path, rows, session)
+            num_used = table.ring.num_used
+            await wait_for_others(session, entry, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
+            column, num_read = table.columns.array(name, np.int64), self._rows_at_a_time(entry, path)
+            for start in range(0, num_used, num_read):
+                rows = table.ring.rows_of(slice(start, min(start + num_read, num_used)))
+                if not len(rows):
+                    continue
+                names = table.ring.names(rows)
+                ids = await self.read_ids(entry, path, rows, session)
+                entry.check_present()
+                is_same = table.ring.names(rows) == names
+                column[rows[is_same]] = ids[is_same]
         except BaseException:
             entry.group_keys.remove(path)
             raise
-        is_same = table.ring.names(rows) == names
-        table.columns.array(group_column(path), np.int64)[rows[is_same]] = ids[is_same]
         entry.known_groups.add(path)
+
+    def _rows_at_a_time(self, entry: Entry, path: Path) -> int:
+        """Rows that are read in one order: of long leaves fewer, each of whose rows is digested by itself."""
+        leaf = dict(entry.spec.tensors).get(path)
+        is_short = leaf is not None and leaf.nbytes <= _ID_BYTES * entry.record.capacity
+        return PIECE_ROWS if is_short else TREE_PIECE_ROWS
 
     async def read_ids(
         self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession
     ) -> NDArray[np.int64]:
-        """What rows are grouped by: a number per row."""
+        """What rows are grouped by: a number per row; of very many, some are read at a time."""
+        num_read = self._rows_at_a_time(entry, path)
+        if len(rows) > num_read:
+            parts = [rows[start : start + num_read] for start in range(0, len(rows), num_read)]
+            return np.concatenate([await self.read_ids(entry, path, part, session) for part in parts])
         content = await self.read(entry, path, rows, session)
         return as_ids(content, len(rows)) if path in dict(entry.spec.tensors) else _ids_of_values(content, path, rows)
 

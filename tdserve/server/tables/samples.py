@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, SpecMismatchError
+from tdserve.errors import InvalidRequestError, PeerLostError, SpecMismatchError
+from tdserve.ids import check_text
 from tdserve.replay.plans import RowsPlan
+from tdserve.replay.table import Table
 from tdserve.replay.views import PLAIN, ViewKey
-from tdserve.row_numbers import encode_rows, spread
+from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_repeats, encode_rows, spread
 from tdserve.server.entry import Entry
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
+from tdserve.server.tables.counts import counts_of
 from tdserve.server.tables.policies import check_max_lag, follow, refresh
 from tdserve.server.tables.rule_keys import RuleKeys
+from tdserve.server.tables.view_building import ViewBuilding
+from tdserve.server.turns import in_turns
 from tdserve.v1 import control_pb2, worker_pb2
 
 
@@ -37,7 +44,9 @@ class Samples:
         self._stores = stores
         self._traffic = traffic
         self._rule_keys = rule_keys
+        self._view_building = ViewBuilding()
         self._rng = np.random.default_rng()
+        self._leasing: dict[int, dict[str, Entry]] = {}  # by session, and by uid: tables that it has rows of
 
     async def sample(
         self, session: ClientSession, request: int, asked: control_pb2.SampleRequest
@@ -58,6 +67,8 @@ class Samples:
         if asked.asks_newest:
             staleness = follow(self._stores, entry)
             return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
+        if asked.asks_counts:
+            return control_pb2.Done(counts=counts_of(entry))
         num_rows, num_batches = asked.num_rows, max(asked.num_batches, 1)
         if num_rows * num_batches > MAX_SAMPLE_ROWS:
             reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
@@ -66,11 +77,18 @@ class Samples:
         key = await self._view(session, entry, asked)
         if max_lag is not None and not table.settings.is_queue:  # from which goes what is too old
             key = key._replace(max_lag=max_lag)
+        await self._view_building.ready(session, entry, key, deadline)
+        if session.ended.is_set():  # what it would get on lease nobody would give back
+            raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
         owner = session.number if asked.is_lease else None
+        if owner is not None:
+            self._leasing.setdefault(owner, {})[entry.record.uid] = entry
+
+        draw = partial(table.plan_sample, num_rows, rng=self._rng, key=key, owner=owner, request=request)
 
         def plan_some(num_batches: int) -> RowsPlan | None:
             refresh(self._stores, entry, max_lag)
-            return table.plan_sample(num_rows, num_batches, rng=self._rng, key=key, owner=owner)
+            return draw(num_batches, max_drawn=TREE_PIECE_ROWS)
 
         def plan() -> RowsPlan | None:
             # Who waits gets one batch as soon as there is one: a limiter may never let through several.
@@ -80,24 +98,52 @@ class Samples:
         if asked.message_nbytes:
             # What waits in line goes first.
             found = None if entry.changed.has_line(line) else plan_some(num_batches)
+            found = found and await self._complete(entry, found, key)
             return await self._send_expected(session, request, entry, found, asked)
-        granted = await session.wait(
-            entry.changed,
-            plan,
-            deadline,
-            lambda: table.why_sample(num_rows, key),
-            line=line,
-            give_back=lambda granted: self._undo(entry, granted),
-        )
+        granted = None
+        while granted is None:
+            begun = await session.wait(
+                entry.changed,
+                plan,
+                deadline,
+                lambda: table.why_sample(num_rows, key, names=entry.leaf_names),
+                line=line,
+                give_back=lambda granted: self._undo(entry, granted),
+            )
+            granted = await self._complete(entry, begun, key)
         return await self._sending(
             entry, granted, lambda: self.send(session, request, entry, granted, tells_spec=not asked.fingerprint)
         )
 
-    def release(self, session: int) -> None:
+    async def _complete(self, entry: Entry, plan: RowsPlan, key: ViewKey) -> RowsPlan | None:
+        """A plan with all of its rows, which are drawn a few at a time; None, and it is undone, where all rows have
+        left the table meanwhile."""
+        plans = [plan]
+        try:
+            while plans[-1].num_missing:
+                await asyncio.sleep(0)
+                entry.check_present()
+                more = entry.replay_table().draw_more(plans[-1], TREE_PIECE_ROWS, rng=self._rng, key=key)
+                if more is None:
+                    self._undo(entry, RowsPlan.joined(plans))
+                    return None
+                plans.append(more)
+        except BaseException:
+            self._undo(entry, RowsPlan.joined(plans))
+            raise
+        return plan if len(plans) == 1 else RowsPlan.joined(plans)
+
+    async def release(self, session: int) -> None:
         """Gives back what a session that has ended held on lease."""
-        for entry in self._stores.opened():
-            if entry.table is not None and entry.table.views.release(session):
-                entry.changed.wake()
+        for entry in self._leasing.pop(session, {}).values():
+            if entry.table is not None:
+                await in_turns(_releasing(entry, entry.table, session))
+
+    async def give_back(self, session: int, request: int) -> None:
+        """Gives back what a session was handed on lease for one request, if it was: the answer has not reached it."""
+        for entry in list(self._leasing.get(session, {}).values()):
+            if entry.table is not None:
+                await in_turns(_releasing(entry, entry.table, session, request))
 
     async def send(
         self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
@@ -106,7 +152,7 @@ class Samples:
         row_spec = entry.spec_of_row()
         if session.local is not None:
             return await self._grant(session, request, entry, plan, tells_spec=tells_spec)
-        order = self._order(session, request, entry, plan)
+        order = self._order(session, request, entry, plan, await _encoded(plan))
         order.is_accepted = not order.send_rows.inline and not entry.spec.values
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if tells_spec:
@@ -122,9 +168,8 @@ class Samples:
             num_rows=len(plan.rows),
             fingerprint=entry.spec_of_row().fingerprint,
             uid=entry.record.uid,
-            rows=encode_rows(plan.rows),
-            generations=plan.generations.tobytes(),
         )
+        accepted.rows, accepted.generations = await _encoded(plan)
         for name, column in plan.columns.items():
             accepted.added.add(name=name, content=column.tobytes())
         if tells_spec:
@@ -143,6 +188,7 @@ class Samples:
     async def _view(self, session: ClientSession, entry: Entry, asked: control_pb2.SampleRequest) -> ViewKey:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
             return PLAIN
+        check_text("consumer", asked.consumer)
         numbers: tuple[int, ...] | None = None
         if asked.require or asked.accepts_partial:
             numbers = tuple(sorted({number for key in asked.require for number in entry.numbers_of(tuple(key.parts))}))
@@ -170,7 +216,7 @@ class Samples:
         async def send() -> None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
                 raise older_store(entry)
-            order = self._order(session, request, entry, plan)
+            order = self._order(session, request, entry, plan, await _encoded(plan))
             order.send_rows.inline = False
             order.is_accepted = True
             session.accepted_requests.add(request)
@@ -197,18 +243,33 @@ class Samples:
         entry.replay_table().undo(plan)
         entry.changed.wake()
 
-    def _order(self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan) -> worker_pb2.Order:
+    def _order(
+        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, encoded: tuple[bytes, bytes]
+    ) -> worker_pb2.Order:
         order = session.order(request)
         body = order.send_rows
         body.store.CopyFrom(entry.ref(session.worker.known_specs))
-        body.rows = encode_rows(plan.rows)
-        body.generations = plan.generations.tobytes()
+        body.rows, body.generations = encoded
         for name, column in plan.columns.items():
             body.columns.add(name=name, content=column.tobytes())
         layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
         body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
         body.sends_values = session.hello.takes_values
         return order
+
+
+def _releasing(entry: Entry, table: Table, session: int, request: int = 0) -> Iterator[None]:
+    for num_rows in table.views.releasing(session, request=request):
+        if num_rows:
+            entry.changed.wake()
+        yield
+
+
+async def _encoded(plan: RowsPlan) -> tuple[bytes, bytes]:
+    """The numbers and generations of rows as messages carry them; of very many rows they are made in a thread."""
+    if len(plan.rows) <= PIECE_ROWS:
+        return encode_rows(plan.rows), plan.generations.tobytes()
+    return await asyncio.to_thread(lambda: (encode_rows(plan.rows), encode_repeats(plan.generations)))
 
 
 def older_store(entry: Entry) -> SpecMismatchError:

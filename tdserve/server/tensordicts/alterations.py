@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
-import numpy as np
-
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     DeadlineExceededError,
@@ -26,8 +24,10 @@ from tdserve.errors import (
     TDServeError,
 )
 from tdserve.ids import new_uid
+from tdserve.row_sets import RowSet
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
+from tdserve.server.held import Held
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -47,6 +47,9 @@ _log = logging.getLogger("tdserve.server")
 
 MOVING = -1
 """Instead of the number of a structure: nobody can open the store's files now."""
+
+RETRY_EVERY_S = 1.0
+"""Between two attempts to finish what found no room."""
 
 MAX_HOLD_S = 2.0
 """So long new writes wait for an alteration that waits for older ones to end; then they go first."""
@@ -91,6 +94,7 @@ class Alterations:
         self._answers = answers
         self._worker = values_worker
         self._traffic = traffic
+        self._retrying: set[asyncio.Task[None]] = set()
 
     async def alter(self, session: ClientSession, request: int, asked: control_pb2.AlterRequest) -> control_pb2.Done:
         """Changes a store's structure, whole or not at all.
@@ -129,7 +133,7 @@ class Alterations:
                 if entry is None:
                     self._stores.db.delete("pending", restructured.key)
                 else:
-                    await self._finish(entry, restructured)
+                    await self._finish_or_retry(entry, restructured)
             except TDServeError as error:
                 _log.error("a change of structure that a crash had cut short cannot be completed: %s", error)
         waiting = {restructured.folder for restructured in Restructured.load(self._stores.db)}
@@ -141,6 +145,11 @@ class Alterations:
                         await self._forget_values(entry, folder.name)
                     restructuring.remove(folder)
         return len(found)
+
+    def close(self) -> None:
+        """Gives up what waits for room: the next start takes it up again."""
+        for task in self._retrying:
+            task.cancel()
 
     @asynccontextmanager
     async def _made(self, session: ClientSession, entry: Entry, added: Spec | None) -> AsyncIterator[_Made]:
@@ -210,7 +219,7 @@ class Alterations:
         new = altered.spec
         done = control_pb2.Done(version=entry.content_version + 1)
         restructured = Restructured.of(entry.record.uid, made.folder.name, entry.spec, new, altered.origins, made.added)
-        await asyncio.to_thread(restructuring.keep, entry.folder, made.folder, restructured.files)
+        await asyncio.to_thread(restructuring.keep, entry.folder, made.folder, restructured.files, new)
         try:
             await self._keep_values(session, entry, made, restructured, asked.content)
             entry.check_present()
@@ -230,7 +239,7 @@ class Alterations:
             txn.put("pending", restructured.key, restructured.to_bytes())
         entry.record, entry.spec = record, new
         self._stores.catalog.replace(record)
-        await self._finish(entry, restructured)
+        await self._finish_or_retry(entry, restructured)
         return done
 
     async def _keep_values(
@@ -265,28 +274,51 @@ class Alterations:
             with suppress(TDServeError):  # then they take room until the store is deleted
                 await self._worker.insist(entry, forgetting)
 
-    async def _finish(self, entry: Entry, restructured: Restructured) -> None:
-        """Gives the store the files and values of its structure; nobody reads meanwhile.
-
-        Raises:
-            TDServeError: Some could not be moved. The store cannot be read before a restart of the server.
-        """
+    async def _finish_or_retry(self, entry: Entry, restructured: Restructured) -> None:
+        """Gives the store the files and values of its structure; nobody reads meanwhile. Where that fails, such as for
+        want of space, it is tried again and again behind this call: it is decided, and readers wait."""
         generations, values = entry.generations, entry.generation_values()
         if generations is None:
             raise entry.wrong_kind("tensordict")
-        rows = np.arange(len(values) - 1)
-        values |= 1
-        entry.writes.append(rows)
+        if generations.structure == entry.record.structure and not values[-1] & 1:  # a crash came behind the last step
+            self._stores.db.delete("pending", restructured.key)
+            return
+        held = Held(entry, RowSet.run(0, len(values) - 1), ())
+        await held.hold()
         generations.move_structure(MOVING)
+        try:
+            await self._finish(entry, restructured, held)
+        except TDServeError as error:
+            _log.error("store %r waits for its new structure, and is unreadable meanwhile: %s", entry.name, error)
+            task = asyncio.create_task(self._retry(entry, restructured, held), name=f"tdserve-alteration-{entry.name}")
+            self._retrying.add(task)
+            task.add_done_callback(self._retrying.discard)
+
+    async def _retry(self, entry: Entry, restructured: Restructured, held: Held) -> None:
+        while not entry.changed.is_deleted:
+            await asyncio.sleep(RETRY_EVERY_S)
+            with suppress(TDServeError):
+                await self._finish(entry, restructured, held)
+                _log.warning("store %r has its new structure", entry.name)
+                uid = restructured.folder.removeprefix(restructuring.PREFIX)
+                await asyncio.to_thread(_remove_files, entry.folder / restructured.folder, uid)
+                return
+
+    async def _finish(self, entry: Entry, restructured: Restructured, held: Held) -> None:
+        """Moves files and values into their places, and lets readers in.
+
+        Raises:
+            TDServeError: Some could not be moved; to do it again does no harm.
+        """
+        generations = entry.generations
+        if generations is None:
+            raise entry.wrong_kind("tensordict")
         folder = entry.folder / restructured.folder
-        await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files, entry.spec)
+        await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files)
         generations.move_structure(entry.record.structure)
         if restructured.moved_values or restructured.cleared_values:
             await self._worker.insist(entry, _moving(restructured.moved_values, restructured.cleared_values))
-        entry.writes[:] = [other for other in entry.writes if other is not rows]
-        values += 1
-        values[entry.lost.rows] |= 1
-        values[-1] |= bool(entry.lost)
+        await held.let_go(is_written=True)
         self._stores.db.delete("pending", restructured.key)
         entry.changed.wake()
 

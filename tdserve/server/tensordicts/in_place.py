@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tdserve.deadline import Deadline
+from tdserve.row_sets import RowSet
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
-from tdserve.server.held import Held
+from tdserve.server.held import Held, holding
 from tdserve.server.recovery.lost import Overwrite
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
@@ -36,13 +34,15 @@ class InPlace:
         request: int,
         entry: Entry,
         asked: control_pb2.WriteRequest,
-        rows: NDArray[np.int64],
+        rows: RowSet,
+        check: Callable[[Held], None],
         store_values: Callable[[], Awaitable[None]],
     ) -> control_pb2.Done:
         """Replaces a selection. Several clients may write different rows at the same time.
 
         Args:
-            rows: That it means, each once; nobody else writes them.
+            rows: That it means; nobody else writes them.
+            check: Raises where they cannot be written.
             store_values: Stores the write's non-tensor values, whole or not at all.
 
         Raises:
@@ -53,8 +53,9 @@ class InPlace:
         local.check_writes(f"writing to {entry.name!r}")
         keys = tuple(tuple(key.parts) for key in asked.keys)
         overwrite = Overwrite(entry.record.uid, local.lock_name, request, rows, keys)
-        overwrite.save(self._stores.db)
-        held = Held(entry, rows, keys)
+        async with holding(entry, rows, keys) as held:
+            check(held)
+            overwrite.save(self._stores.db)
         has_values = False
         try:
             if asked.content.values or asked.content.spool_nbytes:
@@ -69,22 +70,21 @@ class InPlace:
                 held.end()
                 self._unfinished.lose(entry, overwrite)
             else:
-                held.let_go(is_written=False)
-                with self._stores.db.transaction() as txn:
+                await held.let_go(is_written=False)
+                with self._stores.db.transaction(is_decided=True) as txn:
                     overwrite.forget(txn)
             entry.changed.wake()
             raise
-        entry.lost.written(rows, keys, self._stores.db)
-        held.let_go(is_written=True)  # first: rows that are even are whole, whatever is on record of them
-        done = control_pb2.Done(version=entry.content_version)
-        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
-            overwrite.forget(txn)
+        done = control_pb2.Done(version=held.next_version)
+        # On record before anybody sees it: a retry after a crash in between must not write over what came later.
+        with self._answers.transaction(session.client_id, request, done.SerializeToString(), is_decided=True) as txn:
+            overwrite.commit(txn)
+            txn.update("pending", entry.lost.replace_written(rows, keys))
+        await held.let_go(is_written=True, then=lambda: self._stores.db.delete_later("pending", overwrite.key))
         entry.changed.wake()
         return done
 
-    async def wait_for_writers(
-        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
-    ) -> None:
+    async def wait_for_writers(self, session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
         """Waits until no process that lost these rows can still write into them.
 
         Raises:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError
+from tdserve.row_sets import RowSet
 from tdserve.selection import from_message
 from tdserve.server.entry import Entry
 from tdserve.server.held import wait_for_others
@@ -18,6 +16,7 @@ from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import message_of
+from tdserve.server.turns import row_set_of
 from tdserve.v1 import control_pb2
 
 
@@ -50,7 +49,7 @@ class Reads:
                 lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
             )
         if entry.writes or entry.lost:
-            rows = from_message(asked.selection).rows(entry.spec.batch_size)
+            rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
             # Local clients write by themselves, and may stand still: a worker would wait for them.
             await wait_for_others(session, entry, rows, deadline)
             await self._wait_for_retries(session, entry, rows, deadline)
@@ -73,22 +72,24 @@ class Reads:
             accepted.spec.CopyFrom(message_of(entry.spec))
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
-    async def _wait_for_retries(
-        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
-    ) -> None:
-        """Waits a moment for writers that a restart has cut short: they write again what they had not finished."""
-        grace_s = entry.lost.may_heal_until_s - time.monotonic()
-        if grace_s <= 0:
-            return
-        remaining_s = deadline.remaining_s
-        grace = Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s))
-        with suppress(DeadlineExceededError):
-            await session.wait(
-                entry.changed,
-                lambda: None if entry.lost.touching(rows) else True,
-                grace,
-                lambda: f"another write to rows of {entry.name!r}",
-            )
+    async def _wait_for_retries(self, session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
+        """Waits for writers that a restart has cut short: they write again what they had not finished, unless they
+        are gone."""
+        while entry.lost.touching(rows) and not deadline.expired:
+            until_s = entry.lost.may_heal_until_s
+            grace_s = until_s - time.monotonic()
+            if grace_s <= 0:
+                return
+            remaining_s = deadline.remaining_s
+            with suppress(DeadlineExceededError):
+                await session.wait(
+                    entry.changed,
+                    lambda until_s=until_s: (  # type: ignore[misc]
+                        True if entry.lost.may_heal_until_s != until_s or not entry.lost.touching(rows) else None
+                    ),
+                    Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s)),
+                    lambda: f"another write to rows of {entry.name!r}",
+                )
 
     async def _let_read(
         self,

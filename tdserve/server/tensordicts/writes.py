@@ -1,25 +1,21 @@
 """Writes of rows that are there. A write is whole or absent: staged, journalled, then applied.
 
-The content of a write first arrives in a staging file (or rides in the message). Then a journal entry says what will be
-applied where, the rows become odd, a worker copies, the rows become even, and the journal entry goes together with the
-answer's record. A crash anywhere behind the journal entry is repaired by applying it again; before it, nothing
-happened.
+The content of a write first arrives in a staging file (or rides in the message). Then a journal entry, with the answer,
+says what will be applied where: this decides the write. The rows become odd, a worker copies, the rows become even, and
+the answer's record takes the place of the journal entry, for which there is always room. A crash anywhere behind the
+journal entry is repaired by applying it again; before it, nothing happened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tdserve.content import selected_spec, write_layout, write_messages
 from tdserve.deadline import Deadline
 from tdserve.errors import (
-    CapacityError,
     InvalidRequestError,
     PeerLostError,
     RemoteProtocolError,
@@ -28,11 +24,13 @@ from tdserve.errors import (
     StructureChangedError,
     TDServeError,
 )
-from tdserve.row_numbers import encode_rows
+from tdserve.replay.live_rows import Rows
+from tdserve.row_numbers import PIECE_ROWS, encode_rows
+from tdserve.row_sets import RowSet
 from tdserve.selection import from_message
 from tdserve.server.answers import Answers
 from tdserve.server.entry import Entry
-from tdserve.server.held import Held, is_free, wait_for_others
+from tdserve.server.held import Held, holding, is_free, numbers_of, wait_for_others
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -40,6 +38,7 @@ from tdserve.server.staging_names import StagingNames, values_path
 from tdserve.server.stores import Stores
 from tdserve.server.tables.changes import generations_of
 from tdserve.server.tensordicts.in_place import InPlace
+from tdserve.server.turns import row_set_of
 from tdserve.server.workers import DataWorker
 from tdserve.store.spools import remove_spool
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -65,16 +64,32 @@ class Writes:
         self._staging = StagingNames()
 
     async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """Fills a store for the first time, in place since nobody sees it, and shows it."""
+        """Fills a store for the first time, in place since nobody sees it, and shows it; where that fails, its name is
+        free again."""
         if asked.store in self._stores.catalog:
             raise StoreExistsError(name=asked.store)
         entry = self._stores.get_loading(asked.store, session.number)
         _check_fingerprint(entry, asked.content)
+        entry.is_filling = True
+        try:
+            return await self._fill_and_show(session, request, entry, asked)
+        except BaseException as error:
+            # A local client may be writing still, unless it has been answered: else the store goes with its session.
+            is_answered = isinstance(error, TDServeError) and not isinstance(error, PeerLostError)
+            if session.local is None or is_answered:
+                await self._stores.delete(entry)
+            raise
+        finally:
+            entry.is_filling = False
+
+    async def _fill_and_show(
+        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
         is_needed = bool(asked.content.values_nbytes) and session.local is None
         with self._staging.taken(entry, is_needed=is_needed) as staging:
             await self._fill(session, request, entry, asked, spool=values_path(staging))
         self._traffic.received(session.transport, asked.content)
-        entry.generation_values()[:] = 2
+        await asyncio.to_thread(entry.generation_values().fill, 2)  # whose pages are touched for the first time
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
@@ -85,13 +100,7 @@ class Writes:
         self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str
     ) -> None:
         if session.local is not None:
-            try:
-                await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
-            except PeerLostError:  # the store goes with the session
-                raise
-            except TDServeError:  # the client cannot read what it would write: the name is free again
-                await self._stores.delete(entry)
-                raise
+            await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
         else:
             await session.worker.order(self._receiving(session, request, entry, asked, spool=spool))
         if asked.content.values or spool or asked.content.spool_nbytes:
@@ -99,11 +108,7 @@ class Writes:
             if session.local is not None:
                 session.local.spooled(asked.content, storing.put_values)
             storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
-            try:
-                await self._worker.order(storing)
-            except CapacityError:
-                await self._stores.delete(entry)  # they will not fit later either: the name is free again
-                raise
+            await self._worker.order(storing)
         if spool:  # no other request will use it soon, and it may be as large as the store
             await asyncio.to_thread(remove_spool, spool)
 
@@ -123,7 +128,7 @@ class Writes:
         if entry.record.adopted:
             entry.check_values_writable([tuple(key.parts) for key in asked.keys])
         if entry.table is not None:
-            _check_rows(entry, asked)
+            await _look_at_rows(entry, asked)
         if session.local is not None:
             return await self._write_in_place(session, request, entry, asked)
         _check_content(entry, asked)
@@ -133,13 +138,21 @@ class Writes:
                 await session.worker.order(receiving)
             self._traffic.received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
-                _check_fingerprint(entry, asked.content)  # its keys may have changed since the content began to come
-                done = control_pb2.Done(version=entry.content_version + 1)
-                if entry.table is not None:
-                    _check_rows(entry, asked)  # some may be gone since their content began to come
-                journal = Journal(session.client_id, request, done, asked, staging)
-                self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
-                await self._apply(entry, journal)
+                if (answered := self._answers.seen(session.client_id, request)) is not None:
+                    return control_pb2.Done.FromString(answered)  # tried before, over a session that has ended
+                rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
+                async with holding(entry, rows, _keys_of(asked)) as held:
+                    _check_fingerprint(
+                        entry, asked.content
+                    )  # its keys may have changed since the content began to come
+                    done = control_pb2.Done(version=entry.content_version + 1)
+                    if entry.table is not None:
+                        _check_rows(entry, asked, held.numbers)  # some may be gone since their content began to come
+                    journal = Journal(session.client_id, request, done, asked, staging)
+                    self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
+                await self._apply(entry, journal, held)
+                if self._stores.db.owes:  # the journal may be there after a restart, and is applied again then
+                    self._staging.keep(staging)
         return done
 
     async def _write_in_place(
@@ -151,13 +164,18 @@ class Writes:
         async def store_values() -> None:
             await self._worker.insist(entry, storing)
 
-        rows = np.unique(from_message(asked.selection).rows(entry.spec.batch_size))
+        rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
+        if (answered := self._answers.seen(session.client_id, request)) is not None:
+            return control_pb2.Done.FromString(answered)
         _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
-        if entry.table is not None:
-            _check_rows(entry, asked)
         self._traffic.received(session.transport, asked.content)
-        return await self._in_place.write(session, request, entry, asked, rows, store_values)
+
+        def check(held: Held) -> None:
+            if entry.table is not None:
+                _check_rows(entry, asked, held.numbers)
+
+        return await self._in_place.write(session, request, entry, asked, rows, check, store_values)
 
     @asynccontextmanager
     async def _alone(
@@ -171,18 +189,16 @@ class Writes:
                 if not (entry.writes or entry.lost):
                     yield
                     return
-                rows = from_message(asked.selection).rows(entry.spec.batch_size)
+                rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
                 if self._is_free(entry, rows):
                     yield
                     return
             await self._wait_for_rows(session, entry, rows, deadline)
 
-    def _is_free(self, entry: Entry, rows: NDArray[np.int64]) -> bool:
+    def _is_free(self, entry: Entry, rows: RowSet) -> bool:
         return is_free(entry, rows) and not self._stores.unfinished.may_be_written(entry, rows)
 
-    async def _wait_for_rows(
-        self, session: ClientSession, entry: Entry, rows: NDArray[np.int64], deadline: Deadline
-    ) -> None:
+    async def _wait_for_rows(self, session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
         """Waits until nobody else writes these rows, nor can any more, and no journalled write is being applied."""
         while True:
             await wait_for_others(session, entry, rows, deadline)
@@ -204,16 +220,20 @@ class Writes:
                 if entry is None:
                     self._stores.db.delete("pending", key)
                     continue
-                await self._apply(entry, Journal.from_bytes(content))
-                num_applied += 1
+                journal = Journal.from_bytes(content)
+                rows = await row_set_of(journal.selection, entry.spec.batch_size)
+                if journal.is_applied(rows, entry.generation_values(), entry.content_version):
+                    self._forget(entry, journal, {})
+                else:
+                    held = Held(entry, rows, _keys_of(journal.asked))
+                    await held.hold()
+                    await self._apply(entry, journal, held)
+                    num_applied += 1
             except TDServeError as error:
                 _log.error("a write that a crash had cut short cannot be completed: %s", error)
         return num_applied
 
-    async def _apply(self, entry: Entry, journal: Journal) -> None:
-        keys = [tuple(key.parts) for key in journal.asked.keys]
-        rows = journal.rows(entry.spec)
-        held = Held(entry, rows, keys)
+    async def _apply(self, entry: Entry, journal: Journal, held: Held) -> None:
         failure: TDServeError | None = None
         try:
             spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
@@ -229,18 +249,25 @@ class Writes:
             await self._worker.insist(entry, applying)
         except TDServeError as error:
             failure = error  # such as no room for values: nothing of the tensors was touched
-        if failure is None and entry.lost:
-            entry.lost.written(rows, keys, self._stores.db)
-        held.let_go(is_written=failure is None)
-        key = JOURNAL + entry.record.uid.encode()
-        if failure is not None:
-            self._stores.db.delete("pending", key)
-            entry.changed.wake()
-            raise failure
-        answer = journal.done.SerializeToString()
-        with self._answers.transaction(journal.client_id, journal.request, answer) as txn:
-            txn.delete("pending", key)
+        rewritten = entry.lost.replace_written(held.rows, _keys_of(journal.asked)) if failure is None else {}
+
+        def forget() -> None:
+            if failure is None:
+                self._forget(entry, journal, rewritten)
+            else:
+                self._stores.db.delete("pending", JOURNAL + entry.record.uid.encode())
+
+        await held.let_go(is_written=failure is None, then=forget)
         entry.changed.wake()
+        if failure is not None:
+            raise failure
+
+    def _forget(self, entry: Entry, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
+        """A write is applied: its answer takes its journal's place, together with other changes on record."""
+        answer = journal.done.SerializeToString()
+        with self._answers.transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
+            txn.delete("pending", JOURNAL + entry.record.uid.encode())
+            txn.update("pending", changes)
 
     def _receiving(
         self,
@@ -275,7 +302,7 @@ class Writes:
         selection = from_message(asked.selection)
         batch_size = entry.spec.batch_size
         body.everything = selection.is_everything
-        if not body.everything:
+        if not body.everything and spec.values:
             body.elements = encode_rows(selection.elements(batch_size))
         return order
 
@@ -287,21 +314,43 @@ def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
         raise error(store=entry.name, key="", expected="the structure of this store", actual=older)
 
 
-def _check_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
-    """Raises unless a write names live rows of a replay, and leaves that its rules do not look at."""
-    keys = [tuple(key.parts) for key in asked.keys] or [path for path, _ in entry.spec.tensors]
+def _keys_of(asked: control_pb2.WriteRequest) -> list[tuple[str, ...]]:
+    return [tuple(key.parts) for key in asked.keys]
+
+
+async def _look_at_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+    """Refuses a write of a replay as ``_check_rows`` does, some rows at a time; they may be others afterwards."""
+    numbers = await numbers_of(await row_set_of(from_message(asked.selection), entry.spec.batch_size))
+    for start in range(0, len(numbers), PIECE_ROWS):
+        if start:
+            await asyncio.sleep(0)
+        _check_rows(entry, asked, numbers, slice(start, start + PIECE_ROWS))
+
+
+def _check_rows(
+    entry: Entry,
+    asked: control_pb2.WriteRequest,
+    numbers: Rows,
+    part: slice = slice(None),
+) -> None:
+    """Raises unless a write names live rows of a replay, and leaves that its rules do not look at.
+
+    Args:
+        numbers: Of the rows.
+        part: Which of them to look at.
+    """
+    keys = _keys_of(asked) or [path for path, _ in entry.spec.tensors]
     ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
     if ruling:
         reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    rows = from_message(asked.selection).rows(entry.spec.batch_size)
-    generations = generations_of(asked.generations, len(rows))
+    rows, generations = numbers[part], generations_of(asked.generations, len(numbers))
     table = entry.replay_table()
     table.take_back_claims()  # before the write is on record: from here on these rows stay what they are
     if generations is None:
         table.check_live(rows)
     else:
-        table.check_same(rows, generations)
+        table.check_same(rows, generations[part])
 
 
 def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:

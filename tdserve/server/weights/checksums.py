@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.deadline import Deadline
+from tdserve.errors import CapacityError
 from tdserve.server.entry import Entry
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
@@ -137,7 +139,7 @@ class Checksums:
                 is_same = np.frombuffer(content, DTYPE) == np.frombuffer(before[1].content, DTYPE)
                 share = _nbytes(spec, is_same) / spec.nbytes
                 versions.note_unchanged(version.version, before[0], share=share)
-            with self._stores.db.transaction() as txn:
+            with suppress(CapacityError), self._stores.db.transaction() as txn:  # after a restart they are made again
                 self._stores.save_state(entry, txn, versions.state())
             entry.changed.wake()
         elif not content and spec.tensors:

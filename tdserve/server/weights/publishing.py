@@ -19,15 +19,16 @@ from tdserve.server.tables.policies import wake_followers
 from tdserve.server.weights.checksums import MIN_NBYTES, Checksums
 from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.unpublished import Unpublished
+from tdserve.server.weights.version_files import drop, let_go, path_of, retire_unread
 from tdserve.server.workers import DataWorker
 from tdserve.spec import codec
 from tdserve.spec.dtypes import NAMES
 from tdserve.spec.sent import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
 from tdserve.spec.tree import Spec
-from tdserve.store.version_names import discard, retire
+from tdserve.store.catalog_db import Transaction
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.weights import Publishing as UnfinishedVersion
-from tdserve.weights import VersionRecord
+from tdserve.weights import VersionRecord, check_metadata
 
 MAX_TOLD_SPECS = 64
 """Structures that a session need not tell again: more than clients rely on, since requests may overtake one another."""
@@ -61,38 +62,38 @@ class Publishing:
 
         Raises:
             CapacityError: The disk is full. The version before stays the newest; without one there is no store.
+            InvalidRequestError: Its metadata are too long. The same.
             PeerLostError: The publisher or its worker went away. The same.
             StoreNotFoundError: The store was deleted meanwhile.
         """
+        check_metadata(asked.metadata)
         spec = self._spec(session, asked)
         entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
         versions = entry.weight_versions()
         order = self._stores.specs.learn(spec)
         publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
         try:
-            self._drop(entry, publishing.drops)
+            drop(entry, publishing.drops)
             if session.local is not None:
                 await self._let_write(session.local, request, entry, publishing)
             else:
                 await session.worker.order(self._receiving(session, request, entry, publishing, spec, asked))
             entry.check_present()
+            self._traffic.received(session.transport, asked.content)
+            kept = {record.version for record in versions.kept}
+            done = control_pb2.Done(version=publishing.version)
+            answer = done.SerializeToString()
+            # Nobody sees what is done to the versions before it is on record; if that fails, it never was.
+            with versions.undoing(), self._answers.transaction(session.client_id, request, answer) as txn:
+                drops = self._commit(entry, publishing, spec, asked, txn)
         except BaseException as error:
             self._give_up(session, request, entry, publishing)
             if isinstance(error, (CorruptDataError, ClosedError)):
                 entry.check_present()  # its files went with it
             raise
-        self._traffic.received(session.transport, asked.content)
-        done = control_pb2.Done(version=publishing.version)
-        kept = {record.version for record in versions.kept}
-        dropped = versions.set_keep(asked.keep) if asked.keep else ()
-        versions.fanout = asked.fanout or versions.fanout
-        drops = dropped + versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
-        with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
-            self._stores.save_state(entry, txn, versions.state())
-            self._unpublished.show(entry, txn)
         for version in kept - {record.version for record in versions.kept}:
-            self._retire(entry, version)
-        self._drop(entry, drops)
+            retire_unread(entry, version)
+        drop(entry, drops)
         if versions.newest is not None and versions.newest.version == publishing.version:
             entry.spec = spec
         entry.changed.wake()
@@ -100,6 +101,23 @@ class Publishing:
         wake_followers(self._stores, entry.name)
         self._make_checksums(entry, session.worker)
         return done
+
+    def _commit(
+        self,
+        entry: Entry,
+        publishing: UnfinishedVersion,
+        spec: Spec,
+        asked: control_pb2.PublishRequest,
+        txn: Transaction,
+    ) -> tuple[int, ...]:
+        """Makes a version the newest, as part of a transaction; returns versions whose files can go."""
+        versions = entry.weight_versions()
+        dropped = versions.set_keep(asked.keep) if asked.keep else ()
+        versions.fanout = asked.fanout or versions.fanout
+        drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
+        self._stores.save_state(entry, txn, versions.state())
+        self._unpublished.show(entry, txn)
+        return dropped + drops
 
     async def latest(
         self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
@@ -136,10 +154,7 @@ class Publishing:
         try:
             return await self._send(session, request, entry, version, asked, deadline)
         finally:
-            drops = versions.release(version.version)
-            if version not in versions.kept:
-                self._retire(entry, version.version)
-            self._drop(entry, drops)
+            let_go(entry, version.version)
 
     async def _send(
         self,
@@ -168,6 +183,7 @@ class Publishing:
             placed = await self.relays.place(session, entry, version, sent, asked, deadline)
         if placed is not None:
             accepted.link, accepted.is_relayed, accepted.keeps = placed.link, bool(placed.relay), placed.keeps
+            accepted.link_secret = placed.secret
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
         order = session.order(request, is_accepted=not is_inline and not spec.values)
@@ -218,7 +234,7 @@ class Publishing:
         body = order.receive_version
         body.version.CopyFrom(self._ref(entry, publishing.version, spec, session.worker))
         if publishing.recycles is not None:
-            body.version.recycles = str(_path(entry, publishing.recycles))
+            body.version.recycles = str(path_of(entry, publishing.recycles))
         body.content.CopyFrom(asked.content)
         return order
 
@@ -228,9 +244,9 @@ class Publishing:
         with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
             self._stores.save_state(entry, txn, entry.weight_versions().state())
         accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
-        accepted.path = self._below_root(_path(entry, publishing.version))
+        accepted.path = self._below_root(path_of(entry, publishing.version))
         if publishing.recycles is not None:
-            accepted.recycles = self._below_root(_path(entry, publishing.recycles))
+            accepted.recycles = self._below_root(path_of(entry, publishing.recycles))
         await local.written(request, accepted)
 
     def _let_read(
@@ -240,7 +256,7 @@ class Publishing:
         spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = self._accepted(entry, version, spec, asked)
         accepted.uid = entry.record.uid
-        accepted.path = self._below_root(_path(entry, version.version))
+        accepted.path = self._below_root(path_of(entry, version.version))
         self._traffic.sent(session.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
@@ -271,24 +287,15 @@ class Publishing:
         writer = local.lock_name if local is not None and local.may_still_write(request) else ""
         drops = entry.weight_versions().abort(publishing)
         try:
-            self._drop(entry, drops)
+            drop(entry, drops)
         finally:
             self._unpublished.give_up(entry, writer)
 
     def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
-        ref = worker_pb2.VersionRef(path=str(_path(entry, version)), fingerprint=spec.fingerprint)
+        ref = worker_pb2.VersionRef(path=str(path_of(entry, version)), fingerprint=spec.fingerprint)
         if worker.known_specs.must_tell(spec):
             ref.spec.CopyFrom(message_of(spec))
         return ref
-
-    def _retire(self, entry: Entry, version: int) -> None:
-        """Takes a version's file out of sight once nobody reads it: a reader may not have opened it yet."""
-        if not entry.weight_versions().num_readers(version):
-            retire(_path(entry, version))
-
-    def _drop(self, entry: Entry, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            discard(_path(entry, number))
 
 
 def _dtype(asked: control_pb2.LatestRequest) -> str:
@@ -297,7 +304,3 @@ def _dtype(asked: control_pb2.LatestRequest) -> str:
     if asked.dtype and name not in FLOATING:
         raise InvalidRequestError(argument="dtype", reason=f"it is none of {', '.join(FLOATING)}")
     return name
-
-
-def _path(entry: Entry, version: int) -> FilePath:
-    return entry.folder / "versions" / f"{version}.safetensors"

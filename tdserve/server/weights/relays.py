@@ -10,11 +10,12 @@ import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tdserve.deadline import Deadline
 from tdserve.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
 from tdserve.fanout import MAX_TRIES, SERVER, Fanout, Placement
+from tdserve.ids import new_secret
 from tdserve.server import eager
 from tdserve.server.entry import Entry
 from tdserve.server.sessions.session import ClientSession
@@ -105,7 +106,6 @@ class Relays:
             self._moved(store)
         self._sessions[session.number] = session
         content = (version.version, asked.dtype)
-        store.nbytes[content] = sent.nbytes
 
         def look() -> Placement | None:
             waiting, failed = store.num_waiting, len(asked.failed)
@@ -118,12 +118,14 @@ class Relays:
             placed = store.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
         if placed is None or not placed.link:
             return None
+        store.nbytes[content] = sent.nbytes  # kept from here on, as long as the link is under way
         if store.resting is not None:
             store.resting.cancel()
             store.resting = None
         if placed.relay != SERVER:
-            order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=placed.link, kept=placed.kept))
-            self._tell(placed.relay, order)
+            placed = replace(placed, secret=new_secret())
+            passing = control_pb2.PassOn(link=placed.link, kept=placed.kept, secret=placed.secret)
+            self._tell(placed.relay, control_pb2.RelayOrder(pass_on=passing))
         return placed
 
     @contextmanager
@@ -196,7 +198,7 @@ class Relays:
         found = store.fanout.content_of(asked.link) if store is not None else None
         if store is None or found is None or store.fanout.puller_of(asked.link) != session.number:
             raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
-        entry = store.entry
+        entry, nbytes = store.entry, store.nbytes[found[1]]
         await eager.in_task()
         expected = await self._checksums(session, store, *found, asked.timeout_s)
         if expected != asked.checksums:
@@ -205,7 +207,7 @@ class Relays:
             path = f"version {found[0]} of {entry.name!r}, passed on by another client"
             raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])
         store.fanout.end(asked.link, is_whole=True)
-        self._traffic.relayed(session.transport, store.nbytes[found[1]])
+        self._traffic.relayed(session.transport, nbytes)
         self._moved(store)
         return control_pb2.Done()
 

@@ -61,8 +61,8 @@ class Unpublished:
         """Makes a store visible, as part of the transaction that commits its first version; later ones change
         nothing."""
         if entry.record.loading:
-            self._writers.pop(entry.record.uid, None)
             self._stores.publish_loaded(entry, txn)
+            txn.show(lambda: self._forget_writers(entry))
 
     def give_up(self, entry: Entry, writer: str) -> None:
         """A publish has failed, and was aborted.
@@ -77,6 +77,9 @@ class Unpublished:
             self._wait_for(entry.record, writer)
         self._remove_unused(entry.record)
 
+    def _forget_writers(self, entry: Entry) -> None:
+        self._writers.pop(entry.record.uid, None)
+
     def _wait_for(self, record: StoreRecord, writer: str) -> None:
         self._writers.setdefault(record.uid, set()).add(writer)
         self._stores.departures.watch(writer, partial(self._on_gone, record, writer))
@@ -90,6 +93,6 @@ class Unpublished:
         if self._writers.get(record.uid):
             return
         self._writers.pop(record.uid, None)
-        opened = (entry for entry in self._stores.opened() if entry.record.uid == record.uid)
-        if all(entry.record.loading and entry.weight_versions().is_unused for entry in opened):
+        entry = self._stores.opened_as(record)
+        if entry is None or (entry.record.loading and entry.weight_versions().is_unused):
             self._stores.discard(record)

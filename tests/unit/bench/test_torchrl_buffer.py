@@ -24,6 +24,7 @@ def test_buffer_when_sampled_then_times_every_sample_and_keeps_its_rows_in_the_f
         assert list((tmp_path / "rows").iterdir()) != []
 
 
+@pytest.mark.full
 def test_buffer_when_the_capacity_is_no_multiple_of_the_pool_then_is_full_all_the_same(tmp_path: Path) -> None:
     with closing(TorchRLBuffer("pixels", 4, 10, tmp_path / "rows")) as buffer:
         assert buffer.wait_until_full() == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
 
 from tdserve.cli.render import (
     MAX_CELL,
@@ -19,6 +22,7 @@ from tdserve.cli.render import (
     one_line,
     print_json,
     print_table,
+    print_whole,
     printable,
     value_text,
 )
@@ -97,3 +101,18 @@ def test_print_table_when_piped_then_one_line_per_row_and_markup_is_text(capsys:
     print_table(("name", "size"), [("[red]a[/red]", "1"), ("b" * 300, "22")], right=("size",))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["name", "size"], ["[red]a[/red]", "1"], ["b" * 300, "22"]]
+
+
+def test_print_whole_when_a_terminal_is_narrow_then_long_cells_fold_and_nothing_is_lost() -> None:
+    console = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
+    table = Table("name", box=None)
+    table.add_column("rows", no_wrap=True)
+    table.add_column("age", no_wrap=True)
+    table.add_row("a-name-that-is-long-" * 3, "123456789012", "3600 s")
+    print_whole(console, table)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert "123456789012" in lines[1]
+    assert "3600 s" in lines[1]
+    assert "".join(line.split()[0] for line in lines[1:]) == "a-name-that-is-long-" * 3
+    assert console.width == 30

@@ -36,7 +36,11 @@ def test_client_when_pickled_then_allows_what_it_allowed(allow_pickle: bool) -> 
         assert pickle.loads(pickle.dumps(made)).allow_pickle is allow_pickle
 
 
-def test_call_when_the_session_is_lost_then_again_with_the_same_number(client: tdserve.Client) -> None:
+@pytest.mark.parametrize("changes", [True, False])
+def test_call_when_the_session_is_lost_then_again_with_the_same_number_if_it_changes_something(
+    client: tdserve.Client, changes: bool
+) -> None:
+    number = client.requests.begin_change() if changes else None
     tries: list[tuple[Session, int]] = []
 
     def attempt(session: Session, request: int, deadline: Deadline) -> str:
@@ -45,8 +49,8 @@ def test_call_when_the_session_is_lost_then_again_with_the_same_number(client: t
             raise PeerLostError(peer="it", reason="said the test")
         return "done"
 
-    assert client.call(attempt, client.deadline(None)) == "done"
-    assert len({request for _, request in tries}) == 1
+    assert client.call(attempt, client.deadline(None), request=number) == "done"
+    assert {request for _, request in tries} == {number} if changes else len({request for _, request in tries}) == 3
     assert len({session.welcome.session for session, _ in tries}) == 3
 
 

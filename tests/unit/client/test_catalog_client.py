@@ -52,6 +52,8 @@ def test_describe_when_it_is_not_there_then_by_the_way_of_asking(client: tdserve
         client.describe(name)
     with pytest.raises(DeadlineExceededError, match=name):
         client.describe(name, timeout_s=0.05)
+    with pytest.raises(DeadlineExceededError, match=name):
+        client.describe(name, timeout_s=1e-6)  # which the first look takes
 
 
 def test_delete_when_done_then_gone(client: tdserve.Client, name: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.client.given_up import SILENT_S, GivenUp
+from tdserve.client.given_up import SILENT_S, Brings, GivenUp
 from tdserve.v1 import control_pb2
 
 REQUEST = 7
@@ -21,36 +21,36 @@ JOIN = {"join_group": control_pb2.JoinGroup()}
 
 @pytest.mark.parametrize("is_local", [False, True])
 @pytest.mark.parametrize(
-    ("body", "message", "ends"),
+    ("body", "message", "brings"),
     [
-        (SAMPLE, DONE, False),
-        (SAMPLE, REFUSED, False),
-        (LEASE, DONE, True),
-        (LEASE, REFUSED, False),
-        (WRITE, DONE, False),
-        (JOIN, FORMED, True),
-        (JOIN, REFUSED, False),
+        (SAMPLE, DONE, Brings.NOTHING),
+        (SAMPLE, REFUSED, Brings.NOTHING),
+        (LEASE, DONE, Brings.NOTHING),  # its cancellation gives the rows back
+        (WRITE, DONE, Brings.NOTHING),
+        (JOIN, FORMED, Brings.PLACE),
+        (JOIN, REFUSED, Brings.NOTHING),
     ],
 )
-def test_answer_when_it_comes_late_then_the_session_ends_only_if_somebody_must_take_what_it_brings(
-    is_local: bool, body: dict[str, Any], message: control_pb2.ServerMessage, ends: bool
+def test_answer_when_it_comes_late_then_told_what_it_brings_once(
+    is_local: bool, body: dict[str, Any], message: control_pb2.ServerMessage, brings: Brings
 ) -> None:
     given_up = GivenUp()
-    assert not given_up.ends_session(message, is_local=is_local)
+    assert given_up.look(message, is_local=is_local) is Brings.NOTHING
     given_up.add(REQUEST, body)
     other = control_pb2.ServerMessage(request=REQUEST + 1, done=control_pb2.Done())
-    assert not given_up.ends_session(other, is_local=is_local)
-    assert given_up.ends_session(message, is_local=is_local) is ends
-    assert not given_up.ends_session(message, is_local=is_local)  # it was the last that comes
+    assert given_up.look(other, is_local=is_local) is Brings.NOTHING
+    assert given_up.look(message, is_local=is_local) is brings
+    assert given_up.look(message, is_local=is_local) is Brings.NOTHING  # it was the last that comes
 
 
-def test_content_when_it_is_granted_late_then_the_session_ends_unless_the_client_moves_it_itself() -> None:
-    given_up = GivenUp()
+def test_content_when_it_is_granted_late_then_it_comes_unless_the_client_moves_it_itself() -> None:
+    now_s = [100.0]
+    given_up = GivenUp(lambda: now_s[0])
     given_up.add(REQUEST, LEASE)
-    assert not given_up.ends_session(ACCEPTED, is_local=True)
-    assert given_up.ends_session(DONE, is_local=True)  # it had leased rows after all
-    given_up.add(REQUEST, SAMPLE)
-    assert given_up.ends_session(ACCEPTED, is_local=False)
+    assert given_up.look(ACCEPTED, is_local=True) is Brings.NOTHING
+    assert given_up.look(ACCEPTED, is_local=False) is Brings.CONTENT
+    now_s[0] += SILENT_S + 1.0
+    assert not given_up.is_silent  # there is no other answer
 
 
 def test_silence_when_an_answer_is_owed_for_long_then_told_until_it_comes() -> None:
@@ -60,5 +60,5 @@ def test_silence_when_an_answer_is_owed_for_long_then_told_until_it_comes() -> N
     assert not given_up.is_silent
     now_s[0] += SILENT_S + 1.0
     assert given_up.is_silent
-    given_up.ends_session(REFUSED, is_local=False)
+    given_up.look(REFUSED, is_local=False)
     assert not given_up.is_silent

@@ -8,8 +8,8 @@ from tdserve.machine import boot_id
 
 
 def test_hello_when_made_then_says_who_and_where_the_client_is() -> None:
-    said = hello(b"i" * 16, transport="shm", oldest_request=7, gpu="uuid")
-    assert (said.client_id, said.transport, said.oldest_request, said.gpu) == (b"i" * 16, "shm", 7, "uuid")
+    said = hello(b"i" * 16, transport="shm", gpu="uuid")
+    assert (said.client_id, said.transport, said.gpu) == (b"i" * 16, "shm", "uuid")
     assert (said.protocol_version, said.pid, said.boot_id) == (PROTOCOL_VERSION, os.getpid(), boot_id())
     assert said.host
     assert said.takes_values

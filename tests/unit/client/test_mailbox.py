@@ -11,10 +11,12 @@ import pytest
 from tdserve.client.mailbox import Mailbox
 from tdserve.config import MAIL_BYTES
 from tdserve.errors import ConnectError, TDServeError, TransportError
-from tdserve.transport.gloo import WORKER_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.mail import Mail
+from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
+from tests.unit.transport.bonds import BOND
 
 TIMEOUT_S = 20.0
 
@@ -28,7 +30,7 @@ class Server:
         self.lost: SimpleQueue[TDServeError] = SimpleQueue()
         self._requests: SimpleQueue[bytes] = SimpleQueue()
         self._kv_store = KVStore(self._publish)
-        self.mailbox = Mailbox(lambda: "127.0.0.1", self._on_entry, self.answers.put, peer="the server")
+        self.mailbox = Mailbox(lambda: "127.0.0.1", self._on_entry, self.answers.put, bond=BOND, peer="the server")
         self.mailbox.begin()
         self.channel: GlooChannel
         self.mail: Mail
@@ -37,7 +39,13 @@ class Server:
         """As the worker does, and then waits for the client."""
         with ThreadPoolExecutor(1) as thread:
             connecting = thread.submit(
-                GlooChannel, self._kv_store, WORKER_RANK, host="127.0.0.1", peer="the client", timeout_s=TIMEOUT_S
+                GlooChannel,
+                self._kv_store,
+                WORKER_RANK,
+                host="127.0.0.1",
+                bond=BOND,
+                peer="the client",
+                timeout_s=TIMEOUT_S,
             )
             self.channel = connecting.result(TIMEOUT_S)
         self.mail = Mail(self.channel, on_message=self._requests.put, on_lost=self.lost.put, name="server")
@@ -167,7 +175,7 @@ def test_mailbox_when_there_is_no_way_to_the_server_then_stays_closed() -> None:
         raise ConnectError(address="the server", reason="it does not resolve")
 
     told: SimpleQueue[object] = SimpleQueue()
-    mailbox = Mailbox(make_host, told.put, told.put, peer="the server")
+    mailbox = Mailbox(make_host, told.put, told.put, bond=BOND, peer="the server")
     mailbox.begin()
     assert tried.wait(TIMEOUT_S)
     mailbox.close()

@@ -49,7 +49,7 @@ def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_mean
 
 def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
     slow = Slow()
-    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, why_silent=lambda: "its name does not resolve")
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda: "its name does not resolve")
     with pytest.raises(ConnectError, match="its name does not resolve"):
         opening.wait(0.01)
     slow.may_open.set()

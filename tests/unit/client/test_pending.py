@@ -5,6 +5,7 @@ from threading import Event, Thread
 
 import pytest
 
+from tdserve.client import pending as pending_module
 from tdserve.client.pending import Pending, checked
 from tdserve.control.status import encode_failure
 from tdserve.errors import DeadlineExceededError, PeerLostError, StoreNotFoundError, TransferAbortedError
@@ -36,6 +37,29 @@ def test_wait_when_nothing_comes_then_deadline_and_silence_is_told() -> None:
     with pytest.raises(DeadlineExceededError, match="an answer to a miracle"):
         pending.wait(0.01, "a miracle")
     assert told == ["silence"]
+
+
+def test_wait_when_nothing_comes_and_nothing_is_owed_then_no_silence_is_told() -> None:
+    pending = Pending(on_silence=lambda: pytest.fail("nothing was owed"))
+    with pytest.raises(DeadlineExceededError):
+        pending.wait(0.01, "a courtesy", is_owed=False)
+
+
+def test_wait_when_it_is_slow_then_that_is_told_once_and_the_answer_still_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending_module, "SLOW_S", 0.0)
+    pending = Pending(on_silence=lambda: None)
+    told: list[str] = []
+
+    def on_slow() -> None:
+        told.append("slow")
+        pending.put(control_pb2.ServerMessage(request=4))
+
+    assert pending.wait(None, "", on_slow=on_slow).request == 4
+    with pytest.raises(DeadlineExceededError):
+        pending.wait(0.01, "", on_slow=lambda: told.append("again"))
+    assert told == ["slow", "again"]
 
 
 @pytest.mark.parametrize(

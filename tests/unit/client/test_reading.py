@@ -68,12 +68,12 @@ def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
     replay = client.create_replay(name, rows[0], 100)
     replay.extend(rows[:num_live])
     deadline, stored = Deadline.after(20.0), replay.spec.prepend((100,))
-    session, request, layout = client.session(deadline), client.next_request(), rows_layout(stored, 100)
+    session, request, layout = client.session(deadline), client.requests.next(), rows_layout(stored, 100)
     asked = control_pb2.SampleRequest(
         store=name, num_rows=100, fingerprint=stored.fingerprint, message_nbytes=layout.message_nbytes
     )
-    pending = session.send(request, sample=asked)
-    posted = post(layout, session, tag_of(request), client.pool)
+    pending = session.send(request, content=session.content, sample=asked)
+    posted = post(layout, session, pending, tag_of(request), client.pool)
     content = finish_posted(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
     assert (content is None) == (num_live == 0)
     assert content is None or torch.equal(content.columns.leaves()[("a",)], rows["a"])

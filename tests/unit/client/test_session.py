@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client import given_up
+from tdserve.client import session as session_module
+from tdserve.client.request_numbers import RequestNumbers
 from tdserve.client.session import Session
 from tdserve.config import DEFAULT_INLINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, PROTOCOL_VERSION
 from tdserve.control.connection import ControlConnection
@@ -16,10 +23,14 @@ from tdserve.errors import (
     ConnectError,
     InvalidRequestError,
     LocalProtocolError,
+    PeerLostError,
     StoreNotFoundError,
+    TransferAbortedError,
     TransportError,
 )
 from tdserve.spec.capture import capture
+from tdserve.transport import gloo
+from tdserve.transport.proven import close_pairs
 from tdserve.v1 import content_pb2, control_pb2
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
@@ -35,13 +46,13 @@ def connection(server: tdserve.Server) -> Iterator[ControlConnection]:
 
 def opened(connection: ControlConnection, client_id: bytes) -> Session:
     """A session of a client of this identity."""
-    return Session(connection, client_id=client_id, transport="gloo", oldest_request=1, timeout_s=10.0)
+    return Session(connection, client_id=client_id, transport="gloo", requests=RequestNumbers(), timeout_s=10.0)
 
 
 def test_session_when_opened_then_welcome_and_channel(connection: ControlConnection) -> None:
     session = opened(connection, bytes(16))
     assert session.welcome.protocol_version == PROTOCOL_VERSION
-    assert session.channel is session.channel
+    assert session.channel(session.content) is session.channel(session.content)
     session.close()
     session.close()
     assert session.is_lost
@@ -57,7 +68,7 @@ def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line
     pending = session.send(1, read=control_pb2.ReadRequest(store="never there", timeout_s=20.0))
     remedy = r"127\.0\.0\.1 must be reachable .* one published port is not enough.*network_mode: host, --advertise"
     with pytest.raises(ConnectError, match=remedy) as told:
-        _ = session.channel
+        session.channel(session.content)
     assert "\n" not in str(told.value)
     with pytest.raises(ConnectError, match=remedy):
         pending.wait(10.0, "a read")
@@ -71,7 +82,56 @@ def test_channel_when_it_is_not_there_in_time_then_told_the_same_and_the_session
         session.await_channel(0.0)
     assert not session.is_lost
     session.await_channel(10.0)
-    assert session.channel is session.channel
+    assert session.channel(session.content) is session.channel(session.content)
+    session.close()
+
+
+def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_owed_and_all_wait_the_same_second(
+    connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_up, "SILENT_S", 0.0)
+    monkeypatch.setattr(session_module, "ANSWER_GRACE_S", 0.5)
+    session = opened(connection, bytes(15) + b"\4")
+    content = session.content
+    session.channel(content)
+    asked = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
+    waiting = [session.send(request, content=content, read=asked) for request in range(1, 9)]
+    began_s = time.monotonic()
+    for pending in waiting:
+        error = session.failure_of(pending, PeerLostError(peer="the server", reason="its bytes were lost"))
+        assert isinstance(error, TransferAbortedError)
+    assert time.monotonic() - began_s < 4 * 0.5
+    assert session.content.number == 1
+    assert not session.is_silent
+    assert not session.is_lost
+    session.close()
+
+
+def test_give_up_when_another_thread_is_about_it_then_waits_for_the_end_of_that(
+    connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = Event(), Event()
+
+    def close_slowly(*group: Any) -> None:
+        begun.set()
+        assert may_end.wait(20.0)
+        close_pairs(*group)
+
+    session = opened(connection, bytes(15) + b"\5")
+    content = session.content
+    session.channel(content)
+    monkeypatch.setattr(gloo, "close_pairs", close_slowly)
+    lost = PeerLostError(peer="the server", reason="its bytes were lost")
+    with ThreadPoolExecutor(2) as threads:
+        giving_up = [threads.submit(session.give_up, content, lost)]
+        assert begun.wait(20.0)
+        assert session.content is not content
+        giving_up.append(threads.submit(session.give_up, content, lost))
+        try:
+            assert not wait(giving_up, 0.1).done
+        finally:
+            may_end.set()
+        assert not wait(giving_up, 20.0).not_done
     session.close()
 
 

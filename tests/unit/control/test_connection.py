@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -225,3 +226,22 @@ def test_call_when_the_server_is_another_program_then_remote_protocol_error() ->
         connection.call("ListStores", control_pb2.ListStoresRequest(), timeout_s=TIMEOUT_S)
     connection.close()
     server.stop(None).wait(TIMEOUT_S)
+
+
+def test_wait_ready_when_the_port_is_refused_then_says_so_at_once_and_in_the_end(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = ControlConnection(f"127.0.0.1:{free_port}")
+    with pytest.raises(ConnectError, match=r"nobody answered within 1\.5 s; connection refused; is a server running"):
+        connection.wait_ready(1.5)
+    connection.close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"no server answers at 127.0.0.1:{free_port} yet: connection refused" in record.getMessage()
+
+
+def test_explain_silence_when_something_else_listens_then_says_that() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connection = ControlConnection(f"127.0.0.1:{silent.getsockname()[1]}")
+        assert connection.explain_silence().startswith("it listens there and does not answer yet")
+        connection.close()

@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -17,8 +18,8 @@ from typing import Any, TypeVar
 import pytest
 from google.protobuf.message import DecodeError
 
-from tdserve.control.framing import MAX_FRAME_BYTES, frame
-from tdserve.control.local import SOCKET_NAME, LocalLink, SocketEnd, listen
+from tdserve.control.framing import frame
+from tdserve.control.local import MAX_STRANGER_FRAME_BYTES, MAX_STRANGERS, SOCKET_NAME, LocalLink, SocketEnd, listen
 from tdserve.errors import ConnectError
 from tdserve.v1 import control_pb2
 
@@ -68,6 +69,7 @@ class Echo:
 
     def _on_message(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
         self.links.append(link)
+        link.let_in()
         if message.request == 9:
             link.close()
         else:
@@ -108,9 +110,11 @@ def asking(request: int, nbytes: int = 0) -> control_pb2.ClientMessage:
 def test_messages_when_sent_then_answered_in_order_whatever_their_size(server: Echo, tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.end.start()
-    for request, nbytes in ((1, 0), (2, 3_000_000), (3, 10)):
+    client.end.send(asking(1))
+    assert client.came.get(timeout=WAIT_S).request == 1
+    for request, nbytes in ((2, 3_000_000), (3, 10)):
         client.end.send(asking(request, nbytes))
-    assert [client.came.get(timeout=WAIT_S).request for _ in range(3)] == [1, 2, 3]
+    assert [client.came.get(timeout=WAIT_S).request for _ in range(2)] == [2, 3]
     client.end.close()
     assert client.ended.is_set()
 
@@ -205,6 +209,8 @@ def test_look_when_what_comes_is_no_message_then_raised_and_ended(server: Echo, 
 def test_send_when_several_threads_do_then_frames_stay_whole(server: Echo, tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.end.start()
+    client.end.send(asking(1))
+    assert client.came.get(timeout=WAIT_S).request == 1
 
     def send(first: int) -> None:
         for request in range(first, first + 40):
@@ -251,7 +257,10 @@ def test_end_when_the_server_lets_go_then_told_and_sending_says_so(server: Echo,
     client.end.close()
 
 
-@pytest.mark.parametrize("junk", [frame(b"\xff\xff\xff"), (MAX_FRAME_BYTES + 1).to_bytes(4, "little")])
+JUNK = [frame(b"\xff\xff\xff"), (MAX_STRANGER_FRAME_BYTES + 1).to_bytes(4, "little")]
+
+
+@pytest.mark.parametrize("junk", JUNK)
 def test_link_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
     server: Echo, tmp_path: Path, junk: bytes
 ) -> None:
@@ -265,6 +274,25 @@ def test_link_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
     other.end.send(asking(1))
     assert other.came.get(timeout=WAIT_S).request == 1
     other.end.close()
+
+
+def test_links_when_too_many_have_not_shown_whose_they_are_then_the_oldest_goes(server: Echo, tmp_path: Path) -> None:
+    known = Client(tmp_path)
+    known.end.start()
+    known.end.send(asking(1))
+    assert known.came.get(timeout=WAIT_S).request == 1
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(MAX_STRANGERS + 2)]
+        for stranger in strangers:
+            stranger.settimeout(WAIT_S)
+            stranger.connect(str(tmp_path / SOCKET_NAME))
+        assert [stranger.recv(1) for stranger in strangers[:2]] == [b"", b""]
+        known.end.send(asking(2))
+        assert known.came.get(timeout=WAIT_S).request == 2
+        strangers[2].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            strangers[2].recv(1)
+    known.end.close()
 
 
 def test_end_when_what_comes_is_no_message_then_ended(tmp_path: Path) -> None:

@@ -3,21 +3,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tdserve.control.connection import ControlConnection
+from tdserve.control.control_pb2_grpc import ControlServiceStub
+from tdserve.control.parts import MAX_RECEIVED_BYTES
 from tdserve.control.servicer import SERVICE_NAME, ControlServer
 from tdserve.errors import LocalProtocolError, StoreNotFoundError, TDServeError, UnauthenticatedError, error_classes
 from tdserve.v1 import control_pb2
 from tests.unit.control.serving import Answering, same, serving
 
 TIMEOUT_S = 30.0
+SERVICE_PATH = f"/{SERVICE_NAME}"
 
 EVERY_ERROR: dict[str, Exception] = {name: cls() for name, cls in error_classes().items()}
 
@@ -80,6 +84,61 @@ def test_call_when_the_token_is_right_then_answered() -> None:
         with pytest.raises(StoreNotFoundError):
             connection.call("DescribeStore", control_pb2.DescribeStoreRequest(name="x"), timeout_s=TIMEOUT_S)
         connection.close()
+
+
+def test_call_when_the_token_is_wrong_then_refused_before_its_message_has_come() -> None:
+    """The client never ends its request: whoever waited for the whole of it would not answer."""
+    with serving(Answering(), token="secret") as address, grpc.insecure_channel(address) as channel:
+        for method in ("CreateStore", "CreateLargeStore", "GetStats"):
+            call: Any = channel.stream_unary(f"{SERVICE_PATH}/{method}")  # type: ignore[call-arg]
+            with pytest.raises(grpc.RpcError) as raised:
+                call(endless(), timeout=TIMEOUT_S)
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_health_when_asked_without_the_token_then_answered_unread_and_not_watched() -> None:
+    with serving(Answering(), token="secret") as address, grpc.insecure_channel(address) as channel:
+        check: Any = channel.stream_unary(  # type: ignore[call-arg]
+            "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
+        )
+        assert check(endless(), timeout=TIMEOUT_S).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        with pytest.raises(grpc.RpcError) as raised:
+            next(iter(watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)))
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def endless() -> Iterator[bytes]:
+    """The requests of a stream that is not ended."""
+    sent: SimpleQueue[bytes] = SimpleQueue()
+    while True:
+        try:
+            yield sent.get(timeout=TIMEOUT_S)
+        except Empty:
+            return
+
+
+def test_message_when_it_is_larger_than_the_server_receives_then_refused_and_in_parts_taken() -> None:
+    handlers = Answering()
+    large = control_pb2.CreateStoreRequest(name="large", settings="x" * (2 * MAX_RECEIVED_BYTES))
+    with serving(handlers) as address:
+        with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                ControlServiceStub(channel).CreateStore(large, timeout=TIMEOUT_S)
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        connection = ControlConnection(address)
+        assert connection.call("CreateStore", large, timeout_s=TIMEOUT_S).created
+        connection.close()
+    assert handlers.asked == ["large"]
+
+
+@pytest.mark.parametrize("parts", [[], [b"half"], [b"\xff\xff\xff\xff"]])
+def test_create_when_its_parts_make_no_request_then_refused(parts: list[bytes]) -> None:
+    with serving(Answering()) as address, grpc.insecure_channel(address) as channel:
+        messages = [control_pb2.MessagePart(content=part, is_last=part != b"half") for part in parts]
+        with pytest.raises(grpc.RpcError) as raised:
+            ControlServiceStub(channel).CreateLargeStore(iter(messages), timeout=TIMEOUT_S)
+        assert raised.value.code() is grpc.StatusCode.INTERNAL
 
 
 def test_session_when_the_token_is_wrong_then_lost_with_the_reason() -> None:

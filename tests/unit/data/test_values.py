@@ -115,11 +115,21 @@ def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_who_read
 
 
 def test_values_when_they_were_lost_then_damage_is_reported(opened: OpenStore) -> None:
-    with pytest.raises(CorruptDataError, match="values of"):
+    with pytest.raises(CorruptDataError, match="a value of"):
         read(opened)
     put(opened, [b"y"], 2, per_row=True)
     with pytest.raises(CorruptDataError, match="row 0"):
         read(opened, 0)
+
+
+def test_values_when_none_was_ever_stored_then_no_rows_have_none(tmp_path: Path) -> None:
+    store = StoredTensorDict(tmp_path / "store", TensorDict({"a": torch.zeros(4), "v": "text"}, [4]))
+    stores = OpenStores(writes_values=False)
+    stores.learn(store.ref.fingerprint, store.ref.spec)
+    never_extended = stores.get(store.ref)
+    assert read_block(never_extended, [PATH], np.empty(0, np.int64)).columns == [ValueColumn(True, [])]
+    with pytest.raises(CorruptDataError, match="row 2"):
+        read_block(never_extended, [PATH], np.array([2]))
 
 
 def test_values_when_there_are_no_leaves_then_none(opened: OpenStore) -> None:

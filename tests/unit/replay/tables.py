@@ -32,7 +32,7 @@ def queue(capacity: int = 4) -> Table:
 def write(table: Table, num_rows: int, **arrival: Any) -> list[int]:
     """The numbers of rows that were committed."""
     reservation = reserve(table, num_rows)
-    table.arrive(reservation, Arrival(**arrival))
+    table.arrive(reservation.rows, Arrival(**arrival))
     table.commit(reservation, Arrival(**arrival))
     rows: list[int] = reservation.rows.tolist()
     return rows

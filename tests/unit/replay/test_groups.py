@@ -50,6 +50,14 @@ class _AgainstDicts(RuleBasedStateMachine):
         self.selector.add(_rows(rows))
 
     @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        if not self.model:
+            return
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.model)), unique=True))
+        self.selector.remove(_rows(rows))
+        self.selector.add(_rows(rows))
+
+    @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         rows = data.draw(st.lists(st.integers(0, _CAPACITY - 1), unique=True))
         self.selector.remove(_rows(rows))

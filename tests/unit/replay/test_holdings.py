@@ -36,7 +36,7 @@ class _Files:
     def write(self, num_rows: int, **arrival: Any) -> list[int]:
         reservation = self.table.plan_extend(num_rows)
         assert reservation is not None
-        self.table.arrive(reservation, Arrival(**arrival))
+        self.table.arrive(reservation.rows, Arrival(**arrival))
         self.table.commit(reservation, Arrival(**arrival))
         found: list[int] = reservation.rows.tolist()
         return found
@@ -74,7 +74,7 @@ def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_nobody_else
     assert set(files.drawn(50) or []) == {0, 3}
     assert (len(table), table.info()["num_held"], table.info()["num_reserved"]) == (4, 2, 0)
     assert table.plan_extend(3) is None
-    table.let_go(rows(1, 2), (0,))
+    table.resume(table.let_go(rows(1, 2), (0,)))
     assert files.generations.tolist() == [2, 2 + PARTIAL, 2 + PARTIAL, 2]  # moved, and still the same rows
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
     assert table.info()["num_held"] == 0
@@ -95,7 +95,7 @@ def test_let_go_when_the_rows_lacked_leaves_then_they_have_those_that_were_writt
     assert files.drawn(1) is None
     for keys, whole in (((), 0), ((1,), 1)):
         files.table.hold(rows(1))
-        files.table.let_go(rows(1), keys)
+        files.table.resume(files.table.let_go(rows(1), keys))
         assert len(files.table.views.get(PLAIN)) == whole
     assert files.drawn(1) == [1]
 
@@ -105,7 +105,7 @@ def test_hold_when_the_first_partial_rows_come_meanwhile_then_the_held_ones_are_
     files.write(2)
     files.table.hold(rows(0))
     files.write(1, keys=(1,))
-    files.table.let_go(rows(0), (0,))
+    files.table.resume(files.table.let_go(rows(0), (0,)))
     assert len(files.table.views.get(PLAIN)) == 2
     assert set(files.drawn(50) or []) == {0, 1}
 
@@ -117,7 +117,7 @@ def test_extend_when_the_lowest_rows_are_held_then_waits_and_evicts_none() -> No
     assert files.table.plan_extend(3) is None
     assert files.table.live_rows().tolist() == [0, 1, 2, 3]
     assert (len(files.table), files.table.ring.num_held) == (4, 2)
-    files.table.let_go(rows(0, 1), ())
+    files.table.resume(files.table.let_go(rows(0, 1), ()))
     assert files.table.plan_extend(3) is not None
 
 
@@ -126,7 +126,7 @@ def test_hold_when_the_remover_looks_at_priorities_then_the_held_rows_stay() -> 
     files.write(4, priorities=np.array([1.0, 2.0, 3.0, 4.0]))
     files.table.hold(rows(0))
     assert files.write(1, priorities=np.array([9.0])) == [1]
-    files.table.let_go(rows(0), ())
+    files.table.resume(files.table.let_go(rows(0), ()))
     assert files.write(1, priorities=np.array([9.0])) == [0]
 
 
@@ -138,7 +138,7 @@ def test_restore_when_rows_are_half_written_then_kept_from_all_until_the_write_i
     assert set(files.drawn(50) or []) == {0, 3}
     assert table.info()["num_held"] == 2
     assert table.plan_extend(3) is None
-    table.let_go(rows(1, 2), (0,))
+    table.resume(table.let_go(rows(1, 2), (0,)))
     assert table.live_rows().tolist() == [0, 1, 2, 3]
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
 
@@ -220,7 +220,7 @@ def test_restore_when_a_row_of_a_trajectory_is_half_written_then_slices_are_whol
     files.table.hold(rows(1))
     table = files.restart(held=rows(1))
     assert files.drawn(2) is None
-    table.let_go(rows(1), (0,))
+    table.resume(table.let_go(rows(1), (0,)))
     plan = table.plan_sample(100, rng=np.random.default_rng(0))
     assert plan is not None
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 1), (1, 2)}

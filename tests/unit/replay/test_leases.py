@@ -30,6 +30,7 @@ class _AgainstADict(RuleBasedStateMachine):
         self.leases = Leases()
         self.model: dict[tuple[str, int], int] = {}
         self.numbers: list[int] = []
+        self.requests: dict[tuple[str, int], int] = {}
 
     @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st)
     def grant(self, owner: int, rows: list[int], consumer: str) -> None:
@@ -37,8 +38,17 @@ class _AgainstADict(RuleBasedStateMachine):
             with pytest.raises(LocalProtocolError):
                 self.leases.grant(owner, _rows(rows), consumer)
         else:
-            self.numbers.append(self.leases.grant(owner, _rows(rows), consumer))
+            request = len(self.numbers) + 1  # other owners have the same numbers too
+            self.numbers.append(self.leases.grant(owner, _rows(rows), consumer, request=request))
             self.model |= {(consumer, row): owner for row in rows}
+            self.requests |= {(consumer, row): request for row in rows}
+
+    @rule(owner=_owner_st, request=st.integers(1, 20))
+    def release_request(self, owner: int, request: int) -> None:
+        mine = {key for key, held in self.model.items() if held == owner and self.requests[key] == request}
+        found = list(self.leases.releasing(owner, piece_rows=2, request=request))
+        assert {(consumer, row) for consumer, rows in found for row in rows.tolist()} == mine
+        self.model = {key: held for key, held in self.model.items() if key not in mine}
 
     @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st)
     def take(self, owner: int, rows: list[int], consumer: str) -> None:
@@ -58,11 +68,10 @@ class _AgainstADict(RuleBasedStateMachine):
 
     @rule(owner=_owner_st)
     def release(self, owner: int) -> None:
-        released = {consumer: rows.tolist() for consumer, rows in self.leases.release(owner)}
-        expected: dict[str, list[int]] = {}
-        for consumer, row in sorted(key for key, held in self.model.items() if held == owner):
-            expected.setdefault(consumer, []).append(row)
-        assert released == expected
+        pieces = list(self.leases.releasing(owner, piece_rows=2))
+        assert all(0 <= len(rows) <= 2 and sorted(rows) == rows.tolist() for _, rows in pieces)
+        released = sorted((consumer, row) for consumer, rows in pieces for row in rows.tolist())
+        assert released == sorted(key for key, held in self.model.items() if held == owner)
         self.model = {key: held for key, held in self.model.items() if held != owner}
 
     @rule(rows=_rows_st)
@@ -128,3 +137,33 @@ def test_repr_when_shown_then_says_how_many() -> None:
     leases = Leases()
     leases.grant(1, _rows([2, 3]), "")
     assert repr(leases) == "<Leases of 2 rows to 1 owners>"
+
+
+def test_releasing_when_others_come_in_between_then_each_row_goes_back_once() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([0, 1, 2, 3]), "")
+    leases.grant(1, _rows([4, 5]), "a")
+    leases.grant(1, _rows([6]), "b")
+    pieces = leases.releasing(1, piece_rows=2)
+    consumer, rows = next(pieces)
+    assert (consumer, rows.tolist()) == ("", [0, 1])
+    leases.grant(2, _rows([0]), "")  # a row that is back may be handed out at once
+    leases.forget(_rows([2, 6]))
+    assert [(consumer, rows.tolist()) for consumer, rows in pieces] == [("", [3]), ("a", [4, 5])]
+    assert leases.num_leased == 1
+    assert leases.held_by(2, _rows([0]), "").all()
+
+
+def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests() -> None:
+    leases = Leases()
+    for request in range(1, 4):
+        leases.grant(1, _rows([request]), "", request=request)
+    leases.grant(1, _rows([9]), "")
+    leases.take(1, _rows([1]), "")
+    leases.forget(_rows([2]))
+    assert [*leases.releasing(1, piece_rows=9, request=1), *leases.releasing(1, piece_rows=9, request=2)] == []
+    ((_, rows),) = leases.releasing(1, piece_rows=9, request=3)
+    assert rows.tolist() == [3]
+    assert leases._of_request == {}
+    ((_, rows),) = leases.releasing(1, piece_rows=9)
+    assert rows.tolist() == [9]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.errors import LocalProtocolError
-from tdserve.replay.live_rows import LiveRows, Rows
+from tdserve.replay.live_rows import LiveRows, Rows, compact
 
 _CAPACITY = 24
 
@@ -65,6 +65,8 @@ class _AgainstASet(RuleBasedStateMachine):
         everything = np.arange(_CAPACITY)
         assert set(everything[self.live.contains(everything)].tolist()) == self.model
         if self.model:
+            assert set(self.live.first_rows(3).tolist()) <= self.model
+            assert len(self.live.first_rows(3)) == min(3, len(self.model))
             assert set(self.live.draw(np.random.default_rng(1), 50).tolist()) <= self.model
 
 
@@ -83,3 +85,36 @@ def test_repr_when_shown_then_says_how_full() -> None:
     live = LiveRows(5)
     live.add(_rows([4, 2]))
     assert repr(live) == "<LiveRows 2 of 5>"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_live_when_long_runs_come_and_go_then_as_a_set(seed: int) -> None:
+    rng, capacity = np.random.default_rng(seed), 6000
+    live, model = LiveRows(capacity), set[int]()
+    for _ in range(40):
+        start = int(rng.integers(0, capacity - 1500))
+        run = np.arange(start, start + int(rng.integers(400, 1500)))
+        named = run if rng.random() < 0.7 else rng.permutation(run)[: len(run) // 2]
+        before = live.members_of(named)
+        assert before.tolist() == [row for row in named.tolist() if row in model]
+        live.remove(before)
+        model -= set(before.tolist())
+        live.add(named)
+        model |= set(named.tolist())
+        if rng.random() < 0.5:
+            live.remove(named)
+            model -= set(named.tolist())
+        assert live.rows().tolist() == sorted(model)
+        with pytest.raises(LocalProtocolError):
+            live.remove(run if not model >= set(run.tolist()) else np.append(run, run[:1]))
+        assert len(live) == len(model)
+
+
+def test_compact_when_rows_are_few_or_no_run_then_the_rows() -> None:
+    run = np.arange(7, 2000)
+    assert compact(run) == slice(7, 2000)
+    for rows in (run[:100], run[::-1], run[::2], np.append(run[:-1], run[-2]), run[:0]):
+        assert compact(rows) is rows
+    swapped = run.copy()
+    swapped[[3, 4]] = swapped[[4, 3]]
+    assert compact(swapped) is swapped

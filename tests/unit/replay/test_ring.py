@@ -170,7 +170,7 @@ class _AgainstALoop(RuleBasedStateMachine):
 
 
 TestAgainstALoop = _AgainstALoop.TestCase
-TestAgainstALoop.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAgainstALoop.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def _ring(capacity: int = 4) -> tuple[Ring, Any]:
@@ -386,3 +386,17 @@ def test_ring_when_generations_are_of_another_dtype_then_refused() -> None:
     wrong: Any = np.zeros(2, np.int32)
     with pytest.raises(InvalidRequestError):
         Ring(2, wrong)
+
+
+def test_num_used_when_the_ring_goes_round_then_all_rows_are() -> None:
+    ring = Ring(8, np.zeros(8, np.int64))
+    for num_rows, num_used in ((3, 3), (4, 7), (1, 8)):
+        assert ring.reserve(num_rows) is not None
+        assert ring.num_used == num_used
+
+
+@pytest.mark.parametrize(("generations", "num_used"), [([2, 2, 0, 0], 2), ([2, 2, 2, 0], 4), ([2, 2, 1, 0], 3)])
+def test_num_used_when_restored_then_the_rows_that_somebody_had(generations: list[int], num_used: int) -> None:
+    ring = Ring.restore(4, np.array(generations), {"cursor": 2, "inserts": 2})
+    assert ring.num_used == num_used
+    assert all(number == 0 for number in generations[ring.num_used :])

@@ -206,9 +206,9 @@ class _AgainstListsInALargeTable(_AgainstLists):
 
 
 TestAgainstLists = _AgainstLists.TestCase
-TestAgainstLists.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAgainstLists.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestAgainstListsInALargeTable = _AgainstListsInALargeTable.TestCase
-TestAgainstListsInALargeTable.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgainstListsInALargeTable.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("strict", [True, False])

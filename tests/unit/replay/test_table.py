@@ -288,6 +288,10 @@ def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
         "and consumer 'a' has not had,"
     )
+    assert table.why_sample(1, key, names=["a", "b"]) == (
+        "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys (b is missing in 2) "
+        "and consumer 'a' has not had,"
+    )
 
 
 # ---------------------------------------------------------------- staleness

@@ -12,7 +12,7 @@ from tdserve.replay.order import Fifo
 from tdserve.replay.sampler import Uniform
 from tdserve.replay.settings import Settings
 from tdserve.replay.staleness import Staleness
-from tdserve.replay.views import MAX_CONSUMERS, MAX_VIEWS, OWN, PLAIN, ViewKey, Views
+from tdserve.replay.views import MAX_CONSUMERS, MAX_NAMED, MAX_VIEWS, OWN, PLAIN, ViewKey, Views
 from tdserve.replay.without_replacement import WithoutReplacement
 
 CAPACITY = 8
@@ -99,7 +99,8 @@ def test_suspend_when_rows_are_written_to_then_gone_for_a_while_and_leases_stay(
     views.lease(1, OWN, rows(0))
     views.suspend(rows(0, 2))
     assert members(views) == members(views, ViewKey((1,))) == [1, 3, 4, 5]
-    views.resume(rows(0, 2), (1,))
+    views.note_written(rows(0, 2), (1,))
+    views.enter(rows(0, 2))
     assert members(views) == [1, 2, 3, 4, 5]
     views.give_back(1, OWN, rows(0))
     assert members(views) == [0, 1, 2, 3, 4, 5]
@@ -110,7 +111,8 @@ def test_give_back_when_a_row_is_suspended_then_there_when_it_is_resumed(views: 
     views.suspend(rows(0))
     views.give_back(1, OWN, rows(0, 1))
     assert members(views) == [1, 2, 3, 4, 5]
-    views.resume(rows(0), ())
+    views.note_written(rows(0), ())
+    views.enter(rows(0))
     assert members(views) == [0, 1, 2, 3, 4, 5]
 
 
@@ -132,7 +134,8 @@ def test_acknowledge_when_of_a_consumer_then_never_again_and_the_rows_stay(views
     assert members(views, key) == [2, 3, 4, 5]
     assert members(views, ViewKey(consumer="b")) == [0, 1, 2, 3, 4, 5]
     views.suspend(rows(0))
-    views.resume(rows(0), (1,))
+    views.note_written(rows(0), (1,))
+    views.enter(rows(0))
     assert members(views, key) == [2, 3, 4, 5]
 
 
@@ -159,8 +162,8 @@ def test_release_when_an_owner_goes_then_all_it_held_is_back_at_its_place(views:
     views.lease(1, OWN, rows(0, 3))
     views.lease(1, "a", rows(1))
     views.lease(2, OWN, rows(2))
-    assert views.release(1)
-    assert not views.release(1)
+    assert sum(views.releasing(1))
+    assert not sum(views.releasing(1))
     assert members(views) == [0, 1, 3, 4, 5]
     assert members(views, key) == [0, 1, 2, 3, 4, 5]
 
@@ -169,7 +172,7 @@ def test_leave_when_rows_are_on_lease_then_nobody_holds_them_any_more(views: Vie
     views.lease(1, OWN, rows(0, 1))
     views.leave(rows(0, 5))
     assert views.leases.num_leased == 1
-    assert views.release(1)
+    assert sum(views.releasing(1))
     assert members(views) == [1, 2, 3, 4]
 
 
@@ -180,7 +183,7 @@ def test_get_when_grouped_then_whole_groups(columns: Columns, views: Views) -> N
     assert (len(selector), selector.num_complete) == (6, 3)
     views.lease(1, OWN, rows(0))
     assert selector.num_complete == 2
-    views.release(1)
+    assert sum(views.releasing(1))
     assert selector.num_complete == 3
 
 
@@ -232,6 +235,24 @@ def test_views_when_a_consumer_was_forgotten_by_a_crash_then_its_place_is_clean_
 )
 def test_describe_when_rows_are_waited_for_then_says_what_keeps_them_out(key: ViewKey, told: str) -> None:
     assert key.describe() == told
+
+
+def test_describe_missing_when_leaves_were_not_written_then_counts_them_by_name(columns: Columns) -> None:
+    num_keys = MAX_NAMED + 2
+    names = [f"'{letter}'" for letter in "abcdefgh"[:num_keys]]
+    views = Views(Settings(sampler=Fifo()), columns, num_keys=num_keys)
+    for row, keys in enumerate([range(num_keys), [0], [0, 1]]):
+        views.arrive(rows(row), keys)
+        views.enter(rows(row))
+    assert views.describe_missing(PLAIN, names) == (
+        "'c' is missing in 2, 'd' is missing in 2, 'e' is missing in 2, 'f' is missing in 2, 1 more leaves in others"
+    )
+    assert views.describe_missing(ViewKey((0, 1)), names) == "'b' is missing in 1"
+    assert views.describe_missing(ViewKey((0,)), names) == views.describe_missing(ViewKey(()), names) == ""
+    views.suspend(rows(1))
+    views.note_written(rows(1), [1])
+    views.enter(rows(1))
+    assert views.describe_missing(ViewKey((0, 1)), names) == ""
 
 
 # ---------------------------------------------------------------- staleness
@@ -303,7 +324,8 @@ def test_resume_when_rows_were_suspended_over_a_publish_then_they_are_judged_ane
     views.get(key)
     views.suspend(rows(2, 4))
     views.follow("a", 4)
-    views.resume(rows(2, 4), ())
+    views.note_written(rows(2, 4), ())
+    views.enter(rows(2, 4))
     assert members(views, key) == [4, 5]
 
 

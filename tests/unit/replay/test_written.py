@@ -49,6 +49,14 @@ def test_columns_when_kept_then_another_object_knows_what_was_written() -> None:
     assert Written(columns, 65).has(np.arange(4), [64]).tolist() == [False, False, True, False]
 
 
+def test_count_missing_when_keys_fill_more_than_a_word_then_counts_each() -> None:
+    written = Written(Columns(4), 65)
+    written.reset(np.array([0, 1]))
+    written.reset(np.array([2]), [64])
+    assert written.count_missing(np.array([0, 1, 2])).tolist() == [1] * 64 + [0]
+    assert written.count_missing(np.array([0, 3, 2])).tolist() == [2] * 64 + [1]
+
+
 @pytest.mark.parametrize("key", [-1, 2])
 def test_keys_when_there_is_no_such_key_then_refused_and_nothing_changed(key: int) -> None:
     written = Written(Columns(3), 2)
@@ -63,3 +71,10 @@ def test_keys_when_there_is_no_such_key_then_refused_and_nothing_changed(key: in
 
 def test_repr_when_shown_then_says_how_many_keys() -> None:
     assert repr(Written(Columns(3), 2)) == "<Written 2 keys of 3 rows>"
+
+
+def test_mark_all_when_nothing_was_written_then_every_row_has_every_key() -> None:
+    written = Written(Columns(5), 70)
+    written.mark_all()
+    assert written.has(np.arange(5), range(70)).all()
+    assert written.count_missing(np.arange(5)).tolist() == [0] * 70

@@ -10,7 +10,9 @@ import pytest
 from tdserve.server.groups import Groups
 from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
+from tdserve.server.syncing import Syncing
 from tdserve.server.tables.dead_values import DeadValues
+from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tests.unit.server.world import Loop, World
 
@@ -25,9 +27,24 @@ def run() -> Iterator[Loop]:
 
 
 @pytest.fixture(scope="session")
-def worker(run: Loop) -> Iterator[DataWorker]:
+def processes(run: Loop) -> Iterator[WorkerProcesses]:
+    """What starts the processes of data workers."""
+    made = WorkerProcesses()
+    yield made
+    run(made.stop())
+
+
+@pytest.fixture(scope="session")
+def worker(run: Loop, processes: WorkerProcesses) -> Iterator[DataWorker]:
     """A live data worker."""
-    made = DataWorker(0, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
+    made = DataWorker(
+        0,
+        processes,
+        arguments=("5.0",),
+        timeout_s=4.0,
+        on_session=lambda report: None,
+        on_lost=lambda worker: None,
+    )
 
     async def start() -> None:
         made.start()
@@ -63,4 +80,5 @@ def requests(world: World) -> Requests:
         adoption=world.adoption,
         dead_values=DeadValues(world.stores, world.worker),
         held=HeldContent(1 << 30),
+        syncing=Syncing(world.stores, interval_s=0.0, before=lambda: None),
     )

@@ -21,6 +21,7 @@ from tdserve.errors import (
 )
 from tdserve.replay.order import Fifo
 from tdserve.replay.settings import Settings
+from tdserve.server import control_process
 from tdserve.server.control_process import ControlProcess
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -136,6 +137,26 @@ def reading(request: int, **fields: Any) -> bytes:
     return control_pb2.ClientMessage(request=request, read=read).SerializeToString()
 
 
+def test_session_when_its_client_stays_away_then_its_answers_are_forgotten_and_not_before(
+    process: ControlProcess, run: Loop
+) -> None:
+    async def scenario() -> None:
+        process._clients._keep_s = 0.0
+        serving = Serving(process)
+        await serving.start()
+        with process._answers.transaction(bytes(16), 1, b"answer"):
+            pass
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert process._answers.clients() == {bytes(16)}
+        await serving.end()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert process._answers.clients() == set()
+
+    run(scenario())
+
+
 def test_mail_when_a_request_then_answered_at_once(process: ControlProcess, run: Loop) -> None:
     async def scenario() -> None:
         serving = Serving(process)
@@ -172,10 +193,12 @@ def test_session_when_it_ends_and_holds_rows_then_they_are_there_for_others(proc
         table = process._stores.get("q").replay_table()
         reservation = table.plan_extend(2)
         assert reservation is not None
-        table.arrive(reservation)
+        table.arrive(reservation.rows)
         table.commit(reservation)
         serving = Serving(process)
         await serving.start()
+        taking = control_pb2.SampleRequest(store="q", num_rows=3, is_lease=True)  # there are two: it is refused
+        await serving.mail(control_pb2.ClientMessage(request=1, sample=taking).SerializeToString())
         assert table.plan_sample(2, rng=np.random.default_rng(0), owner=serving.number) is not None
         assert table.info()["num_leased"] == 2
         await serving.end()
@@ -229,3 +252,14 @@ def test_session_when_hello_is_of_another_version_then_one_failure(process: Cont
     error = outbox.error()
     assert isinstance(error, ProtocolVersionError)
     assert (error.expected, error.actual) == (PROTOCOL_VERSION + 1, PROTOCOL_VERSION)
+
+
+def test_session_when_nothing_is_said_then_it_ends(process: ControlProcess, run: Loop, monkeypatch: Any) -> None:
+    monkeypatch.setattr(control_process, "HELLO_TIMEOUT_S", 0.01)
+
+    async def silence() -> AsyncIterator[control_pb2.ClientMessage]:
+        await asyncio.Event().wait()
+        yield control_pb2.ClientMessage()
+
+    with pytest.raises(RemoteProtocolError, match="Hello"):
+        run(process.session(SessionLink(Outbox()), silence()))

@@ -16,7 +16,7 @@ from tdserve.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.server.creation import MAX_CAPACITY_ROWS
+from tdserve.server.creation import MAX_CAPACITY_ROWS, Creation
 from tdserve.server.told_specs import ToldSpecs
 from tdserve.spec import codec
 from tdserve.spec.capture import capture
@@ -112,3 +112,27 @@ def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: Wo
     assert world.stores.loading_of(3) == []
     assert [entry.name for entry in world.stores.loading_of(4)] == ["other"]
     run(world.creation.create(asked(name="half")))
+
+
+def test_create_when_an_ended_session_still_loads_the_store_then_waits_until_that_is_abandoned(
+    world: World, run: Loop
+) -> None:
+    is_open = {3, 4}
+    creation = Creation(world.stores, sessions=is_open)
+
+    async def scenario() -> control_pb2.CreateStoreResponse:
+        first = await creation.create(asked(loading=True, session=3))
+        with pytest.raises(StoreExistsError):
+            await creation.create(asked(loading=True, session=4))
+        is_open.remove(3)
+        retry = asyncio.ensure_future(creation.create(asked(loading=True, session=4)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not retry.done()
+        await creation.abandon(3)
+        answer = await retry
+        assert answer.description.uid != first.description.uid
+        return answer
+
+    assert run(scenario()).created
+    assert [entry.name for entry in world.stores.loading_of(4)] == ["x"]

@@ -9,6 +9,7 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.errors import PeerLostError
 from tdserve.server.read_values import read_values
+from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.value_columns import decode_block
 from tdserve.values import decode_bytes
@@ -37,7 +38,7 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
 
 def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) -> None:
     entry = run(world.create_replay("r", row(0), 4))
-    absent = DataWorker(1, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+    absent = DataWorker(1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
 
     async def read() -> bytes:
         return await read_values(absent, entry, [("v",)], None)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,6 +15,10 @@ from tdserve.errors import (
     TransferAbortedError,
     WrongStateError,
 )
+from tdserve.replay.limiter import Queue
+from tdserve.replay.order import Fifo
+from tdserve.replay.settings import Settings
+from tdserve.row_sets import RowSet
 from tdserve.server.entry import Entry
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
@@ -78,7 +81,7 @@ def test_read_when_its_content_is_waited_for_and_the_structure_is_another_then_t
 ) -> None:
     entry = run(world.create("x", TensorDict({"a": torch.arange(4)}, [4])))
     if is_known:
-        entry.writes.append(np.array([2]))  # somebody may stand still in the middle of it
+        entry.writes.append(RowSet.run(2, 3))  # somebody may stand still in the middle of it
     session = world.session(93 + is_known)  # of its own: its void content finds no channel
     asked = control_pb2.ReadRequest(
         store="x", fingerprint=entry.spec.fingerprint if is_known else b"older", message_nbytes=[128], timeout_s=20.0
@@ -169,7 +172,7 @@ def test_request_when_cancelled_before_it_could_begin_then_aborted(
     session = run(scenario())
     assert isinstance(outbox(session).error(), TransferAbortedError)
     assert session.protocol.requests == {1}
-    assert session.ended.is_set() == has_content
+    assert not session.ended.is_set()  # what its client sends is discarded
 
 
 def test_request_when_the_session_drains_then_failure_and_it_ends(world: World, run: Loop, requests: Requests) -> None:
@@ -214,3 +217,56 @@ def test_request_when_cancelled_right_behind_it_then_aborted_all_the_same(
     run(scenario())
     assert isinstance(outbox(session).error(), TransferAbortedError)
     assert session.protocol.requests == frozenset()
+
+
+def leasing(request: int) -> control_pb2.ClientMessage:
+    """Asks for two rows on lease."""
+    asked = control_pb2.SampleRequest(store="q", num_rows=2, timeout_s=20.0, is_lease=True)
+    return control_pb2.ClientMessage(request=request, sample=asked)
+
+
+@pytest.mark.parametrize("comes", ["before", "as it ends", "after"])
+def test_request_when_cancelled_with_rows_on_lease_then_only_those_are_given_back(
+    world: World, run: Loop, requests: Requests, comes: str
+) -> None:
+    settings = Settings(limiter=Queue(4), sampler=Fifo(), is_queue=True).to_json()
+    kind = control_pb2.STORE_KIND_REPLAY
+    queue = run(world.create("q", ROWS[0], kind=kind, capacity=4, settings=settings))
+    assert queue.row_spec is not None
+    filling = control_pb2.ExtendRequest(
+        store="q", num_rows=3, content=content_of(ROWS, queue.row_spec.fingerprint), timeout_s=5.0
+    )
+
+    async def scenario() -> ClientSession:
+        session = world.session()
+        await requests.serve(session, control_pb2.ClientMessage(request=1, extend=filling))
+        one = leasing(2)
+        one.sample.num_rows = 1
+        await requests.serve(session, one)
+        if comes == "after":
+            await requests.serve(session, leasing(3))
+            assert queue.replay_table().info()["num_leased"] == 3
+            requests.cancel(session, 3)
+            assert await session.finish(20.0)
+        elif comes == "as it ends":
+
+            async def serve() -> None:
+                await requests.serve(session, leasing(3))
+                asyncio.get_running_loop().call_soon(requests.cancel, session, 3)  # the task is done, and still kept
+
+            session.run(serve(), 3)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert await session.finish(20.0)
+        else:
+            session.run(requests.serve(session, leasing(3)), 3)
+            requests.cancel(session, 3)  # it has not begun
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert await session.finish(20.0)
+        requests.cancel(session, 9)  # which never was
+        return session
+
+    session = run(scenario())
+    assert queue.replay_table().info()["num_leased"] == 1
+    assert session.cancelled_requests == set()

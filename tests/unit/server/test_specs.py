@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.errors import InvalidSpecError
-from tdserve.server.specs import MIN_KEPT, Specs, keys_of, message_of
+from tdserve.server.specs import MIN_KEPT, STEPS_PER_LEARNT, Specs, keys_of, message_of
 from tdserve.spec import codec
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.store.catalog_db import CatalogDB
@@ -74,9 +74,9 @@ def test_learn_when_most_are_in_use_then_they_are_seldom_looked_at(db: CatalogDB
     used: set[bytes] = set()
     looks: list[int] = []
 
-    def in_use() -> set[bytes]:
+    def in_use() -> tuple[bytes, ...]:
         looks.append(len(used))
-        return used
+        return tuple(used)
 
     specs = Specs(db, in_use)
     for number in range(500):
@@ -95,3 +95,34 @@ def test_learn_when_the_first_order_of_keys_is_forgotten_then_the_next_is_the_fi
         specs.learn(spec_of(f"k{number}"))
     assert specs.learn(second) == ""
     assert specs.get(second.fingerprint) == second
+
+
+def test_learn_when_very_many_are_in_use_then_few_are_looked_at_each_time(db: CatalogDB) -> None:
+    looks = [0]
+
+    def in_use() -> Iterator[bytes]:
+        for number in range(10 * STEPS_PER_LEARNT):
+            looks[0] += 1
+            yield number.to_bytes(8, "big")
+
+    specs = Specs(db, in_use)
+    most = 0
+    for number in range(MIN_KEPT + 20):
+        before = looks[0]
+        specs.learn(spec_of(f"k{number}"))
+        most = max(most, looks[0] - before)
+    assert 0 < most <= STEPS_PER_LEARNT
+    assert db.num_records("specs") <= 20
+
+
+def test_learn_when_it_is_used_again_while_others_are_looked_at_then_kept(db: CatalogDB) -> None:
+    used = [bytes(8)] * (3 * STEPS_PER_LEARNT)
+    specs = Specs(db, lambda: used)
+    again = spec_of("again")
+    specs.learn(again)
+    for number in range(MIN_KEPT + 10):
+        specs.learn(spec_of(f"k{number}"))
+        if number == MIN_KEPT:  # its last user has gone, and was not found: here is another
+            specs.learn(again)
+    assert db.num_records("specs") < MIN_KEPT
+    assert Specs(db, set).get(again.fingerprint) == again

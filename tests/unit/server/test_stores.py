@@ -13,11 +13,9 @@ from tdserve.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
-    InvalidSpecError,
     StoreExistsError,
     StoreNotFoundError,
 )
-from tdserve.server.stores import stored_spec
 from tdserve.spec.capture import capture
 from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tests.unit.server.world import Loop, World
@@ -89,6 +87,15 @@ def test_delete_when_done_then_name_and_files_are_free(world: World, run: Loop) 
     assert run(world.stores.create(RECORD, SPEC)).record.uid != first.record.uid
 
 
+def test_delete_when_another_of_its_name_was_made_since_then_that_one_stays(world: World, run: Loop) -> None:
+    old = run(world.create("x", TD))
+    run(world.stores.delete(old))
+    new = run(world.create("x", TD))
+    run(world.stores.delete(old))
+    assert world.stores.get("x") is new
+    assert list(new.folder.iterdir()) != []
+
+
 def test_find_when_files_are_damaged_then_error_and_other_stores_go_on(world: World, run: Loop) -> None:
     folder = run(world.stores.create(RECORD, SPEC)).folder
     run(world.stores.create(replace(RECORD, name="y"), SPEC))
@@ -118,13 +125,14 @@ def test_wait_when_it_does_not_come_then_error_by_the_way_of_asking(world: World
 
 
 def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -> None:
-    assert world.stores.existing_or_refuse("x", RECORD, exists_ok=True) is None
+    assert world.stores.existing_or_refuse("x", RECORD, SPEC, exists_ok=True) is None
     entry = run(world.stores.create(RECORD, SPEC))
-    assert world.stores.existing_or_refuse("x", RECORD, exists_ok=True) is entry
+    assert world.stores.existing_or_refuse("x", RECORD, SPEC, exists_ok=True) is entry
     with pytest.raises(StoreExistsError):
-        world.stores.existing_or_refuse("x", RECORD, exists_ok=False)
-    with pytest.raises(StoreExistsError):
-        world.stores.existing_or_refuse("x", replace(RECORD, fingerprint=b"other"), exists_ok=True)
+        world.stores.existing_or_refuse("x", RECORD, SPEC, exists_ok=False)
+    other = capture(TensorDict({**TD, "more": torch.zeros(4)}, TD.batch_size)).spec
+    with pytest.raises(StoreExistsError, match="'more': it has no such key, asked is float32"):
+        world.stores.existing_or_refuse("x", replace(RECORD, fingerprint=other.fingerprint), other, exists_ok=True)
 
 
 def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(
@@ -145,10 +153,9 @@ def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_a
     assert [bool(world.stores.get(name).record.order) for name in "xyzw"] == [False, True, False, True]
 
 
-def test_stored_spec_when_of_a_replay_then_has_its_capacity_and_no_key_of_ours() -> None:
-    replay = replace(RECORD, kind="replay", capacity=9)
-    assert stored_spec(replay, SPEC).batch_size == (9, 4)
-    taken = capture(TensorDict({"index": torch.zeros(4)}, [4])).spec
-    with pytest.raises(InvalidSpecError, match="'index'"):
-        stored_spec(replay, taken)
-    assert stored_spec(RECORD, taken) is taken
+def test_restore_when_the_catalog_knows_of_no_store_and_some_lie_there_then_refused(world: World, run: Loop) -> None:
+    entry = run(world.stores.create(RECORD, SPEC))
+    world.db.delete("stores", b"x")
+    with pytest.raises(CorruptDataError, match=str(world.root.path)):
+        world.stores.restore()
+    assert entry.folder.is_dir()

@@ -4,16 +4,22 @@ test_replays_local."""
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
 from tdserve.replay.order import Fifo
 from tdserve.row_numbers import encode_rows
+from tdserve.row_sets import RowSet
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.lost import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.unfinished import RETRY_GRACE_S
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer
@@ -21,6 +27,7 @@ from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World
 
 LOCK = "lock"
+TD = TensorDict({"a": torch.zeros(4)}, [4])
 ROWS = np.array([1, 2], np.int64)
 
 
@@ -38,7 +45,7 @@ def records(world: World) -> int:
 def test_forget_when_the_store_is_deleted_then_nothing_stays_on_record(world: World, run: Loop, entry: Entry) -> None:
     uid = entry.record.uid
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
-    Overwrite(uid, LOCK, 2, ROWS, ()).save(world.db)
+    Overwrite(uid, LOCK, 2, RowSet.of(ROWS), ()).save(world.db)
     ReservedRows("another", LOCK, 1, encode_rows(ROWS)).save(world.db)
     assert records(world) == 3
     run(world.stores.delete(entry))
@@ -58,7 +65,7 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
 
 def test_overwritten_when_on_record_then_each_row_once(world: World, entry: Entry) -> None:
     for request, numbers in ((1, [3, 1]), (2, [1, 5])):
-        Overwrite(entry.record.uid, LOCK, request, np.array(numbers), ()).save(world.db)
+        Overwrite(entry.record.uid, LOCK, request, RowSet.of(np.array(numbers)), ()).save(world.db)
     assert world.stores.unfinished.overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
     assert world.stores.unfinished.overwritten("another", entry.spec).tolist() == []
 
@@ -135,3 +142,53 @@ def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_whe
     run(scenario())
     assert table.replay_table().live_rows().tolist() == [0, 2, 3]
     assert records(world) == 0
+
+
+@pytest.mark.parametrize("is_released_first", [False, True])
+def test_lost_rows_when_their_writer_is_not_proved_gone_since_a_restart_then_it_is_expected_back(
+    world: World, run: Loop, is_released_first: bool
+) -> None:
+    async def scenario() -> None:
+        entry = await world.create("x", TD)
+        lock = SessionLock.hold(world.root.sessions_folder, LOCK)
+        assert lock is not None
+        Overwrite(entry.record.uid, LOCK, 1, RowSet.of(ROWS), ()).save(world.db)
+        entry.generation_values()[ROWS] |= 1
+        world.reopen()
+        lost = world.stores.get("x").lost
+        assert lost.may_heal_until_s == math.inf
+        if is_released_first:
+            lock.release()
+            while (world.root.sessions_folder / LOCK).exists():  # noqa: ASYNC110 (it is looked at from time to time)
+                await asyncio.sleep(0)
+            assert lost.may_heal_until_s == math.inf
+        world.stores.unfinished.on_open()
+        until_s = lost.may_heal_until_s
+        assert RETRY_GRACE_S / 2 < until_s - time.monotonic() <= RETRY_GRACE_S
+        if not is_released_first:
+            lock.release()
+            while lost.may_heal_until_s == until_s:  # noqa: ASYNC110 (the same)
+                await asyncio.sleep(0)
+            assert until_s < lost.may_heal_until_s < math.inf
+        world.departures.close()
+
+    run(scenario())
+
+
+def test_overwrite_when_it_is_on_record_as_whole_then_its_rows_are_readable_after_a_restart(
+    world: World, run: Loop
+) -> None:
+    async def scenario() -> None:
+        entry = await world.create("x", TD)
+        overwrite = Overwrite(entry.record.uid, LOCK, 1, RowSet.of(ROWS), ())
+        overwrite.save(world.db)
+        with world.db.transaction() as txn:
+            overwrite.commit(txn)
+        entry.generation_values()[[*ROWS, -1]] |= 1
+        world.reopen()
+        found = world.stores.get("x")
+        assert found.generation_values().tolist() == [0, 2, 2, 0, 2]
+        assert not found.lost
+        assert records(world) == 0
+
+    run(scenario())

@@ -8,7 +8,7 @@ import pytest
 
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, StoreNotFoundError
-from tdserve.server.waiting import Waiters
+from tdserve.server.waiting import MAX_LOOKS, Waiters
 from tests.unit.server.world import Loop
 
 
@@ -234,6 +234,7 @@ def test_newcomer_when_the_last_of_its_line_was_just_served_then_looks_itself(ru
         first = stock.taker("first")
         await turns()
         stock.num_left = 2
+        stock.waiters.wake()
         stock.waiters._look()  # the first is granted, and has not gone on yet
         assert not stock.waiters.has_line("line")
         second = stock.taker("second")
@@ -277,6 +278,7 @@ def test_granted_when_cancelled_in_that_moment_then_given_back_and_the_next_has_
         first, second = stock.taker("first"), stock.taker("second")
         await turns()
         stock.num_left = 1
+        stock.waiters.wake()
         stock.waiters._look()
         assert stock.num_left == 0
         first.cancel()  # its grant is in its future, and it has not gone on yet
@@ -321,3 +323,33 @@ def test_look_when_it_fails_then_only_its_own_caller_is_told(run: Loop) -> None:
         return stock.served
 
     assert run(scenario()) == ["second"]
+
+
+@pytest.mark.parametrize("line", ["one", None])
+def test_wake_when_very_many_wait_then_others_get_their_turn_between(run: Loop, line: str | None) -> None:
+    async def scenario() -> tuple[list[int], int]:
+        waiters, looks, state = Waiters(), [0], [nothing()]
+
+        def look() -> int | None:
+            looks[0] += 1
+            return state[0]
+
+        waiting = [
+            asyncio.create_task(waiters.wait_for(look, Deadline.never, lambda: "", line=line))
+            for _ in range(5 * MAX_LOOKS)
+        ]
+        await asyncio.sleep(0)
+        assert waiters.num_waiting == 5 * MAX_LOOKS
+        state[0] = 1
+        waiters.wake()
+        at_turns = []
+        while waiters.num_waiting:
+            before = looks[0]
+            await asyncio.sleep(0)
+            at_turns.append(looks[0] - before)
+        assert await asyncio.gather(*waiting) == [1] * len(waiting)
+        return at_turns, waiters.num_waiting
+
+    at_turns, num_waiting = run(scenario())
+    assert max(at_turns) <= MAX_LOOKS
+    assert (sum(at_turns), num_waiting) == (5 * MAX_LOOKS, 0)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.spec.tree import Node, Spec
 from tdserve.v1 import worker_pb2
@@ -54,19 +55,34 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(wo
     assert worker.num_restarts == num_restarts + 1
 
 
-def test_stop_when_it_is_still_starting_then_reaped(run: Loop) -> None:
+def test_worker_when_it_stands_still_then_killed_and_orders_fail_and_another_comes(
+    worker: DataWorker, run: Loop
+) -> None:
+    async def scenario() -> tuple[int, int]:
+        await worker.ready.wait()
+        before = worker.pid
+        await worker.order(worker_pb2.Order(count_reads=worker_pb2.CountReads()))
+        pending = worker.order(discarding())
+        os.kill(before, signal.SIGSTOP)
+        with pytest.raises(PeerLostError, match="data worker 0"):
+            await asyncio.wait_for(pending, 30.0)
+        await worker.ready.wait()
+        return before, worker.pid
+
+    before, after = run(scenario())
+    assert before != after
+    with pytest.raises(ProcessLookupError):
+        os.kill(before, 0)
+
+
+def test_stop_when_it_is_still_starting_then_reaped(run: Loop, processes: WorkerProcesses) -> None:
     async def stopped_after(num_turns: int) -> int:
-        made = DataWorker(5, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
+        made = DataWorker(5, processes, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
         made.start()
         for _ in range(num_turns):
             await asyncio.sleep(0)
-        pid = made.pid
-        try:
-            await asyncio.wait_for(made.stop(), 60.0)
-        finally:
-            if made._process is not None and made._process.poll() is None:
-                made._process.kill()  # it was not stopped: that is the fault, but no process may stay
-        return pid
+        await asyncio.wait_for(made.stop(), 60.0)
+        return made.pid
 
     async def scenario() -> list[int]:
         return await asyncio.gather(*map(stopped_after, (0, 1, 2, 5)))

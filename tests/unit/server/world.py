@@ -188,6 +188,16 @@ async def outside(call: Callable[[], Any]) -> Any:
     return await done
 
 
+async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
+    """How often another callback of the event loop gets its turn while something is under way, which must succeed."""
+    task, num_turns = asyncio.ensure_future(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    await task
+    return num_turns
+
+
 def outbox(session: ClientSession) -> Outbox:
     """Where the session's answers go."""
     box: Outbox = session.link._context

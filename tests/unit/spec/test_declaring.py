@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 
 from tdserve.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.spec.capture import capture
-from tdserve.spec.declaring import declared, first_values, widened, widens
+from tdserve.spec.declaring import declared, declared_paths, first_values, widened, widens, zeros_of
 from tdserve.spec.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.spec.tree import Spec
 from tests.unit.spec.ragged import jagged, said, strided, turns
@@ -88,6 +88,33 @@ def test_first_values_when_store_is_ragged_then_empty() -> None:
     assert values["h",] == [None] * 3
     assert values["s",] == [["a", "b"]] * 3
     assert dict(reduced.values)["t",].per_row is False
+
+
+def test_first_values_when_zeros_are_given_then_each_row_has_them() -> None:
+    captured = capture(TensorDict({"h": turns(2)}))
+    spec = declared(captured.spec, captured.values, ["h"], store="").prepend((3,))
+    zero = zeros_of(turns(2))
+    _, values = first_values(spec.select([("h",)]), captured.values, (3,), {("h",): zero})
+    assert [value is zero for value in values["h",]] == [True] * 3
+
+
+def test_zeros_of_when_of_a_stack_then_its_structure_and_nothing_of_it_is_changed() -> None:
+    stack = lazy_stack([TensorDict({"t": torch.ones(size), "s": "text"}) for size in (2, 3)])
+    zeros = zeros_of(stack)
+    assert [row["t"].tolist() for row in zeros.unbind(0)] == [[0, 0], [0, 0, 0]]
+    assert zeros[0]["s"] == "text"
+    assert stack[0]["t"].tolist() == [1, 1]
+    assert zeros_of(stack.apply(lambda x: x.to("meta")))[1]["t"].tolist() == [0, 0, 0]
+
+
+def test_declared_paths_when_asked_then_keys_and_nested_rows() -> None:
+    captured = capture(TensorDict({"t": torch.zeros(4), "j": jagged([3])}))
+    assert declared_paths(captured.spec, captured.values, {"t": 0}) == {("t",), ("j",)}
+
+
+def test_declared_when_the_row_is_packed_itself_then_it_is_one_element() -> None:
+    spec = made(lazy_stack([TensorDict({"a": torch.zeros(3)}), TensorDict({"b": torch.zeros(3)})]))
+    assert (spec.batch_size, spec.root.inner) == ((), (-1,))
 
 
 BATCHES = {

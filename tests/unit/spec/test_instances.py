@@ -14,6 +14,7 @@ from tdserve.spec.instances import (
     as_instance,
     as_stack,
     class_name,
+    fields_of,
     find_tensorclass,
     inside,
     instance_of,
@@ -117,3 +118,10 @@ def test_as_instance_when_some_members_are_of_no_such_class_then_the_stack_itsel
     for others in ([*members(), TensorDict({}, [2])], [State(x=torch.ones(2), batch_size=[2])]):
         stack = LazyStackedTensorDict(*others, stack_dim=0)
         assert as_instance(stack, class_name(Turns)) == (stack, False)
+
+
+def test_fields_of_when_a_class_is_known_then_its_fields_and_none_of_a_typed_tensordict() -> None:
+    assert fields_of(class_name(Turns)) == {"role", "content", "tool_calls", "tokens"}
+    assert fields_of(class_name(State)) == frozenset()
+    with pytest.raises(NotSupportedError, match="import module nowhere"):
+        fields_of("nowhere.Class")

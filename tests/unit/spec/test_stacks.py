@@ -10,7 +10,7 @@ from tensordict import TensorDict, lazy_stack
 
 from tdserve.spec.capture import capture
 from tdserve.spec.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
-from tdserve.spec.stacks import Part, known_of, stacked
+from tdserve.spec.stacks import Part, as_element, known_of, stacked
 from tests.unit.spec.ragged import rows, said, turns
 
 
@@ -94,3 +94,12 @@ def test_known_of_when_an_element_is_a_stack_of_unequal_rows_then_told_of_the_wh
     assert isinstance(node, Node)
     assert node.inner == (-1,)
     assert dict(node.entries)["tokens"] == ValueLeaf((), True, Ragged(Form.STACK, "float32", (-1, -1)))
+
+
+def test_as_element_when_of_a_packed_node_then_its_rows_are_no_batch_any_more() -> None:
+    alike = [lazy_stack([TensorDict({"a": torch.zeros(5)}) for _ in range(2)]) for _ in range(3)]
+    packed = capture(lazy_stack(alike)).spec.root
+    assert (packed.batch_size, packed.inner) == ((3,), (-1,))
+    element = as_element(packed)
+    assert (element.batch_size, element.inner) == ((), (-1, -1))
+    assert dict(element.entries)["a"] == ValueLeaf((), False, Ragged(Form.STACK, "float32", (-1, -1, 5)))

@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, InvalidSpecError, NotSupportedError, TDServeError
 from tdserve.spec.capture import capture
-from tdserve.store.adoptable import read_folder
+from tdserve.store.adoptable import has_meta, open_folder, read_folder
 
 
 @tensorclass
@@ -219,3 +219,17 @@ def test_folder_when_it_holds_itself_then_ends(tmp_path: Path) -> None:
         folder.mkdir()
     with pytest.raises(InvalidSpecError, match="nested deeper"):
         read_folder(str(tmp_path), writable=True)
+
+
+def test_folder_when_one_above_it_is_a_symlink_then_not_followed(tmp_path: Path) -> None:
+    KINDS["flat"]().memmap(tmp_path / "private" / "td")
+    (tmp_path / "open").symlink_to(tmp_path / "private")
+    path = str(tmp_path / "open" / "td")
+    for reading in (lambda: read_folder(path, writable=False), lambda: has_meta(path), lambda: open_folder(path)):
+        with pytest.raises(CorruptDataError, match="symlink") as caught:
+            reading()
+        assert caught.value.fields["path"] == str(tmp_path / "open")
+    assert has_meta(str(tmp_path / "private" / "td"))
+    assert not has_meta(str(tmp_path / "private"))
+    with pytest.raises(CorruptDataError):
+        open_folder(str(tmp_path / "nothing" / "td"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,9 @@ def test_records_when_put_then_are_read_in_their_own_table(db: CatalogDB) -> Non
     db.put("stores", b"a", b"2")
     assert db.get("stores", b"a") == b"2"
     assert db.get("specs", b"a") is None
-    assert db.delete("stores", b"a")
-    assert not db.delete("stores", b"a")
+    for _ in range(2):
+        db.delete("stores", b"a")
+        assert db.get("stores", b"a") is None
 
 
 def test_scan_when_given_a_prefix_then_is_ordered_and_bounded(db: CatalogDB) -> None:
@@ -139,3 +142,89 @@ def test_keys_when_asked_then_all_of_the_table_and_as_many_as_are_counted(db: Ca
     db.put("specs", b"c", b"2")
     assert db.keys("stores") == [b"a", b"b"]
     assert [db.num_records(table) for table in ("stores", "specs", "states")] == [2, 1, 0]
+
+
+def fill(db: CatalogDB) -> int:
+    """Puts records until there is no room; returns how many there are."""
+    for number in range(100_000):
+        try:
+            db.put("specs", b"%06d" % number, bytes(700))
+        except CapacityError:
+            return number
+    raise AssertionError("it does not get full")
+
+
+@contextmanager
+def no_page_can_be_written() -> Iterator[None]:
+    """A block in which the file system refuses whatever lies behind the first pages of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def check_decided(db: CatalogDB) -> None:
+    """That a full catalog still takes what is decided, and as much again as was removed."""
+    num_records = fill(db)
+    num_answers = 200
+    for number in range(num_answers):
+        with db.transaction(is_decided=True) as txn:
+            txn.put("requests", b"%d" % number, bytes(1000))
+            txn.delete("pending", b"never there")
+        assert not db.owes
+    for number in range(num_records):
+        db.delete("specs", b"%06d" % number)
+        assert not db.owes
+    assert fill(db) > num_records // 2
+    assert len(db.scan("requests")) == num_answers
+
+
+def test_decided_changes_when_the_map_is_full_then_they_find_room(tmp_path: Path) -> None:
+    with CatalogDB(tmp_path, max_bytes=2 << 20) as db:
+        check_decided(db)
+
+
+def test_decided_changes_when_the_disk_is_full_then_they_find_room(small_disk: Path) -> None:
+    with CatalogDB(small_disk / "catalog") as db:
+        db.put("stores", b"a", b"1")
+        (small_disk / "other").write_bytes(bytes(SMALL_DISK_BYTES - 3 * (1 << 20)))
+        check_decided(db)
+
+
+def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_the_next(tmp_path: Path) -> None:
+    with CatalogDB(tmp_path) as db:
+        told: list[bool] = []
+        db.on_owed = lambda: told.append(db.owes)
+        db.put("pending", b"journal", b"1")
+        db.put("pending", b"other", b"2")
+        with no_page_can_be_written():
+            db.delete("pending", b"journal")
+            with db.transaction(is_decided=True) as txn:
+                txn.put("requests", b"answer", b"3")
+                assert txn.get("pending", b"journal") is None
+            with pytest.raises(CapacityError):
+                db.put("stores", b"newer", b"4")
+            assert not db.settle()
+        assert told == [True, True, True]
+        assert db.get("pending", b"journal") is None
+        assert db.scan("pending") == [(b"other", b"2")]
+        assert db.scan("requests", b"a") == [(b"answer", b"3")]
+        assert db.keys("pending") == [b"other"]
+        db.put("stores", b"newer", b"4")  # never on disk without what was decided before
+        assert not db.owes
+    with CatalogDB(tmp_path) as db:
+        assert db.scan("pending") == [(b"other", b"2")]
+        assert db.get("requests", b"answer") == b"3"
+        assert db.get("stores", b"newer") == b"4"
+
+
+def test_owed_changes_when_the_catalog_is_closed_then_they_are_written(tmp_path: Path) -> None:
+    db = CatalogDB(tmp_path)
+    db.put("pending", b"journal", b"1")
+    with no_page_can_be_written():
+        db.delete("pending", b"journal")
+    db.close()
+    with CatalogDB(tmp_path) as db:
+        assert db.scan("pending") == []

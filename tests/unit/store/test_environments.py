@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, NoReturn, cast
 
 import pytest
 
@@ -11,6 +17,7 @@ from tdserve.errors import CorruptDataError, WrongStateError
 from tdserve.store import environments
 
 MAX_BYTES = 1 << 20
+NUM_VALUES = 50
 
 
 def test_environment_when_acquired_by_two_names_then_is_one(tmp_path: Path) -> None:
@@ -56,6 +63,93 @@ def test_environment_when_inherited_by_fork_then_the_child_opens_its_own(tmp_pat
         assert txn.get(b"child") == b"1"
         txn.put(b"parent", b"2")
     environments.release(parents)
+
+
+@pytest.mark.parametrize("ending", ["opens it", "closes it", "leaves in an orderly way", "is not used"])
+def test_environment_when_a_fork_parts_with_what_it_inherited_then_the_parent_still_reads_one_moment(
+    tmp_path: Path, ending: str
+) -> None:
+    """The parent is in the middle of a read, and a writer elsewhere would use pages that nobody reads."""
+    with _writer(tmp_path) as write:
+        write(b"old")
+        parents = environments.acquire(tmp_path, writable=False, max_bytes=0)
+        with parents.env.begin(buffers=True) as txn:
+            txn.get(b"0")
+            child = os.fork()
+            if child == 0:
+                _end_child(tmp_path, parents, ending)
+            assert os.waitpid(child, 0)[1] == 0
+            for number in range(20):
+                write(b"new%d" % number)
+            assert {bytes(txn.get(b"%d" % number) or b"") for number in range(NUM_VALUES)} == {b"old" * 500}
+        with parents.env.begin() as txn:
+            assert txn.get(b"0") == b"new19" * 500
+        environments.release(parents)
+
+
+def test_environment_when_a_fork_cannot_part_with_it_then_refuses_it_there_and_leaves_the_parents_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments.release(environments.acquire(tmp_path, writable=True, max_bytes=MAX_BYTES))
+    parents = environments.acquire(tmp_path, writable=False, max_bytes=0)
+    with parents.env.begin() as txn:
+        txn.get(b"k")
+
+    def refuse(_files: object) -> None:
+        raise CorruptDataError(path="/proc/self/maps", expected="mappings", actual="none")
+
+    monkeypatch.setattr(environments, "make_private", refuse)
+    child = os.fork()
+    if child == 0:
+        try:
+            environments.acquire(tmp_path, writable=False, max_bytes=0)
+        except WrongStateError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(parents.env.readers().strip().splitlines()) == 2  # a heading, and this process' slot
+    environments.release(parents)
+
+
+def _end_child(folder: Path, parents: environments.Environment, ending: str) -> NoReturn:
+    is_well = True
+    if ending == "opens it":
+        childs = environments.acquire(folder, writable=False, max_bytes=0)
+        with childs.env.begin() as txn:
+            is_well = txn.get(b"0") == b"old" * 500
+        environments.release(childs)
+    elif ending == "closes it":
+        parents.env.close()
+    elif ending == "leaves in an orderly way":
+        del parents
+        environments._environments.clear()
+        gc.collect()
+    os._exit(0 if is_well else 1)
+
+
+@contextlib.contextmanager
+def _writer(folder: Path) -> Iterator[Callable[[bytes], None]]:
+    """Another process that has all values written in one transaction, as often as it is told what."""
+    code = """if True:
+        import sys, pathlib
+        from tdserve.store import environments
+        env = environments.acquire(pathlib.Path(sys.argv[1]), writable=True, max_bytes=1 << 24).env
+        for line in sys.stdin:
+            with env.begin(write=True) as txn:
+                for number in range(int(sys.argv[2])):
+                    txn.put(b"%d" % number, line.strip().encode() * 500)
+            print("done", flush=True)
+    """
+    command = [sys.executable, "-c", code, str(folder), str(NUM_VALUES)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        told, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+
+        def write(value: bytes) -> None:
+            told.write(value + b"\n")
+            told.flush()
+            assert answers.readline() == b"done\n"
+
+        yield write
 
 
 def test_environment_when_its_files_were_made_anew_then_is_another(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tdserve.errors import InvalidRequestError
-from tdserve.store.mapped import map_private, map_shared
+from tdserve.store.mapped import make_private, map_private, map_shared
 
 
 def _open(path: Path, nbytes: int) -> int:
@@ -70,3 +70,18 @@ def test_private_mapping_when_larger_than_memory_then_taken_all_the_same(tmp_pat
     with (tmp_path / "f").open("rb") as file:
         view = np.frombuffer(map_private(file.fileno(), nbytes, path=tmp_path), np.uint8)
     assert view[0] == 0
+
+
+def test_mapping_when_made_private_then_keeps_its_place_and_content_and_reaches_the_file_no_more(
+    tmp_path: Path,
+) -> None:
+    fds = [_open(tmp_path / name, 5000) for name in ("ours", "theirs")]
+    ours, theirs = (np.frombuffer(map_shared(fd, 5000, writable=True, path=tmp_path), np.uint8) for fd in fds)
+    ours[4999] = 7
+    make_private([(str(tmp_path / "ours"), os.fstat(fds[0]).st_ino)])
+    assert ours[4999] == 7
+    ours[4999] = theirs[4999] = 8
+    assert (tmp_path / "ours").read_bytes()[4999] == 7
+    assert (tmp_path / "theirs").read_bytes()[4999] == 8
+    for fd in fds:
+        os.close(fd)

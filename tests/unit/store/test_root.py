@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.errors import CapacityError, ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.store.root import Root
 
 HOLD = """
@@ -138,4 +138,40 @@ def test_move_to_trash_when_emptied_then_that_store_or_all_go_and_a_name_is_free
     assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == [".deleted-a1", ".deleted-c3"]
     root.empty_trash("*")
     assert list((tmp_path / "stores").iterdir()) == []
+    root.release()
+
+
+def test_root_when_its_disk_is_full_then_acquired_again_for_reading_and_deleting(small_disk: Path) -> None:
+    root = Root.acquire(small_disk / "root")
+    root.set_address("10.1.2.3:7707")
+    root.release()
+    (small_disk / "filling").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    again = Root.acquire(small_disk / "root")
+    again.set_address("10.1.2.3:7708")
+    assert again.nonce_path.read_text() == again.nonce != root.nonce
+    assert os.statvfs(small_disk).f_bavail == 0
+    again.release()
+
+
+def test_root_when_it_is_new_and_its_disk_is_full_then_says_so(small_disk: Path) -> None:
+    (small_disk / "filling").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    with pytest.raises(CapacityError, match=str(small_disk)):
+        Root.acquire(small_disk / "root")
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_find_catalog_when_it_was_lost_beside_stores_then_refused_with_what_to_do(
+    tmp_path: Path, is_there: bool
+) -> None:
+    root = Root.acquire(tmp_path)
+    assert root.find_catalog() == root.catalog_folder
+    (root.store_folder("frames") / "rows").mkdir(parents=True)
+    if is_there:
+        (root.catalog_folder / "data.mdb").touch()
+    with pytest.raises(CorruptDataError, match=f"frames.*{tmp_path}/stores away") as caught:
+        root.find_catalog()
+    assert caught.value.path == f"{tmp_path}/catalog/data.mdb"
+    assert ("empty file" in caught.value.actual) is is_there
+    root.store_folder("frames").rename(root.path / "stores" / ".deleted-0")
+    root.find_catalog()
     root.release()

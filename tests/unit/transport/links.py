@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from tdserve.deadline import Deadline
-from tdserve.transport.gloo import KVStore
 from tdserve.transport.group_content import CALL_TAG, Wire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.rendezvous import KVStore
+from tests.unit.transport.bonds import BOND
 
 TIMEOUT_S = 20.0
 
@@ -36,7 +37,9 @@ class Links:
         stores += [KVStore(publish(rank)) for rank in range(size)]
 
         def make(rank: int) -> GroupLink:
-            return GroupLink(stores[rank], rank, size, host="127.0.0.1", name="g", timeout_s=TIMEOUT_S, peers=names)
+            return GroupLink(
+                stores[rank], rank, size, host="127.0.0.1", bond=BOND, name="g", timeout_s=TIMEOUT_S, peers=names
+            )
 
         self.links = [future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]]
 

@@ -4,69 +4,44 @@ import os
 import re
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import timedelta
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.gloo import CLIENT_RANK, MAX_UNFORMED, GlooChannel, KVStore
+from tdserve.transport import gloo
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.proven import MAX_UNFORMED, close_pairs
+from tdserve.transport.rendezvous import KVStore
 from tests.conformance.test_transport_gloo import gloo_pair
 from tests.integration.processes import wait_for
-
-
-def test_set_when_called_then_published_and_known_here() -> None:
-    told: list[tuple[str, bytes]] = []
-    store = KVStore(lambda key, value: told.append((key, value)))
-    store.set("rank 0", "text")
-    store.set("rank 1", b"bytes")
-    assert told == [("rank 0", b"text"), ("rank 1", b"bytes")]
-    assert store.get("rank 0") == b"text"
-
-
-def test_wait_when_the_other_end_sets_later_then_returns() -> None:
-    store = KVStore(lambda key, value: None)
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(store.wait, ["a", "b"], timedelta(seconds=20))
-        store.feed("b", b"2")
-        store.feed("a", b"1")
-        waiting.result(20.0)
-    assert store.get("a") == b"1"
-
-
-def test_get_when_closed_then_connect_error_but_known_entries_stay() -> None:
-    store = KVStore(lambda key, value: None)
-    store.feed("known", b"x")
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(store.get, "unknown")
-        store.close()
-        with pytest.raises(ConnectError, match="closed during the rendezvous"):
-            waiting.result(20.0)
-    assert store.get("known") == b"x"
+from tests.unit.transport.bonds import BOND
 
 
 def test_connect_when_the_session_ends_meanwhile_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     store.close()
     with pytest.raises(ConnectError, match="gloo"):
-        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody")
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
 
 
 def test_connect_when_the_address_is_not_ours_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     with pytest.raises(ConnectError) as raised:
-        GlooChannel(store, CLIENT_RANK, host="192.0.2.1", peer="nobody")
+        GlooChannel(store, CLIENT_RANK, host="192.0.2.1", bond=BOND, peer="nobody")
     assert raised.value.address == "192.0.2.1"
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 8, b"\xff" * 4096])
 def test_connect_when_the_other_ends_address_is_garbage_then_connect_error(garbage: bytes) -> None:
     store = KVStore(lambda key, value: None)
-    store.feed("0/0", garbage)  # of a client that means ill; gloo crashes, or raises errors of several kinds
+    store.feed("attempt 0/0/0", garbage)  # of a client that means ill; gloo crashes, or raises errors of several kinds
     with pytest.raises(ConnectError, match="gloo"):
-        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody", timeout_s=0.2)
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody", timeout_s=0.2)
 
 
 def test_connect_when_the_other_end_connects_to_what_was_given_up_then_its_connection_does_not_stay() -> None:
@@ -76,7 +51,7 @@ def test_connect_when_the_other_end_connects_to_what_was_given_up_then_its_conne
         store = KVStore(lambda key, value, told=told: told.append(value))  # type: ignore[misc]
         store.close()
         with pytest.raises(ConnectError):
-            GlooChannel(store, CLIENT_RANK, host="127.0.0.1", peer="nobody")
+            GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
         found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", told[0], re.DOTALL)  # a sockaddr_in
         assert found is not None
         port = int.from_bytes(found[1], "big")
@@ -104,6 +79,28 @@ def test_wait_when_another_one_lasts_too_long_then_says_which() -> None:
         with pytest.raises(PeerLostError, match=r"a gloo transfer did not happen within 0\.05 s"):
             waiting.result(10.0)
     first.close()
+
+
+def test_close_when_another_thread_is_about_it_then_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = gloo_pair()
+    begun, may_end = Event(), Event()
+
+    def close_slowly(*group: Any) -> None:
+        begun.set()
+        assert may_end.wait(20.0)
+        close_pairs(*group)
+
+    monkeypatch.setattr(gloo, "close_pairs", close_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        closing = [threads.submit(first.close)]
+        assert begun.wait(20.0)
+        closing.append(threads.submit(first.close))
+        try:
+            assert not wait(closing, 0.1).done
+        finally:
+            may_end.set()
+        assert not wait(closing, 20.0).not_done
+    second.close()
 
 
 def test_wait_when_closed_meanwhile_then_says_so() -> None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.gloo import KVStore
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LARGE_BYTES, GroupLink
+from tdserve.transport.rendezvous import KVStore
 from tests.integration.processes import wait_for
+from tests.unit.transport.bonds import BOND
 from tests.unit.transport.links import TIMEOUT_S, linked
 
 
@@ -130,4 +131,4 @@ def test_link_when_of_one_rank_then_formed_and_closed() -> None:
 def test_link_when_the_others_do_not_come_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     with pytest.raises(ConnectError, match="gloo"):
-        GroupLink(store, 0, 2, host="127.0.0.1", name="g", timeout_s=0.1)
+        GroupLink(store, 0, 2, host="127.0.0.1", bond=BOND, name="g", timeout_s=0.1)

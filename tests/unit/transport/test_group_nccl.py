@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tdserve.errors import DeadlineExceededError, NotSupportedError, PeerLostError
-from tdserve.transport.gloo import KVStore
 from tdserve.transport.group_nccl import NcclLink, check_available
+from tdserve.transport.rendezvous import KVStore
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

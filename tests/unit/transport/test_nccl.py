@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
 import torch
 
-from tdserve.errors import ConnectError, NotSupportedError
+from tdserve.errors import ConnectError, NotSupportedError, PeerLostError
 from tdserve.transport.channel import Channel
-from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel, KVStore
-from tdserve.transport.nccl import Branch, NcclWire, gpu_uuid, make_group, open_channel, why_unavailable
+from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
+from tdserve.transport.graveyard import GRAVEYARD
+from tdserve.transport.nccl import (
+    CudaGpu,
+    NcclWire,
+    gpu_uuid,
+    open_channel,
+    prepare_staging,
+    why_unavailable,
+)
+from tdserve.transport.ordered import PIECES_UNDER_WAY
+from tdserve.transport.rendezvous import Branch, KVStore
+from tests.unit.transport.bonds import BOND
+from tests.unit.transport.kernels import Kernels, joined_wires, make_staging, make_wire
 
 TIMEOUT_S = 20.0
 
@@ -28,7 +42,7 @@ def joined_stores() -> tuple[KVStore, KVStore]:
 def open_both(stores: tuple[KVStore, KVStore], device: str) -> tuple[Channel, Channel]:
     with ThreadPoolExecutor(2) as threads:
         ends = [
-            threads.submit(open_channel, store, rank, host="127.0.0.1", device=device, peer="it")
+            threads.submit(open_channel, store, rank, host="127.0.0.1", bond=BOND, device=device, peer="it")
             for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
         ]
         return ends[0].result(), ends[1].result()
@@ -40,10 +54,10 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
     with ThreadPoolExecutor(4) as threads:
         forming = [
             [
-                threads.submit(GlooChannel, store, rank, host="127.0.0.1", peer="it")
+                threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND.narrowed(str(number)), peer="it")
                 for store, rank in zip(pair, (WORKER_RANK, CLIENT_RANK), strict=True)
             ]
-            for pair in branches
+            for number, pair in enumerate(branches)
         ]
     pairs = [[end.result() for end in pair] for pair in forming]
     for number, (first, second) in enumerate(pairs):
@@ -54,13 +68,6 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
         assert received.item() == number
         first.close()
         second.close()
-
-
-def test_branch_when_the_rendezvous_is_closed_then_whoever_waits_is_told() -> None:
-    store = KVStore(lambda key, value: None)
-    store.close()
-    with pytest.raises(ConnectError):
-        Branch(store, "a").get("key")
 
 
 def test_open_channel_when_no_gpu_is_named_then_gloo() -> None:
@@ -108,17 +115,94 @@ def test_gpu_uuid_when_asked_again_then_the_same_and_of_two_gpus_different() -> 
 
 
 @pytest.mark.gpu
-def test_group_when_made_then_environment_and_default_group_stay() -> None:
-    before = dict(os.environ)
-    group = make_group(KVStore(lambda key, value: None), 0, torch.device("cuda:0"))
-    assert dict(os.environ) == before
-    assert not torch.distributed.is_initialized()
-    group.abort()
-
-
-@pytest.mark.gpu
-def test_wire_when_the_other_end_does_not_come_then_connect_error() -> None:
+def test_wire_when_the_other_end_does_not_come_then_connect_error_and_the_staging_is_free_again() -> None:
     store = KVStore(lambda key, value: None)
     store.timeout_s = 0.5
+    staging = prepare_staging("cuda:0", num_ready=1)
+    before = staging.num_free
     with pytest.raises(ConnectError):
-        NcclWire(store, CLIENT_RANK, device=torch.device("cuda:0"), peer="nobody")
+        NcclWire(store, CLIENT_RANK, gpu=CudaGpu(torch.device("cuda:0")), staging=staging, peer="nobody")
+    assert GRAVEYARD.join(TIMEOUT_S)
+    assert staging.num_free == before
+
+
+# ---------------------------------------------------------------- a wire without a GPU
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"], ids=["through staging", "in place"])
+def test_wire_when_pieces_move_then_they_arrive_and_both_sets_come_back(device: str) -> None:
+    staging = make_staging()
+    _, wires = joined_wires(staging, device)
+    assert staging.num_free == 0
+    for number in range(2 * PIECES_UNDER_WAY):
+        sender, receiver = wires[number % 2], wires[1 - number % 2]
+        sent = torch.full((1000 + number,), number, dtype=torch.uint8)
+        received = torch.zeros_like(sent)
+        coming = receiver.recv(received, receiver.posted(received))
+        sender.send(sent).finish()
+        coming.finish(TIMEOUT_S)
+        assert torch.equal(received, sent)
+    for wire in wires:
+        wire.close()
+        wire.close()
+    assert GRAVEYARD.join(TIMEOUT_S)
+    assert staging.num_free == 2
+    with pytest.raises(PeerLostError):
+        wires[0].send(torch.zeros(1, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"], ids=["through staging", "in place"])
+def test_wire_when_the_abort_hangs_then_what_a_kernel_may_write_is_kept_until_it_returns(device: str) -> None:
+    staging = make_staging()
+    kernels, wires = joined_wires(staging, device)
+    kernels[1].may_abort.clear()
+    buried_before = GRAVEYARD.num_buried
+    buffer = torch.zeros(1000, dtype=torch.uint8)
+    is_kept = weakref.ref(buffer)
+    coming = wires[1].recv(buffer, None)  # which never comes: the other end stands still
+    wires[1].close()
+    with pytest.raises(PeerLostError):
+        coming.finish()
+    wires.pop().close()
+    del buffer, coming
+    assert GRAVEYARD.num_buried == buried_before + 1
+    assert staging.num_free == 0
+    assert is_kept() is not None
+    kernels[1].may_abort.set()
+    assert GRAVEYARD.join(TIMEOUT_S)
+    assert staging.num_free == 1
+    assert is_kept() is None
+    wires[0].close()
+    assert GRAVEYARD.join(TIMEOUT_S)
+
+
+def test_wire_when_it_cannot_form_then_connect_error_and_neither_thread_nor_staging_stays() -> None:
+    staging = make_staging(max_sets=1)
+    num_threads = len(os.listdir("/proc/self/task"))
+    lonely = Kernels([SimpleQueue(), SimpleQueue()])
+    with pytest.raises(ConnectError, match="nothing came within"):
+        make_wire(lonely, CLIENT_RANK, staging, timeout_s=0.1)
+    failing = Kernels([SimpleQueue(), SimpleQueue()])
+    failing.is_failing = True
+    with pytest.raises(ConnectError, match="no group"):
+        make_wire(failing, CLIENT_RANK, staging)
+    assert GRAVEYARD.join(TIMEOUT_S)
+    assert lonely.is_aborted.is_set()
+    assert staging.num_free == 1
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(os.listdir("/proc/self/task")) > num_threads:
+        assert time.monotonic() < deadline
+
+
+def test_wire_when_all_staging_is_in_use_then_refused_until_a_wire_is_closed() -> None:
+    staging = make_staging(max_sets=2)
+    _, wires = joined_wires(staging)
+    with pytest.raises(ConnectError, match="sets of staging memory, of which 2 are in use"):
+        make_wire(Kernels([SimpleQueue(), SimpleQueue()]), CLIENT_RANK, staging, timeout_s=0.05)
+    for wire in wires:
+        wire.close()
+    assert GRAVEYARD.join(TIMEOUT_S)
+    _, again = joined_wires(staging)
+    for wire in again:
+        wire.close()
+    assert GRAVEYARD.join(TIMEOUT_S)

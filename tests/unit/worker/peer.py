@@ -22,13 +22,17 @@ from tdserve.spec.tree import Spec
 from tdserve.store import rows as row_files
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.mapping import open_leaves
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.mail import Mail
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.lane import Surroundings
 from tdserve.worker.operations import is_quick, perform
-from tdserve.worker.session import Surroundings, WorkerSession
+from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
+from tests.unit.transport.bonds import SECRET
 
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2
@@ -86,13 +90,13 @@ class Peer:
         )
         self.session = WorkerSession(7, self.surroundings, perform, is_quick)
         self._kv_stores = {is_mail: KVStore(partial(self._publish, is_mail)) for is_mail in (False, True)}
-        self._last_order = 0
+        self._last_order = self._number = 0
         self.mails: SimpleQueue[bytes] = SimpleQueue()
         self.channel: GlooChannel
 
-    def open_channel(self) -> None:
+    def open_channel(self, number: int = 0) -> None:
         """Both ends, as after a rendezvous."""
-        self.channel = self._connect(is_mail=False)
+        self.channel = self._connect(is_mail=False, number=number)
 
     def open_mail(self) -> Mail:
         """The same for mail; the client's end. What comes there is in ``mails``."""
@@ -135,21 +139,26 @@ class Peer:
     def close(self) -> None:
         """Ends both."""
         self.session.close()
-        self.session._thread.join(TIMEOUT_S)
+        self.session.lane._thread.join(TIMEOUT_S)
 
-    def _connect(self, *, is_mail: bool) -> GlooChannel:
-        opening = worker_pb2.OpenSession(transport="gloo", host="127.0.0.1", is_mail=is_mail)
-        self.put(worker_pb2.Order(open_session=opening))
+    def _connect(self, *, is_mail: bool, number: int = 0) -> GlooChannel:
+        self._number = number
+        self._kv_stores[is_mail] = KVStore(partial(self._publish, is_mail))
+        opening = worker_pb2.OpenSession(transport="gloo", host="127.0.0.1", is_mail=is_mail, secret=SECRET)
+        self.put(worker_pb2.Order(open_session=opening, channel=number))
         kv_store = self._kv_stores[is_mail]
         with ThreadPoolExecutor(1) as thread:
-            connecting = thread.submit(GlooChannel, kv_store, CLIENT_RANK, host="127.0.0.1", peer="the worker")
+            bond = session_bond(SECRET, self.session.number, is_mail=is_mail, channel_number=number)
+            connecting = thread.submit(
+                GlooChannel, kv_store, CLIENT_RANK, host="127.0.0.1", bond=bond, peer="the worker"
+            )
             channel = connecting.result(TIMEOUT_S)
         assert self.next_report().HasField("done")
         return channel
 
     def _publish(self, is_mail: bool, key: str, value: bytes) -> None:
         entry = control_pb2.Rendezvous(key=key, value=value, is_mail=is_mail)
-        self.session.put(worker_pb2.Order(session=self.session.number, rendezvous=entry))
+        self.session.put(worker_pb2.Order(session=self.session.number, channel=self._number, rendezvous=entry))
 
     def _on_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("rendezvous"):

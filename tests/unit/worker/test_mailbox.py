@@ -9,11 +9,14 @@ import pytest
 
 from tdserve.control.status import decode_failure
 from tdserve.errors import ConnectError, TDServeError
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel, KVStore
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.mail import MAX_SENT, Mail
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.mailbox import Mailbox
 from tests.integration.processes import wait_for
+from tests.unit.transport.bonds import SECRET
 from tests.unit.worker.peer import TIMEOUT_S
 
 
@@ -36,14 +39,17 @@ class Client:
 
     def open(self, host: str = "127.0.0.1") -> None:
         """As control orders it."""
-        opening = worker_pb2.OpenSession(transport="gloo", host=host, is_mail=True)
+        opening = worker_pb2.OpenSession(transport="gloo", host=host, is_mail=True, secret=SECRET)
         self.mailbox.open(worker_pb2.Order(order=3, session=7, open_session=opening))
 
     def connect(self, *, reads: bool = True) -> None:
         """As a client does; one that does not read takes nothing."""
         self.open()
         with ThreadPoolExecutor(1) as thread:
-            connecting = thread.submit(GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", peer="the worker")
+            bond = session_bond(SECRET, 7, is_mail=True)
+            connecting = thread.submit(
+                GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", bond=bond, peer="the worker"
+            )
             self.channel = connecting.result(TIMEOUT_S)
         if reads:
             self.mail = Mail(self.channel, on_message=self.answers.put, on_lost=self._ignore, name="client")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from threading import Thread
 
@@ -31,6 +29,12 @@ class Control:
         self.socket.sendall(frame(order.SerializeToString()))
 
     def report(self) -> worker_pb2.Report:
+        """The next report that is no heartbeat."""
+        while (found := self.any_report()).HasField("heartbeat"):
+            pass
+        return found
+
+    def any_report(self) -> worker_pb2.Report:
         while not self._ready:
             self._ready += self._frames.feed(self.socket.recv(1 << 16))
         return worker_pb2.Report.FromString(self._ready.pop(0))
@@ -48,6 +52,11 @@ def control() -> Iterator[Control]:
     made.thread.join(TIMEOUT_S)
     assert not made.thread.is_alive()
     made.theirs.close()
+
+
+def test_worker_when_its_sessions_are_busy_then_sends_heartbeats(control: Control) -> None:
+    control.send(worker_pb2.Order(order=5, session=1, discard=worker_pb2.Discard(message_nbytes=[8])))  # has no channel
+    assert [control.any_report().HasField("heartbeat") for _ in range(2)] == [True, True]
 
 
 @pytest.mark.parametrize("device", ["cuda:999", ""])
@@ -121,14 +130,3 @@ def test_specs_when_control_lets_them_go_twice_then_they_must_be_told_again(
         control.send(worker_pb2.Order(forget_specs=worker_pb2.ForgetSpecs()))
         control.send(reading(number, store))
         assert control.report().failure.error == error
-
-
-def test_process_when_its_control_process_goes_then_it_goes_too() -> None:
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "tdserve.worker.main", str(theirs.fileno()), "0", "5.0"]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    theirs.close()
-    ours.settimeout(60.0)
-    assert ours.recv(1 << 16)  # it is ready
-    ours.close()
-    assert process.wait(TIMEOUT_S) == 0

@@ -61,6 +61,7 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
     assert set(OPERATIONS) == bodies - {
         "open_session",
         "close_session",
+        "close_channel",
         "rendezvous",
         "drop_store",
         "forget_specs",
@@ -72,34 +73,35 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
 
 def test_is_quick_when_few_bytes_of_an_open_store_then_true(peer: Peer, plain: StoredTensorDict) -> None:
     order = sampling(plain, [1, 2])
-    assert not is_quick(peer.session, order)  # to map it takes a while
+    assert not is_quick(peer.session.lane, order)  # to map it takes a while
     peer.surroundings.stores.learn(plain.ref.fingerprint, plain.ref.spec)
     peer.surroundings.stores.get(plain.ref)
-    assert is_quick(peer.session, order)
+    assert is_quick(peer.session.lane, order)
     most = MAX_QUICK_BYTES // 8
-    assert is_quick(peer.session, sampling(plain, [0] * most))
-    assert not is_quick(peer.session, sampling(plain, [0] * (most + 1)))
+    assert is_quick(peer.session.lane, sampling(plain, [0] * most))
+    assert not is_quick(peer.session.lane, sampling(plain, [0] * (most + 1)))
+    assert not is_quick(peer.session.lane, sampling(plain, [*range(most), *range(most)]))  # of which few bytes tell
     order.send_rows.inline = True
-    assert not is_quick(peer.session, order)
+    assert not is_quick(peer.session.lane, order)
 
 
 def test_is_quick_when_rows_have_values_or_it_is_another_order_then_false(peer: Peer, tmp_path: Path) -> None:
     with_values = StoredTensorDict(tmp_path / "store", TensorDict({"small": torch.arange(6), "v": "text"}, [6]))
     peer.surroundings.stores.learn(with_values.ref.fingerprint, with_values.ref.spec)
     peer.surroundings.stores.get(with_values.ref)
-    assert not is_quick(peer.session, sampling(with_values, [1]))
-    assert not is_quick(peer.session, worker_pb2.Order(discard=worker_pb2.Discard()))
-    assert not is_quick(peer.session, worker_pb2.Order())
+    assert not is_quick(peer.session.lane, sampling(with_values, [1]))
+    assert not is_quick(peer.session.lane, worker_pb2.Order(discard=worker_pb2.Discard()))
+    assert not is_quick(peer.session.lane, worker_pb2.Order())
 
 
 def test_is_quick_when_local_values_come_then_as_long_as_nobody_else_would_wait(peer: Peer) -> None:
     order = worker_pb2.Order(put_values=worker_pb2.PutValues(spool_nbytes=MAX_QUICK_VALUES_BYTES))
-    assert not is_quick(peer.session, order)
+    assert not is_quick(peer.session.lane, order)
     alone = replace(peer.surroundings, has_clients=lambda: False)
-    peer.session.surroundings = alone
-    assert is_quick(peer.session, order)
+    peer.session.lane.surroundings = alone
+    assert is_quick(peer.session.lane, order)
     order.put_values.spool_nbytes += 1
-    assert not is_quick(peer.session, order)
+    assert not is_quick(peer.session.lane, order)
 
 
 def test_send_rows_when_one_was_overwritten_then_it_is_marked(peer: Peer, filled: StoredTensorDict) -> None:
@@ -271,7 +273,11 @@ def test_send_selection_when_a_write_does_not_end_then_given_up(store: StoredTen
     peer = Peer(transfer_timeout_s=0.01)
     store.generations.values[-1] = 3
     order = worker_pb2.SendSelection(store=store.ref, inline_bytes=EVERYTHING, keys=SMALL)
-    assert isinstance(peer.error(send_selection=order), TransferAbortedError)
+    number = peer.put(worker_pb2.Order(send_selection=order))
+    lost, failed = peer.next_report(), peer.next_report()
+    assert lost.HasField("channel_lost")
+    assert failed.order == number
+    assert isinstance(decode_failure(failed.failure), TransferAbortedError)
     peer.close()
 
 

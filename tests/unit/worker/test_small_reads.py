@@ -199,6 +199,14 @@ def test_answer_when_the_client_waits_for_other_content_then_control_is_asked(
     assert reads.answer(message(read), lambda *_: pytest.fail("something was sent")) is None
 
 
+def test_answer_when_the_client_waits_on_a_channel_that_is_lost_then_control_is_asked(
+    reads: SmallReads, store: StoredTensorDict
+) -> None:
+    read, _ = expecting(store, "small")
+    nothing = lambda *_: pytest.fail("something was sent")  # noqa: E731
+    assert reads.answer(message(read), nothing, channel_number=1) is None
+
+
 def test_answer_when_the_channel_is_busy_or_a_row_is_written_then_control_is_asked(
     reads: SmallReads, store: StoredTensorDict
 ) -> None:

@@ -18,6 +18,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.full
 def test_dataset_when_measured_then_the_loader_is_judged_by_samples_and_nothing_is_left(memory_stage: Stage) -> None:
     before, names = set(children_of(os.getpid())), memory_stage.client.stores()
     figures = list(measure_dataset(memory_stage))

@@ -8,6 +8,7 @@ from tdserve.bench.workloads.mixed import measure_mixed
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.full
 def test_mixed_when_measured_then_both_rates_of_the_same_seconds_have_targets_and_no_store_is_left(
     stage: Stage,
 ) -> None:

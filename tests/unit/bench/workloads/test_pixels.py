@@ -18,6 +18,7 @@ def test_pixels_when_measured_then_all_are_judged_against_raw_gloo_and_no_store_
     assert "pixels" not in stage.client.stores()
 
 
+@pytest.mark.full
 def test_pixels_when_measured_in_memory_then_writes_are_judged_by_memcpy_and_samples_by_three(
     memory_stage: Stage,
 ) -> None:

@@ -40,6 +40,7 @@ def test_transitions_when_measured_then_all_sizes_have_figures_and_the_plans_tar
     assert "transitions" not in stage.client.stores()
 
 
+@pytest.mark.full
 def test_transitions_when_measured_in_memory_then_samples_are_judged_against_torchrl(memory_stage: Stage) -> None:
     figures = {figure.name: figure for figure in measure_transitions(memory_stage)}
     for name in ("sample 256, one by one", "sample 256, 8 under way"):

@@ -23,6 +23,7 @@ def test_weights_when_measured_then_both_trees_have_their_five_figures_and_no_st
     assert not any(name.startswith("weights") for name in stage.client.stores())
 
 
+@pytest.mark.full
 def test_weights_when_measured_in_memory_then_are_mapped_too_and_judged_by_memcpy(memory_stage: Stage) -> None:
     figures = {figure.name: figure for figure in measure_weights(memory_stage)}
     visible = figures.pop("1 MiB in 16: publish until visible")

@@ -74,7 +74,9 @@ def test_split_when_values_are_nested_then_leaf_by_leaf_as_far_as_the_store_has_
 
 def test_union_when_existing_leaves_come_along_then_in_the_structure_they_have() -> None:
     fresh = addition(SPEC, {("n", "c"): torch.ones(3, 2)}, store="x")
-    content = union(SPEC, {("a",): 7, ("n", "b"): torch.ones(3, 2), ("t",): "x"}, fresh, store="x", allow_pickle=False)
+    content = union(
+        SPEC, {("a",): [7, 7, 7], ("n", "b"): torch.ones(3, 2), ("t",): "x"}, fresh, store="x", allow_pickle=False
+    )
     keys = {("a",), ("n", "b"), ("n", "c"), ("t",)}
     assert {*content.tensors, *content.values} == keys
     altered = Alteration(added=content.spec, replaces=frozenset(keys - {("n", "c")})).apply(SPEC)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, UnbatchedTensor, lazy_stack
 
-from tdserve.client.handles.fitting import fitted
+from tdserve.client.handles.fitting import Manner, broadcast, fitted, is_none, is_number, is_unset_field
 from tdserve.errors import NotSupportedError, SpecMismatchError
 from tdserve.spec.capture import capture
 from tdserve.spec.packing import pack, unpack
-from tests.unit.spec.ragged import jagged, turns
+from tests.unit.spec.ragged import Turns, jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec
 
@@ -24,10 +24,71 @@ CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, d
     ],
 )
 def test_fitted_when_everything_is_given_then_whole_and_no_keys(value: Any) -> None:
-    captured, keys = fitted(value, CHOSEN, store="x")
+    captured, keys = fitted(value, CHOSEN, store="x", manner=Manner.COPY)
     assert keys == []
     assert captured.tensors[("a",)].tolist() == [[1.0, 1.0]] * 3
     assert captured.tensors[("n", "c")].tolist() == [1, 1, 1]
+
+
+LEAF = CHOSEN.select([("a",)])
+
+TAKEN: dict[Manner, tuple[list[int], ...]] = {
+    Manner.ENTRY: ([3, 2],),
+    Manner.BEHIND: ([3, 2], [3, 1]),
+    Manner.COPY: ([3, 2], [3, 1], [1, 2], [2], [1], []),
+    Manner.ROWS: ([3, 2], [3, 1], [1, 2], [2], [1], [], [1, 3, 2], [1, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("manner", Manner)
+@pytest.mark.parametrize("shape", [*TAKEN[Manner.ROWS], [3], [3, 3], [2, 3, 2]], ids=str)
+def test_fitted_when_a_tensor_has_another_shape_then_as_far_broadcast_as_that_call_does(
+    manner: Manner, shape: list[int]
+) -> None:
+    if shape in TAKEN[manner]:
+        captured, _ = fitted(torch.ones(shape), LEAF, at=("a",), store="x", manner=manner)
+        assert captured.tensors["a",].shape == (3, 2)
+        return
+    with pytest.raises(SpecMismatchError, match=r"float32\[3, 2\]"):
+        fitted(torch.ones(shape), LEAF, at=("a",), store="x", manner=manner)
+
+
+@pytest.mark.parametrize("manner", Manner)
+def test_fitted_when_a_tensor_goes_over_a_nested_part_then_only_rows_take_it(manner: Manner) -> None:
+    part = CHOSEN.select([("n",)])
+    if manner is Manner.ROWS:
+        assert fitted(torch.tensor(2), part, at=("n",), store="x")[0].tensors["n", "c"].tolist() == [2, 2, 2]
+        return
+    with pytest.raises(SpecMismatchError, match=r"expected TensorDict\[3\]"):
+        fitted(torch.tensor(2), part, at=("n",), store="x", manner=manner)
+
+
+def test_broadcast_when_of_rows_then_whole_trailing_dimensions() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    rows: Any = broadcast(td, (3, 2), Manner.ROWS)
+    copied: Any = broadcast(td[0], (2,), Manner.COPY)
+    assert (rows.batch_size, copied.batch_size) == ((3, 2), (2,))
+    assert broadcast(td[0], (2,), Manner.ROWS) is broadcast(td, (2, 3), Manner.COPY) is None
+    assert broadcast(td, (3, 2), Manner.ENTRY) is None
+
+
+def test_number_and_none_when_asked_then_told_from_others() -> None:
+    assert is_number(1)
+    assert is_number(torch.tensor(1.0))
+    assert not is_number(torch.ones(1))
+    assert not is_number("1")
+    assert is_none(None)
+    assert is_none(NonTensorData(None))
+    assert not is_none(NonTensorData(0))
+
+
+def test_field_when_it_holds_nothing_then_none_goes_there() -> None:
+    history = Turns("user", "text", batch_size=[3])  # type: ignore[call-arg]
+    spec = capture(TensorDict({"h": history}, [3])).spec
+    assert is_unset_field(spec.root, ("h", "tokens"))
+    assert not any(is_unset_field(spec.root, path) for path in [("h", "role"), ("h", "other"), ("z", "tokens")])
+    captured, _ = fitted({"h": {"tokens": None}}, spec, store="x")
+    assert captured.tensors == captured.values == {}
 
 
 def test_fitted_when_a_part_is_given_then_its_keys() -> None:

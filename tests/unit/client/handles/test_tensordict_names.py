@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.client.handles.tensordict_names import Kind, is_property, kind_of, wants_inplace
+from tdserve.client.handles.tensordict_names import ASSIGNED, Kind, argument_of, is_property, kind_of, wants_inplace
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,16 @@ def test_inplace_when_said_in_any_way_then_found() -> None:
     assert not wants_inplace("apply", (abs,), {"inplace": None})
     assert not wants_inplace("to_module", (), {"inplace": True})
     assert not wants_inplace("sum", (), {"unknown": 1})
+    assert wants_inplace("to", (float,), {"inplace": True})  # its signature does not name it
+
+
+def test_argument_when_given_in_any_way_then_found() -> None:
+    out = object()
+    assert argument_of("gather", "out", (0, 1, out), {}) is argument_of("gather", "out", (), {"out": out}) is out
+    assert argument_of("gather", "out", (0, 1), {}) is None
+    assert argument_of("gather", "out", (0, 1, 2, 3, 4, 5, 6), {}) is None
+
+
+def test_property_when_it_can_be_assigned_then_tensordict_has_it() -> None:
+    assert all(map(is_property, ASSIGNED))
+    assert not is_property("no name of it")

@@ -40,6 +40,28 @@ def test_open_local_when_the_server_says_nothing_of_its_files_then_none_or_an_er
         opened("shm")
 
 
+def test_open_local_when_the_processor_has_another_memory_order_then_goes_over_the_network_or_names_it(
+    local_client: tdserve.Client,
+) -> None:
+    welcome = local_client.session(Deadline.after(20.0)).welcome
+    assert welcome.HasField("local")  # it could be had, but for the processor
+
+    def opened(transport: str) -> object:
+        return open_local(
+            welcome,
+            transport=transport,
+            root=None,
+            address="here:1",
+            on_message=lambda _message: None,
+            on_lost=lambda: None,
+            machine="aarch64",
+        )
+
+    assert opened("auto") == (None, "this machine is aarch64; rows are shared in memory on x86-64 only")
+    with pytest.raises(NotLocalError, match=r"here:1.*aarch64.*x86-64 only"):
+        opened("shm")
+
+
 def test_session_when_the_root_is_seen_elsewhere_then_found_where_it_is_said(
     server: tdserve.Server, tmp_path: Path, seen_root: Path
 ) -> None:

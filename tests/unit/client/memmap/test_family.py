@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorClass, TensorDict, lazy_stack
 
 import tdserve
 from tdserve.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
+from tests.sameness import difference
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
 
@@ -39,6 +41,38 @@ def test_memmap_like_when_expanded_then_only_as_large_as_one_row(client: tdserve
     assert handle.batch_size == torch.Size([1_000])
     assert handle["a"].shape == torch.Size([1_000, 64, 64])
     assert not handle["a"].any()
+
+
+class Point(TensorClass):
+    """An instance, of which stacks are packed."""
+
+    x: torch.Tensor
+    y: str
+
+
+def _row(size: int, key: str = "a") -> TensorDict:
+    return TensorDict({key: torch.ones(size), "n": {"b": torch.ones(2)}, "t": "text"})
+
+
+STACKS: dict[str, Callable[[], Any]] = {
+    "of one structure": lambda: lazy_stack([_row(3), _row(3)]),
+    "of other sizes": lambda: lazy_stack([_row(3), _row(5)]),
+    "of other keys": lambda: lazy_stack([_row(3), _row(3, "b")]),
+    "of instances": lambda: lazy_stack([Point(torch.ones(3), "y", batch_size=[3]) for _ in range(2)]),
+    "of stacks": lambda: lazy_stack([lazy_stack([_row(3), _row(4)]) for _ in range(2)]),
+    "in a tensordict": lambda: TensorDict({"s": lazy_stack([_row(3), _row(4)]), "x": torch.ones(2)}, [2]),
+}
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_memmap_like_when_of_lazy_stacks_then_zeros_of_their_keys_and_sizes(
+    client: tdserve.Client, name: str, case: str
+) -> None:
+    zeros = STACKS[case]().apply(torch.zeros_like)
+    assert difference(client.memmap_like(STACKS[case](), name).to_tensordict(), zeros) is None
+    rows = client.memmap_like(STACKS[case](), f"{name}-rows", batch_size=[2])
+    for number in range(2):
+        assert difference(rows[number], zeros) is None
 
 
 def test_save_and_dumps_when_called_then_as_memmap(client: tdserve.Client, name: str) -> None:

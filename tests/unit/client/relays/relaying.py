@@ -15,6 +15,7 @@ from tdserve.content import ReadStatus, read_layout, status_column
 from tdserve.spec.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
+from tests.unit.transport.bonds import SECRET
 
 TD = TensorDict({"b": torch.arange(700_000), "a": torch.tensor([1.5])}, [])
 SPEC = capture(TD).spec
@@ -64,7 +65,7 @@ class Office:
 
     def introduce(self, link: int, kept: int) -> None:
         """Has the first client pass on what came over ``kept``."""
-        order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept))
+        order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept, secret=SECRET))
         self.ends[0].on_order(order)
 
     def keep(self, link: int, buffer: torch.Tensor | None = None) -> Kept:

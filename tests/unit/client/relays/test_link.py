@@ -13,6 +13,7 @@ from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Lin
 from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport.loopback import LoopbackChannel
 from tests.unit.client.relays.test_kept import LAYOUT
+from tests.unit.transport.bonds import SECRET
 
 NUM_MESSAGES = len(LAYOUT.messages)
 
@@ -51,7 +52,7 @@ def pair() -> tuple[Link, Link]:
         def publish(number: int, key: str, value: bytes) -> None:
             ends[1 - rank].feed(key, value)
 
-        return Link(5, rank, publish=publish, make_host=lambda: "127.0.0.1")
+        return Link(5, rank, secret=SECRET, publish=publish, make_host=lambda: "127.0.0.1")
 
     ends[RELAY_RANK], ends[PULLER_RANK] = make(RELAY_RANK), make(PULLER_RANK)
     return ends[RELAY_RANK], ends[PULLER_RANK]

@@ -13,6 +13,7 @@ from tdserve.client.relays.link import take as receive
 from tdserve.errors import ClosedError, PeerLostError
 from tdserve.v1 import control_pb2
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
+from tests.unit.transport.bonds import SECRET
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def threads() -> list[str]:
 
 def take(between: Office, link: int) -> torch.Tensor:
     """The second client's end of a link: what comes over it."""
-    opened = between.ends[1].open_link(link)
+    opened = between.ends[1].open_link(link, SECRET)
     found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
     try:
         receive(opened.connect(), LAYOUT, found, on_arrived=lambda count: None)
@@ -81,8 +82,8 @@ def test_lost_when_told_before_or_after_the_link_is_open_then_it_ends_at_once() 
         puller = between.ends[1]
         puller.on_order(control_pb2.RelayOrder(lost=4))
         with pytest.raises(PeerLostError, match="session has ended"):
-            puller.open_link(4)
-        link = puller.open_link(5)
+            puller.open_link(4, SECRET)
+        link = puller.open_link(5, SECRET)
         puller.on_order(control_pb2.RelayOrder(lost=5))
         with pytest.raises(PeerLostError, match="session has ended"):
             link.connect()
@@ -101,13 +102,13 @@ def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:
     with office() as between:
         between.ends[0].keep(3, LAYOUT, POOL).arrived(1)
         between.introduce(4, kept=3)
-        channel = between.ends[1].open_link(4).connect()
+        channel = between.ends[1].open_link(4, SECRET).connect()
         first = torch.empty(LAYOUT.messages[0].nbytes, dtype=torch.uint8)
         channel.recv(first, links.CONTENT_TAG).wait(20.0)  # it waits for the second message by now
         assert threads() == ["tdserve-relay-4"]
         between.ends[0].close()
         assert threads() == []
         with pytest.raises(ClosedError):
-            between.ends[0].open_link(5)
+            between.ends[0].open_link(5, SECRET)
         between.introduce(6, kept=3)
         assert between.ends[0].num_kept == 0

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables.claiming import FIRST_WISH, MIN_EXTENDS, Claimer, Wish
+from tdserve.client.tables.claiming import AHEAD, AHEAD_ROWS, FIRST_WISH, MIN_EXTENDS, Claimer, Wish
 from tdserve.v1 import control_pb2
 
 
@@ -45,6 +45,19 @@ def test_wish_when_a_local_writer_goes_on_then_after_a_few_extends_and_used_from
     assert replay.extend(rows(FIRST_WISH)).tolist() == [FIRST_WISH]
     assert num_claimed(replay) == 1
     assert replay[:]["number"].tolist() == list(range(FIRST_WISH + 1))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_ahead"),
+    [(1, AHEAD), (256, AHEAD * 256), (4096, AHEAD_ROWS), (AHEAD_ROWS // 2, AHEAD_ROWS), (AHEAD_ROWS // 2 + 1, 0)],
+)
+def test_wish_when_extends_are_long_then_fewer_or_none_are_ahead_so_that_a_commit_is_short(
+    local_client: tdserve.Client, name: str, num_rows: int, num_ahead: int
+) -> None:
+    claimer = claimer_of(make(local_client, name))
+    wishes = [claimer.wish(num_rows) for _ in range(FIRST_WISH)]
+    assert wishes[:-1] == [None] * (FIRST_WISH - 1)
+    assert wishes[-1] == (Wish(num_ahead) if num_ahead else None)
 
 
 def test_extend_when_something_is_said_of_the_rows_then_asked_for(local_client: tdserve.Client, name: str) -> None:

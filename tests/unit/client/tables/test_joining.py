@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,10 +14,14 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.client.calls import MAX_BACKGROUND_THREADS
 from tdserve.client.outgoing import Target
+from tdserve.client.session import Session
 from tdserve.client.tables.joining import Joining
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.errors import InvalidRequestError
+from tdserve.config import DEFAULT_INLINE_BYTES
+from tdserve.deadline import Deadline
+from tdserve.errors import InvalidRequestError, PeerLostError
 from tdserve.replay.settings import Settings
 from tests.unit.client.tables.numbered import part, rows
 
@@ -152,6 +158,49 @@ def test_submit_when_the_server_is_gone_before_there_is_a_session_then_all_fail_
             for future in futures:
                 assert isinstance(future.exception(30.0), tdserve.TDServeError)
             assert time.monotonic() - began_s < 15.0  # one after the other it would be half a minute
+
+
+@contextmanager
+def renewing(client: tdserve.Client) -> Iterator[Session]:
+    """A session that has lost its channel, with all threads of its client busy in the block."""
+    session = client.session(Deadline.after(30.0))
+    session.channel(session.content)
+    session.give_up(session.content, PeerLostError(peer="the server", reason="a test"))
+    may_end = Event()
+    for _ in range(MAX_BACKGROUND_THREADS):
+        client.later(lambda: may_end.wait(30.0))
+    try:
+        yield session
+    finally:
+        may_end.set()
+
+
+def test_submit_when_a_channel_was_lost_then_small_extends_are_sent_at_once_and_keep_their_order(
+    remote_client: tdserve.Client, name: str
+) -> None:
+    queue = remote_client.create_queue(name, rows(1)[0], 100)  # which joins nothing
+    with renewing(remote_client) as session:
+        futures = [queue.extend(rows(1, number), return_early=True) for number in range(100)]
+        assert futures[0].result(30.0).tolist() == [0]  # with no thread to wait for
+        assert session.is_renewing
+    for future in futures:
+        future.result(30.0)
+    assert queue[:]["number"].tolist() == list(range(100))
+
+
+def test_submit_when_a_channel_was_lost_then_extends_that_need_it_wait_for_the_first_and_keep_their_order(
+    remote_client: tdserve.Client, name: str
+) -> None:
+    num_rows = 2 * DEFAULT_INLINE_BYTES // rows(1).bytes()
+    queue = remote_client.create_queue(name, rows(1)[0], 8 * num_rows)
+    with renewing(remote_client):
+        futures = [queue.extend(rows(num_rows, number * num_rows), return_early=True) for number in range(6)]
+        futures.append(queue.extend(rows(1, 6 * num_rows), return_early=True))  # needs none, and overtakes nobody
+        assert queue._joining.is_waiting
+        assert len(queue._joining._under_way) == 1
+    for future in futures:
+        future.result(30.0)
+    assert queue[:]["number"].tolist() == list(range(6 * num_rows + 1))
 
 
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:

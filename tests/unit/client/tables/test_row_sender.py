@@ -46,7 +46,7 @@ def sender(
 ) -> RowSender:
     """For rows of one number."""
     window = None if n_step is None else n_step.window(table.spec)
-    return RowSender(table, batch=batch, flush_s=flush_s, max_bytes=max_bytes, window=window)
+    return RowSender(table, table.spec, batch=batch, flush_s=flush_s, max_bytes=max_bytes, window=window)
 
 
 def put(subject: RowSender, *numbers: int, priority: float = NO_PRIORITY, timeout_s: float | None = WAIT_S) -> None:

@@ -50,7 +50,7 @@ class Drawing:
         self.query = Query(replay.name, replay.spec.prepend((replay.capacity,)))
         self.client = client
         self.session = client.session(self.deadline)
-        self.request = client.next_request()
+        self.request = client.requests.next()
         self.asked = ask(
             client,
             self.session,

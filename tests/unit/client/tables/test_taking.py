@@ -10,12 +10,15 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.client.tables import taking
+from tdserve.client.tables.sampling import take
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     ClosedError,
     DeadlineExceededError,
     InvalidRequestError,
     NotSupportedError,
+    RemoteProtocolError,
     WrongStateError,
 )
 from tests.integration.processes import wait_for
@@ -142,6 +145,22 @@ def test_batches_when_closed_while_a_thread_waits_then_it_ends(queue: tdserve.Qu
         batches.close()
         with pytest.raises(ClosedError):
             waiting.result(20.0)
+
+
+def test_take_when_what_comes_is_nonsense_then_the_rows_are_there_for_others(
+    client: tdserve.Client, queue: tdserve.QueueHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def garble(*asked: Any, **fields: Any) -> Any:
+        take(*asked, **fields)
+        raise RemoteProtocolError(expected="rows", received="garbage")
+
+    session = client.session(Deadline.after(20.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(taking, "take", garble)
+        with pytest.raises(RemoteProtocolError):
+            queue.take(2, ack=False)
+    wait_for(lambda: num_leased(queue) == 0, "the return of the rows")
+    assert client.session(Deadline.after(20.0)) is session
 
 
 def test_take_when_for_a_consumer_then_its_own_and_the_rows_stay(replay: tdserve.ReplayHandle) -> None:

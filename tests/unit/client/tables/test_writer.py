@@ -18,6 +18,7 @@ from tdserve.errors import (
     ClosedError,
     DeadlineExceededError,
     InvalidRequestError,
+    KeyNotFoundError,
     SpecMismatchError,
     StoreNotFoundError,
     TransportError,
@@ -76,6 +77,31 @@ def test_append_when_rows_have_values_then_copied_too(client: tdserve.Client, na
     found = replay[:]
     assert found["x"].tolist() == list(range(20))
     assert found["v", "text"] == [f"row {number}" for number in range(20)]
+
+
+def test_append_when_the_writer_brings_some_keys_then_the_others_are_written_later(
+    client: tdserve.Client, name: str
+) -> None:
+    nested = TensorDict({"y": torch.tensor(0), "z": torch.tensor(0)}, [])
+    replay = client.create_replay(
+        name, TensorDict({"x": torch.tensor(0), "score": torch.tensor(0.0), "n": nested}, []), 8
+    )
+    with ReplayWriter(replay, batch=2, keys=["x", ("n", "y")]) as subject:
+        for number in range(3):
+            subject.append(TensorDict({"x": torch.tensor(number), "n": {"y": torch.tensor(number)}}, []))
+        with pytest.raises(SpecMismatchError, match="score"):
+            subject.append(
+                TensorDict({"x": torch.tensor(9), "n": {"y": torch.tensor(9)}, "score": torch.tensor(0.0)}, [])
+            )
+    replay.set_at_("score", torch.arange(3.0), [0, 1, 2])
+    with pytest.raises(DeadlineExceededError, match=r"\('n', 'z'\) is missing in 3"):
+        replay.sample(1, timeout_s=0)
+    replay.set_at_(("n", "z"), torch.arange(3), [0, 1, 2])
+    batch = replay.sample(20)
+    assert torch.equal(batch["score"], batch["x"].float())
+    assert torch.equal(batch["n", "y"], batch["n", "z"])
+    with pytest.raises(KeyNotFoundError, match="reward"):
+        ReplayWriter(replay, keys=["x", "reward"])
 
 
 def test_append_when_rows_are_a_tensorclass_then_so_is_what_is_read(client: tdserve.Client, name: str) -> None:

@@ -18,6 +18,7 @@ from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, TD, Office, content, office
+from tests.unit.transport.bonds import SECRET
 
 Verify = Callable[[control_pb2.TakenRequest], None]
 
@@ -42,7 +43,7 @@ def accept(asked: control_pb2.TakenRequest) -> None:
 
 def taken(between: Office, verify: Verify = accept, *, keeps: bool = False, into: Leaves | None = None) -> Received:
     """The second client gets a version over link 4."""
-    accepted = control_pb2.Accepted(link=4, is_relayed=True, keeps=keeps)
+    accepted = control_pb2.Accepted(link=4, link_secret=SECRET, is_relayed=True, keeps=keeps)
     relays = between.ends[1]
     return take_relayed(relays, accepted, verify, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=into)
 

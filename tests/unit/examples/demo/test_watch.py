@@ -1,12 +1,28 @@
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tdserve.examples.demo.watch import Episode, Rates, Snapshot, mean_return, parts
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.examples.demo.stores import POLICY, open_stores
+from tdserve.examples.demo.watch import Begun, Episode, Rates, Snapshot, Watch, mean_return, parts
+from tests.integration.processes import quiet_port
 
 
 def episodes(*returns: float) -> list[Episode]:
     return [Episode(float(number), 0, episode_return, 1) for number, episode_return in enumerate(returns)]
+
+
+def transitions(num_rows: int) -> TensorDict:
+    observation = torch.zeros(num_rows, 4)
+    scalar, whole = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int64)
+    following = {"observation": observation, "reward": scalar, "discount": scalar}
+    return TensorDict(
+        {"observation": observation, "action": whole, "policy_version": whole, "next": following}, [num_rows]
+    )
 
 
 def test_mean_return_waits_for_twenty_episodes() -> None:
@@ -49,3 +65,34 @@ def test_parts_when_a_ring_of_four_is_full_then_what_is_left_in_order(
     first: int, end: int, expected: list[int]
 ) -> None:
     assert [row for part in parts(first, end, 4) for row in range(4)[part]] == expected
+
+
+def test_watch_when_the_stores_hold_rows_of_an_earlier_run_then_counts_only_what_came_since(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path) as server, server.client(transport="gloo") as client:
+        stores = open_stores(client, "CartPole-v1")
+        stores.transitions.extend(transitions(300))
+        stores.transitions.sample(8)
+        client.publish(POLICY, TensorDict({"w": torch.zeros(3)}, []), metadata={"num_updates": 70})
+        begun = Begun.now(client, stores)
+        assert begun[1:] == (0, 300, 8, 70)
+        watch = Watch(client, stores, begun._replace(seconds=5.0))
+        first = watch.poll()
+        assert (first.num_transitions, first.num_samples, first.num_updates) == (0, 0, 0)
+        assert watch.rates.transitions == 0.0
+        stores.transitions.extend(transitions(10))
+        assert watch.poll().num_transitions == 10
+        assert watch.rates.transitions > 0.0
+
+
+def test_watch_when_the_server_restarts_then_what_was_moved_goes_on_growing(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path, port=quiet_port()) as server, server.client(transport="gloo") as client:
+        stores = open_stores(client, "CartPole-v1")
+        watch = Watch(client, stores, Begun.now(client, stores))
+        stores.transitions.extend(transitions(300))
+        before = sum(watch.poll().num_bytes.values())
+        assert before > 0
+        server.shutdown()
+        server.start()
+        stores.transitions.extend(transitions(2))
+        assert sum(watch.poll().num_bytes.values()) >= before
+        assert all(rate >= 0.0 for rate in watch.rates.num_bytes.values())

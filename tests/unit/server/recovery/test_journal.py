@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.row_sets import RowSet
 from tdserve.selection import parse
 from tdserve.server.recovery.journal import Journal
 from tdserve.spec.capture import capture
@@ -39,4 +41,14 @@ def test_journal_when_written_and_read_then_equal(done: control_pb2.Done) -> Non
     [((), [0, 1, 2, 3, 4]), (3, [3]), (-1, [4]), ([4, 1, 1], [1, 4]), (slice(None, None, 2), [0, 2, 4])],
 )
 def test_rows_when_a_selection_names_some_then_each_once(index: Any, rows: list[int]) -> None:
-    assert journal(index).rows(SPEC).tolist() == rows
+    assert journal(index).selection.row_set(SPEC.batch_size).rows.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("generations", "content_version", "is_applied"),
+    [([2, 2, 2, 2, 2, 6], 3, True), ([2, 3, 2, 2, 2, 7], 3, False), ([2, 2, 2, 2, 2, 4], 2, False)],
+)
+def test_is_applied_when_a_crash_came_then_only_where_its_rows_and_its_version_are_there(
+    generations: list[int], content_version: int, is_applied: bool
+) -> None:
+    assert journal().is_applied(RowSet.run(0, 5), np.array(generations), content_version) is is_applied

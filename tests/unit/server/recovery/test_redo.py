@@ -13,13 +13,12 @@ def test_load_when_saved_twice_then_the_last(world: World) -> None:
     for uid, rows in (("first", [1]), ("second", [3, -1, 7])):
         with world.db.transaction() as txn:
             Redo(uid, np.array(rows, np.int64), np.array(rows, np.int64) * 2).save(txn)
-    found = Redo.load(world.db)
-    assert found is not None
+    (found,) = Redo.load(world.db)
     assert (found.uid, found.rows.tolist(), found.generations.tolist()) == ("second", [3, -1, 7], [6, -2, 14])
 
 
-def test_load_when_nothing_was_committed_then_none(world: World) -> None:
-    assert Redo.load(world.db) is None
+def test_load_when_nothing_was_committed_then_nothing(world: World) -> None:
+    assert Redo.load(world.db) == []
 
 
 def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
@@ -41,8 +40,7 @@ def test_of_when_rows_are_reserved_then_their_next_generations(world: World, run
     assert (redo.uid, redo.generations.tolist()) == (entry.record.uid, [2, 2, 2])
     with world.db.transaction() as txn:
         redo.save(txn)
-    found = Redo.load(world.db)
-    assert found is not None
+    (found,) = Redo.load(world.db)
     assert (found.rows.tolist(), found.generations.tolist()) == ([0, 1, 2], [2, 2, 2])
 
 

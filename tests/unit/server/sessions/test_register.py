@@ -12,6 +12,7 @@ from tdserve.errors import InvalidRequestError, NotSupportedError, ProtocolVersi
 from tdserve.ids import new_client_id
 from tdserve.machine import boot_id
 from tdserve.server.sessions.register import Sessions
+from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
@@ -22,7 +23,7 @@ from tests.unit.server.world import Loop, Outbox, outbox
 def workers() -> list[DataWorker]:
     """Two that claim to be ready; no process belongs to them."""
     made = [
-        DataWorker(number, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        DataWorker(number, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
         for number in range(2)
     ]
     for worker in made:
@@ -198,9 +199,14 @@ def test_report_when_of_a_session_then_reaches_its_client(sessions: Sessions, ru
         sessions.on_report(worker_pb2.Report(session=session.number, rendezvous=entry))
         sessions.on_report(worker_pb2.Report(session=session.number + 1, rendezvous=entry))
         await session.finish(5.0)
+        for number in (0, 0, 7, 1):  # news of others than the newest are none; those of a later one cannot be
+            channel_lost = control_pb2.ChannelLost(channel=number)
+            sessions.on_report(worker_pb2.Report(session=session.number, channel_lost=channel_lost))
+        await session.finish(5.0)
+        assert (session.channel_number, session.ended.is_set()) == (2, False)
         lost = worker_pb2.Report(session=session.number, session_lost=worker_pb2.SessionLost(reason="gone"))
         sessions.on_report(lost)
         assert session.ended.is_set()
         return [str(message.WhichOneof("body")) for message in outbox(session).messages]
 
-    assert run(scenario()) == ["welcome", "rendezvous"]
+    assert run(scenario()) == ["welcome", "rendezvous", "channel_lost", "channel_lost"]

@@ -6,7 +6,7 @@ import pytest
 
 from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.deadline import Deadline
-from tdserve.errors import LocalProtocolError, PeerLostError, StoreNotFoundError
+from tdserve.errors import LocalProtocolError, PeerLostError, StoreNotFoundError, TransferAbortedError
 from tdserve.server.sessions.session import ClientSession, as_error, local_address_towards
 from tdserve.server.waiting import Waiters
 from tdserve.session import tag_of
@@ -218,3 +218,76 @@ def test_finish_when_something_begins_meanwhile_then_waits_for_that_too(world: W
         return await finishing
 
     assert run(scenario())
+
+
+def test_channel_when_lost_then_what_is_bound_to_it_is_cut_short_and_the_rest_waits_on(world: World, run: Loop) -> None:
+    async def scenario() -> list[int]:
+        session, cut, waiters = world.session(95), list[int](), Waiters()
+
+        async def wait(request: int) -> None:
+            try:
+                await session.wait(waiters, lambda: None, Deadline.never, lambda: "")
+            except asyncio.CancelledError:
+                cut.append(request)
+
+        session.bind(1, 0)
+        for request in (1, 2):
+            session.run(wait(request), request)
+        await asyncio.sleep(0)
+        assert session.lose_channel(0)
+        assert not session.lose_channel(0)  # what is found late is no news
+        session.bind(3, 0)  # it comes late
+        session.run(wait(3), 3)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        found = list(cut)
+        for request in (1, 3):
+            with pytest.raises(TransferAbortedError, match="channel 0"):
+                session.order(request)
+        assert (session.order(2).channel, session.order().channel) == (1, 1)
+        assert await session.finish(20.0)
+        return found
+
+    assert run(scenario()) == [1, 3]
+
+
+def test_request_when_it_names_a_later_channel_then_those_before_are_lost(world: World, run: Loop) -> None:
+    async def scenario() -> None:
+        session = world.session(96)
+        session.order(7)
+        session.bind(8, 2)  # mail has overtaken the stream
+        assert session.channel_number == 2
+        assert session.order(8).channel == 2
+        with pytest.raises(TransferAbortedError):
+            session.order(7)
+        session.discard(7, control_pb2.Content(message_nbytes=[8]))  # there is nothing to take
+        session.send_void(7, [64])
+        assert not session.ended.is_set()
+
+    run(scenario())
+
+
+def test_refused_content_when_on_a_later_channel_then_taken_there(world: World, run: Loop) -> None:
+    async def scenario() -> None:
+        session = world.session(98)
+        session.discard(7, control_pb2.Content(message_nbytes=[8]), channel_number=2)  # mail has overtaken the stream
+        assert session.channel_number == 2
+
+    run(scenario())
+
+
+def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:
+    session = world.session(97)  # of its own: the worker closes its channel
+    session.lose_channel(0)
+    session.order(5)
+    run(session.accepted(5, control_pb2.Accepted()))
+    assert outbox(session).messages[0].accepted.channel == 1
+
+
+def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it(world: World) -> None:
+    hello = world.session().hello
+    session = ClientSession(
+        2, hello, world.session().link, worker=world.worker, interface="", inline_bytes=1, uses_nccl=True
+    )
+    assert not session.lose_channel(0)
+    assert session.ended.is_set()

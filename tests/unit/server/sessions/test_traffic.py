@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from tdserve.content import read_layout
 from tdserve.server.sessions import traffic as traffic_module
 from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbox
@@ -30,7 +31,9 @@ def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run:
     traffic = Traffic()
 
     async def scenario() -> None:
-        absent = DataWorker(1, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        absent = DataWorker(
+            1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
+        )
         await traffic.count_reads([])
         await traffic.count_reads([absent, world.worker])
 
@@ -43,7 +46,9 @@ class Slow(DataWorker):
     """Answers when the test says so."""
 
     def __init__(self) -> None:
-        super().__init__(1, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        super().__init__(
+            1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
+        )
         self.answer: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
 
     def order(self, *_: Any, **__: Any) -> asyncio.Future[worker_pb2.Worked]:

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tdserve.errors import InvalidRequestError, RemoteProtocolError, SelectionError, TDServeError, WrongStateError
+from tdserve.ids import new_client_id
 from tdserve.replay.limiter import MinSize, Queue
 from tdserve.replay.order import Fifo
 from tdserve.replay.prioritized import Prioritized
 from tdserve.replay.settings import Settings
+from tdserve.row_numbers import TREE_PIECE_ROWS
 from tdserve.server.entry import Entry
 from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
-from tests.unit.server.replaying import create, extend, numbers, rows, sample
-from tests.unit.server.world import Loop, World, outbox
+from tests.unit.server.replaying import create, extend, extending, numbers, rows, sample
+from tests.unit.server.world import Loop, World, outbox, turns_during
 
 
 class _KilledError(Exception):
@@ -92,7 +95,8 @@ def test_delete_when_retried_then_answered_from_the_record(
     run(requests.serve(first, message))
     again = world.session_of(first.hello, 2)
     run(requests.serve(again, message))
-    assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2)
+    told = control_pb2.TableCounts(rows=4, inserts=6)
+    assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=told)
     assert entry.replay_table().live_rows().tolist() == [0, 2, 3, 5]
     run(requests.serve(world.session(3), message))  # the same number of another client
     assert len(entry.replay_table()) == 4
@@ -193,3 +197,45 @@ def test_change_when_of_another_kind_of_store_then_refused(world: World, run: Lo
     run(world.create("r", rows(0)))
     with pytest.raises(WrongStateError, match="tensordict store"):
         change(world, run, 1, clear=True)
+
+
+def test_priorities_when_they_are_very_many_then_others_have_their_turns_and_the_last_of_a_row_counts(
+    world: World, run: Loop
+) -> None:
+    made = create(world, run, sampler=Prioritized())
+    extend(world, run, made, rows(10, 6))
+    values = np.arange(4 * TREE_PIECE_ROWS) + 1.0
+    named = numbers(*(np.arange(len(values)) % 6).tolist())
+    asked = control_pb2.ChangeRequest(store="r", priorities=priorities(named, values))
+    assert run(turns_during(world.changes.change(world.session(), 1, asked))) > 8
+    table = made.replay_table()
+    assert sorted(table.columns.priority[:6].tolist()) == values[-6:].tolist()
+    asked.priorities.priorities = np.full(len(values), np.nan, "<f4").tobytes()
+    with pytest.raises(InvalidRequestError):
+        run(world.changes.change(world.session(), 2, asked))
+    assert sorted(table.columns.priority[:6].tolist()) == values[-6:].tolist()
+
+
+def test_clear_when_it_is_asked_again_over_another_session_then_only_the_first_takes_rows(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    hello = control_pb2.Hello(client_id=new_client_id(), transport="gloo")
+    asked = control_pb2.ChangeRequest(store="r", clear=True)
+    answers: list[control_pb2.Done] = []
+
+    async def scenario() -> None:
+        async with entry.write_lock:  # both attempts are under way before the first one takes rows
+            attempts = [
+                asyncio.ensure_future(world.changes.change(world.session_of(hello, number), 7, asked))
+                for number in (1, 2)
+            ]
+            await asyncio.sleep(0)
+        answers.append(await attempts[0])
+        extending_again = world.replays.extend(world.session(3), 1, extending(entry, rows(50, 2)))
+        answers.append(await attempts[1])
+        await extending_again
+
+    run(scenario())
+    assert answers[0] == answers[1]
+    assert answers[0].num_rows == 6
+    assert len(entry.replay_table()) == 2

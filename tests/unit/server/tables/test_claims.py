@@ -13,16 +13,18 @@ from tdserve.errors import CapacityError
 from tdserve.replay.limiter import MinSize
 from tdserve.replay.order import Fifo
 from tdserve.replay.reservation import Reservation
-from tdserve.row_numbers import encode_rows
+from tdserve.row_numbers import decode_rows, encode_rows
 from tdserve.server.entry import Entry
+from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import claims
 from tdserve.server.tables.claims import Claiming
+from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.spec.capture import capture
 from tdserve.store.claims import ClaimFile
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
-from tests.unit.server.replaying import create, in_line, rows
+from tests.unit.server.replaying import create, extending, in_line, rows
 from tests.unit.server.world import Loop, World
 
 WINDOW = 8
@@ -250,15 +252,63 @@ def test_abandon_when_the_client_fills_nothing_then_its_rows_are_the_next_ones(e
     assert reservation.rows.tolist() == [3, 4]
 
 
-def test_catch_up_when_a_request_was_stored_by_its_second_try_then_not_once_more(
+def test_catch_up_when_many_other_answers_came_meanwhile_then_all_that_was_filled_is_stored(
     world: World, entry: Entry, peer: LocalPeer, writer: Claimant
 ) -> None:
+    for request in (1, 2, 3):
+        writer.extend(request, 10 * request, 2)
+    for request in range(4, 1_000):
+        with world.answers.transaction(peer.session.client_id, request, b""):
+            pass
+    world.answers.forget(peer.session.client_id, control_pb2.Answered(below=1_000))
+    assert live(entry) == list(range(6))
+    assert not peer.session.ended.is_set()
+
+
+def test_catch_up_when_a_writer_goes_on_then_one_answer_of_the_claim_is_kept(
+    world: World, entry: Entry, peer: LocalPeer, writer: Claimant
+) -> None:
+    client_id = peer.session.client_id
+    for request in range(1, 9):
+        writer.extend(request, 10 * request, 2)
+        assert len(live(entry)) == 2 * request
+        assert decode_rows(last_answer(world, client_id, request).indices).tolist() == [
+            2 * request - 2,
+            2 * request - 1,
+        ]
+        assert world.answers.seen(client_id, request - 1) is None
+    assert len(world.db.scan("requests", client_id)) == 1
+
+
+def last_answer(world: World, client_id: bytes, request: int) -> control_pb2.Done:
+    """What a retry of an extend would be told."""
+    answer = world.answers.seen(client_id, request)
+    assert answer is not None
+    return control_pb2.Done.FromString(answer)
+
+
+def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are_and_its_retry_stores_nothing_twice(
+    world: World, run: Loop, entry: Entry, peer: LocalPeer, writer: Claimant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def retry() -> list[int]:
+        asked = extending(entry, rows(10, 3))
+        found = decode_rows(run(world.replays.extend(peer.session, 1, asked)).indices)
+        return [int(row) for row in found]
+
     writer.extend(1, 10)
-    with world.answers.transaction(peer.session.client_id, 2, b""):
-        pass
-    writer.extend(2, 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(claims, "commit_rows", full)
+        with pytest.raises(CapacityError):
+            retry()
+    assert retry() == [0, 1, 2]
+    world.answers.forget(peer.session.client_id, control_pb2.Answered(below=2))
     assert live(entry) == [0, 1, 2]
-    assert entry.replay_table().info()["num_holes"] == 3
+    assert entry.replay_table().info()["inserts"] == 3
+
+
+def full(*_: object, **__: object) -> None:
+    """What a commit does when the catalog is full."""
+    raise CapacityError(what="the catalog", asked=1, free=0)
 
 
 def test_session_when_it_ends_in_the_middle_then_its_rows_wait_for_the_proof_and_what_was_filled_by_then_counts(
@@ -329,9 +379,6 @@ def test_catch_up_when_the_file_says_what_cannot_be_then_the_session_ends_and_no
 def test_catch_up_when_the_catalog_is_full_then_tried_again_at_the_next_look(
     entry: Entry, peer: LocalPeer, writer: Claimant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise CapacityError(what="the catalog", asked=1, free=0)
-
     writer.extend(1, 10, 2)
     writer.extend(2, 20, 2)
     with monkeypatch.context() as patched:
@@ -340,3 +387,22 @@ def test_catch_up_when_the_catalog_is_full_then_tried_again_at_the_next_look(
         assert not peer.session.ended.is_set()
     writer.extend(3, 30, 2)
     assert live(entry) == list(range(6))
+
+
+def test_offer_when_groups_are_just_being_learnt_then_no_claim_outlives_that(
+    world: World, run: Loop, claiming: Claiming, peer: LocalPeer
+) -> None:
+    entry = create(world, run, LONG_ROWS, sampler=Fifo())  # so long that the column is made in a thread
+
+    async def scenario() -> None:
+        learning = asyncio.ensure_future(RuleKeys().learn_group(entry, ("g",), world.session()))
+        while not learning.done():
+            if entry.replay_table().claims is None:
+                claiming.offer(peer.session, entry, wish(entry))
+            await asyncio.sleep(0)
+        await learning
+
+    run(scenario())
+    assert ("g",) in entry.known_groups
+    assert entry.replay_table().claims is None
+    assert claiming.offer(peer.session, entry, wish(entry)) is None

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -14,14 +13,12 @@ from tdserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     RemoteProtocolError,
-    SelectionError,
     SpecMismatchError,
 )
 from tdserve.replay.views import PLAIN
 from tdserve.row_numbers import decode_rows
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
-from tdserve.server.tables.replays import numbers_of
 from tdserve.v1 import control_pb2
 from tdserve.value_columns import decode_block
 from tests.unit.server.replaying import in_line, path
@@ -220,44 +217,3 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
 
     assert len(decode_rows(run(scenario()).indices)) == 4
     assert (len(table), table.ring.num_reserved) == (4, 0)
-
-
-LIVE = np.array([1, 2, 4, 5])
-
-
-@pytest.mark.parametrize(
-    ("index", "numbers"),
-    [
-        ((), [1, 2, 4, 5]),
-        (slice(None), [1, 2, 4, 5]),
-        (slice(2, None), [2, 4, 5]),
-        (slice(None, None, 2), [2, 4]),
-        (4, [4]),
-        (-1, [5]),
-        ([5, 1, 1], [5, 1, 1]),
-        (np.array([False, True, False, True, True, False]), [1, 4]),
-    ],
-)
-def test_numbers_when_an_index_is_given_then_of_live_rows(index: Any, numbers: list[int]) -> None:
-    assert numbers_of(parse(index), LIVE, "r").tolist() == numbers
-
-
-@pytest.mark.parametrize(
-    ("index", "numbers"),
-    [
-        (slice(None), [2, 4]),
-        (slice(3, None), [4]),
-        (np.array([False, True, False, False, False, True]), []),
-        (5, [5]),
-        (-1, [5]),
-        ([5, 1, 2], [5, 1, 2]),
-    ],
-)
-def test_numbers_when_rows_are_lost_then_only_who_names_them_gets_them(index: Any, numbers: list[int]) -> None:
-    assert numbers_of(parse(index), LIVE, "r", lost=np.array([1, 5])).tolist() == numbers
-
-
-@pytest.mark.parametrize("index", [6, (0, 1), None, np.ones(5, dtype=bool), [0, 6]])
-def test_numbers_when_the_index_does_not_fit_then_error(index: Any) -> None:
-    with pytest.raises(SelectionError):
-        numbers_of(parse(index), LIVE, "r")

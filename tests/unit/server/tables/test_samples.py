@@ -19,6 +19,7 @@ from tdserve.errors import (
 from tdserve.replay.limiter import Queue
 from tdserve.replay.order import Fifo
 from tdserve.replay.prioritized import Prioritized
+from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.server.entry import Entry
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
@@ -33,7 +34,7 @@ from tests.unit.server.replaying import (
     sample,
     sampling,
 )
-from tests.unit.server.world import Loop, World
+from tests.unit.server.world import Loop, World, turns_during
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_sample_when_a_session_takes_then_nobody_else_until_it_ends(world: World
     assert sample(world, run, queue, 1, world.session(2), is_lease=True)["a"] == [13]
     with pytest.raises(DeadlineExceededError):
         sample(world, run, queue, 1, world.session(3), is_lease=True)
-    world.samples.release(1)
+    run(world.samples.release(1))
     assert sample(world, run, queue, 3, world.session(3), is_lease=True)["a"] == [10, 11, 12]
 
 
@@ -85,14 +86,14 @@ def test_release_when_a_taker_waits_then_it_has_the_rows_at_once(world: World, r
         asked = sampling(2, is_lease=True, timeout_s=20.0)
         waiting = asyncio.create_task(world.samples.sample(world.session(2), 1, asked))
         await in_line(queue)
-        world.samples.release(1)
+        await world.samples.release(1)
         return await waiting
 
     assert content(queue, run(scenario()))["a"] == [10, 11]
 
 
-def test_release_when_it_held_nothing_then_nobody_is_woken(world: World, queue: Entry) -> None:
-    world.samples.release(7)
+def test_release_when_it_held_nothing_then_nobody_is_woken(world: World, run: Loop, queue: Entry) -> None:
+    run(world.samples.release(7))
     assert queue.replay_table().info()["num_leased"] == 0
 
 
@@ -154,7 +155,7 @@ def test_sample_when_keys_are_required_then_only_rows_that_have_them(world: Worl
     partial = rows(20, 2).select("a")
     assert extend(world, run, entry, partial, request=2, keys=[path("a")]) == [6, 7]
     assert sample(world, run, entry, 6)["a"] == [10, 11, 12, 13, 14, 15]
-    with pytest.raises(DeadlineExceededError, match="are whole"):
+    with pytest.raises(DeadlineExceededError, match=r"are whole \('g' is missing in 2, "):
         sample(world, run, entry, 7)
     assert sample(world, run, entry, 8, require=[path("a")])["a"] == [*range(10, 16), 20, 21]
     assert sample(world, run, entry, 8, accepts_partial=True)["a"] == [*range(10, 16), 20, 21]
@@ -233,7 +234,7 @@ def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once
             world.samples.sample(world.session(2), 1, sampling(1, is_lease=True, timeout_s=20.0))
         )
         await in_line(queue)
-        queue.replay_table().views.release(1)  # there is something now, and nobody was woken yet
+        list(queue.replay_table().views.releasing(1))  # there is something now, and nobody was woken yet
         answer = await world.samples.sample(session, 1, sampling(1, is_lease=True, message_nbytes=sizes))
         queue.changed.wake()
         await waiting
@@ -251,7 +252,7 @@ def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World,
             world.samples.sample(world.session(2), 1, sampling(2, is_lease=True, timeout_s=20.0))
         )
         await in_line(queue)
-        world.samples.release(1)
+        await world.samples.release(1)
         queue.changed._look()  # granted, and not gone on yet
         assert queue.replay_table().info()["num_leased"] == 2
         waiting.cancel()
@@ -262,3 +263,76 @@ def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World,
     assert queue.replay_table().info()["num_leased"] == 0
     assert queue.replay_table().counts.samples == 4
     assert sample(world, run, queue, 4, is_lease=True)["a"] == [10, 11, 12, 13]
+
+
+MANY = 4 * TREE_PIECE_ROWS + 5
+
+
+def clearing() -> control_pb2.ChangeRequest:
+    return control_pb2.ChangeRequest(store="r", clear=True)
+
+
+def test_sample_when_it_is_of_very_many_rows_then_others_have_their_turns_and_all_count(
+    world: World, run: Loop
+) -> None:
+    made = create(world, run, sampler=Prioritized())
+    extend(world, run, made, rows(10, 6))
+    found: list[Any] = []
+
+    async def take() -> None:
+        found.append(await world.samples.sample(world.session(1), 1, sampling(MANY)))
+
+    assert run(turns_during(take())) > 4
+    content_found = content(made, found[0])
+    assert content_found["a"] == [10 + index for index in content_found["index"]]
+    assert len(content_found["a"]) == MANY
+    assert made.replay_table().counts.samples == MANY
+    assert int(made.replay_table().columns.times_sampled.sum()) == MANY
+
+
+def test_sample_when_all_rows_go_while_it_is_drawn_then_it_is_drawn_anew(world: World, run: Loop) -> None:
+    made = create(world, run, sampler=Prioritized())
+    extend(world, run, made, rows(10, 6))
+
+    async def scenario() -> control_pb2.Done | None:
+        sampling_many = asyncio.create_task(world.samples.sample(world.session(1), 1, sampling(MANY, timeout_s=20.0)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await world.changes.change(world.session(2), 1, clearing())
+        await in_line(made)
+        await world.replays.extend(world.session(2), 2, extending(made, rows(30, 2)))
+        return await sampling_many
+
+    found = content(made, run(scenario()))
+    assert set(found["a"]) == {30, 31}
+    assert len(found["a"]) == MANY
+    assert made.replay_table().counts.samples == MANY
+
+
+def test_sample_when_cancelled_while_it_is_drawn_then_nothing_is_counted(world: World, run: Loop) -> None:
+    made = create(world, run, sampler=Prioritized())
+    extend(world, run, made, rows(10, 6))
+
+    async def scenario() -> None:
+        sampling_many = asyncio.create_task(world.samples.sample(world.session(1), 1, sampling(MANY)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert 0 < made.replay_table().columns.times_sampled.sum() < MANY
+        assert made.replay_table().counts.samples == MANY  # for the limiter it has them already
+        sampling_many.cancel()
+        await asyncio.wait({sampling_many})
+
+    run(scenario())
+    assert made.replay_table().counts.samples == 0
+    assert made.replay_table().columns.times_sampled.sum() == 0
+
+
+def test_release_when_very_many_rows_were_held_then_others_have_their_turns(world: World, run: Loop) -> None:
+    num_rows = 3 * PIECE_ROWS
+    made = create(world, run, num_rows, sampler=Fifo(), limiter=Queue(num_rows), is_queue=True)
+    extend(world, run, made, rows(10, num_rows))
+    for _ in range(6):
+        run(world.samples.sample(world.session(1), 1, sampling(num_rows // 6, is_lease=True)))
+    assert run(turns_during(world.samples.release(1))) > 4
+    assert made.replay_table().info()["num_leased"] == 0
+    assert sample(world, run, made, 2, world.session(2), is_lease=True)["a"] == [10, 11]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,6 +10,7 @@ from tensordict import TensorDict
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import (
+    CapacityError,
     DeadlineExceededError,
     InvalidRequestError,
     KeyNotFoundError,
@@ -19,6 +19,7 @@ from tdserve.errors import (
     StructureChangedError,
     WrongStateError,
 )
+from tdserve.row_sets import RowSet
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.server.recovery.restructured import Restructured
@@ -53,10 +54,14 @@ def alter(world: World, run: Loop, asked: control_pb2.AlterRequest, request: int
     return run(world.alterations.alter(world.session(), request, asked))
 
 
-def column(world: World, run: Loop, entry: Entry, name: str) -> list[Any]:
+def column(world: World, run: Loop, entry: Entry, name: str, *, timeout_s: float = 5.0) -> list[Any]:
     """What a read of everything brings."""
-    asked = control_pb2.ReadRequest(store=entry.name, timeout_s=5.0)
-    done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+    asked = control_pb2.ReadRequest(store=entry.name, timeout_s=timeout_s)
+
+    async def read() -> control_pb2.Done | None:
+        return await world.reads.read(world.session(), 1, entry, asked, Deadline.after(timeout_s))
+
+    done = run(read())
     assert done is not None
     layout = read_layout(selected_spec(entry.spec, parse(()), ()))
     found: list[Any] = columns_of(layout, done.inline)[name].tolist()
@@ -164,7 +169,7 @@ def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
 def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
     world: World, run: Loop, entry: Entry
 ) -> None:
-    rows = np.arange(2)
+    rows = RowSet.run(0, 2)
 
     async def writing() -> None:
         entry.writes.append(rows)
@@ -194,11 +199,11 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
     def crashing(*arguments: Any) -> None:
         if is_moved:
             carry_out(*arguments)
-        raise DeadlineExceededError(what="kill -9")
+        raise RuntimeError("kill -9")
 
     with monkeypatch.context() as patch:
         patch.setattr("tdserve.server.tensordicts.alterations.restructuring.carry_out", crashing)
-        with pytest.raises(DeadlineExceededError):
+        with pytest.raises(RuntimeError):
             alter(world, run, adding(TensorDict({"z": torch.arange(4), "s": "text"}, [4])))
     assert len(Restructured.load(world.db)) == 1
     world.reopen()
@@ -208,6 +213,38 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
     assert not (entry.generation_values() & 1).any()
     assert restructuring.leftovers(entry.folder) == []
     assert world.db.scan("pending") == []
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_alter_when_the_last_step_finds_no_room_then_done_once_there_is_some(
+    world: World, run: Loop, entry: Entry, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        del arguments
+        raise CapacityError(what="the disk", asked=4096, free=0)
+
+    monkeypatch.setattr("tdserve.server.tensordicts.alterations.RETRY_EVERY_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr("tdserve.server.tensordicts.alterations.restructuring.carry_out", full)
+        assert alter(world, run, adding()).version == 1  # it is decided
+        with pytest.raises(DeadlineExceededError):
+            column(world, run, entry, "z", timeout_s=0.05)
+        if is_restarted:
+            world.alterations.close()
+            world.reopen()
+            assert run(world.alterations.repair()) == 1
+            entry = world.stores.get("x")
+    assert column(world, run, entry, "z") == [0, 1, 2, 3]
+    assert column(world, run, entry, "d") == [1.0] * 4
+    assert not (entry.generation_values() & 1).any()
+    run(folder_is_gone(entry))
+    assert world.db.scan("pending") == []
+
+
+async def folder_is_gone(entry: Entry) -> None:
+    """Returns when nothing of an alteration is left."""
+    while restructuring.leftovers(entry.folder):  # noqa: ASYNC110 (a thread removes it)
+        await asyncio.sleep(0)
 
 
 def test_repair_when_something_was_made_that_never_came_then_removed(world: World, run: Loop, entry: Entry) -> None:

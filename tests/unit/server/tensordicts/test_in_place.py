@@ -94,7 +94,7 @@ def test_write_when_the_client_has_written_then_committed_and_until_then_unreada
             assert (await peer.accepted()).uid == entry.record.uid
             assert numbers(entry) == [0, 1, 1, 0, 1]
             (record,) = Overwrite.load(world.db, entry.record.uid)
-            assert (record.lock_name, record.rows.tolist()) == (peer.lock_name, [1, 2])
+            assert (record.lock_name, record.rows.rows.tolist()) == (peer.lock_name, [1, 2])
             put(entry, slice(1, 3), 7)
             peer.done()
             done = await write
@@ -104,7 +104,7 @@ def test_write_when_the_client_has_written_then_committed_and_until_then_unreada
     done = run(scenario())
     assert (numbers(entry), done.version) == ([0, 2, 2, 0, 2], 1)
     assert content(entry) == [0, 7, 7, 0]
-    assert world.db.scan("pending") == []
+    assert Overwrite.load(world.db, entry.record.uid) == []
     assert entry.writes == []
 
 
@@ -177,7 +177,7 @@ def test_write_when_rows_were_lost_and_are_written_again_then_whole(
     assert all(number % 2 == 0 for number in numbers(entry))
     assert content(entry) == [0, 5, 5, 0]
     assert not entry.lost
-    assert world.db.scan("pending") == []
+    assert Overwrite.load(world.db, entry.record.uid) == []
     assert read(world, run, entry).inline
 
 

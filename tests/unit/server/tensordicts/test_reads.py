@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -11,6 +10,7 @@ from tensordict import NonTensorData, TensorDict
 from tdserve.content import read_layout, selected_spec
 from tdserve.deadline import Deadline
 from tdserve.errors import DeadlineExceededError, KeyNotFoundError
+from tdserve.row_sets import RowSet
 from tdserve.selection import parse
 from tdserve.server.entry import Entry
 from tdserve.spec import codec
@@ -83,7 +83,7 @@ def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop
 def test_read_when_rows_are_being_written_then_waits_for_them_and_for_no_others(
     world: World, run: Loop, entry: Entry
 ) -> None:
-    entry.writes.append(np.array([2]))
+    entry.writes.append(RowSet.run(2, 3))
     assert read(world, run, entry, reading([0, 1], "a")).inline
     with pytest.raises(DeadlineExceededError, match="another write to rows of 'x'"):
         read(world, run, entry, reading([1, 2], "a", timeout_s=0.05))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tdserve.errors import (
     SpecMismatchError,
     StoreExistsError,
     StoreNotFoundError,
+    TransferAbortedError,
     WrongStateError,
 )
 from tdserve.selection import parse
@@ -113,6 +115,35 @@ def test_create_when_filled_then_visible_with_its_content(world: World, run: Loo
     assert column(world, run, world.stores.get("y"), "a") == [0, 1, 2, 3]
     with pytest.raises(StoreExistsError):
         run(world.writes.create(world.session(1), 2, asked))
+
+
+def test_create_when_its_channel_is_lost_then_the_name_is_free(world: World, run: Loop) -> None:
+    loading = run(world.create("y", TD, loading=True, session=6))
+    session = world.session(6)  # of its own: the worker closes its channel
+    session.bind(1, 0)
+    session.lose_channel(0)
+    with pytest.raises(TransferAbortedError):
+        run(world.writes.create(session, 1, writing(loading, TD)))
+    assert not world.stores.catalog.is_taken("y")
+    again = run(world.create("y", TD, loading=True, session=6))
+    assert run(world.writes.create(session, 2, writing(again, TD))).version == 1
+
+
+def test_create_when_asked_anew_while_a_first_attempt_fills_then_the_next_waits_for_its_end(
+    world: World, run: Loop
+) -> None:
+    async def scenario() -> None:
+        loading = await world.create("y", TD, loading=True, session=5)
+        filling = asyncio.ensure_future(world.writes.create(world.session(5), 1, writing(loading, TD)))
+        await asyncio.sleep(0)
+        assert loading.is_filling
+        with pytest.raises(StoreExistsError):
+            await world.create("y", TensorDict({"other": torch.zeros(1)}, []), loading=True, session=5)
+        assert filling.done()
+        assert not loading.is_filling
+        await filling
+
+    run(scenario())
 
 
 def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry_answered(

@@ -32,7 +32,7 @@ from tdserve.spec.dtypes import WIRE
 from tdserve.spec.sent import converted, encode_numbers, only_leaves
 from tdserve.store.versions import VersionFile
 from tdserve.v1 import control_pb2
-from tdserve.weights import Versions
+from tdserve.weights import MAX_METADATA_BYTES, Versions
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -102,6 +102,15 @@ def test_publish_when_the_content_is_too_short_then_the_version_before_stays(wor
         run(world.publishing.publish(world.session(), 2, short))
     assert latest(world, run).accepted.version == 1
     assert publish(world, run, 3) > 1
+
+
+def test_publish_when_its_metadata_are_too_long_then_refused_and_the_version_before_stays(
+    world: World, run: Loop
+) -> None:
+    publish(world, run, 1, metadata=bytes(MAX_METADATA_BYTES))
+    with pytest.raises(InvalidRequestError, match="metadata"):
+        publish(world, run, 2, metadata=bytes(MAX_METADATA_BYTES + 1))
+    assert latest(world, run).accepted.version == 1
 
 
 def test_publish_when_the_structure_is_unknown_then_error(world: World, run: Loop) -> None:

@@ -198,6 +198,30 @@ def test_taken_when_the_checksums_are_right_then_counted_and_the_puller_has_it(t
     run(scenario())
 
 
+def test_taken_when_its_version_was_forgotten_while_its_puller_waited_then_counted(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        trees.publish()
+        first = await trees.place(1)
+        waiting = [asyncio.create_task(trees.place(number)) for number in (2, 3)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        trees.publish()
+        with trees.relays.sending(trees.entry, first):
+            pass  # nobody gets the old version any more, and two still wait for it
+        root = await asyncio.wait_for(waiting[0], MAX_LINE_S / 2)
+        with trees.relays.sending(trees.entry, root):
+            trees.report(2, holds=root.link)
+            placed = await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)
+        whole = control_pb2.TakenRequest(link=root.link, checksums=RIGHT)
+        trees.relays.on_report(trees.sessions[2], control_pb2.RelayReport(whole=whole))
+        assert (root.relay, placed.relay) == (SERVER, 2)
+        await trees.taken(3, placed.link)
+        (gloo,) = trees.traffic.stats()
+        assert (gloo.bytes_relayed, gloo.transfers_relayed) == (SPEC.nbytes, 1)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("link", [0, 1, 2])
 def test_taken_when_it_is_no_link_of_this_client_then_refused(trees: Trees, run: Loop, link: int) -> None:
     async def scenario() -> None:

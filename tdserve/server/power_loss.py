@@ -1,0 +1,183 @@
+"""After a loss of power: back to what is known to have reached the disk, and nothing else.
+
+A loss of power leaves any of the pages that were written since the last sync, and not the others. Neither the catalog
+nor a generation can be believed then, since no look at them tells pages of one moment from those of several. So the
+catalog becomes what it was at the last sync, and rows and versions count as far as they prove to be what they were.
+All of it may be done again, after a crash in the middle.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import TDServeError
+from tdserve.row_sets import RowSet
+from tdserve.server.opening import stored_spec
+from tdserve.server.recovery.lost import POWER_LOSS, Overwrite
+from tdserve.server.recovery.restructured import Restructured
+from tdserve.server.specs import Specs
+from tdserve.spec.tree import Spec
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.environments import DATA_FILE
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import Generations, is_of
+from tdserve.store.root import Root
+from tdserve.store.row_columns import open_column
+from tdserve.store.sync_pass import Pass, put_back
+from tdserve.store.value_copy import ValueCopy
+from tdserve.store.version_marks import whole_versions
+from tdserve.store.watermark import SyncedStore, find_whole
+from tdserve.weights import STEP_AFTER_LOSS
+
+_NAME_MASK = (1 << 44) - 1
+"""The lower part of a generation, which names a row (``replay.ring``)."""
+
+_log = logging.getLogger("tdserve.server")
+
+
+def recover(root: Root) -> None:
+    """Repairs a root, if the power was lost since it was last in order. To be called before anything else is opened.
+
+    Raises:
+        TDServeError: It cannot be repaired now, such as on a full disk. The next call begins anew.
+    """
+    if not root.lost_power():
+        return
+    if not put_back(root.synced_folder, root.catalog_folder):
+        damaged = root.catalog_folder / DATA_FILE
+        if damaged.exists():
+            damaged.rename(damaged.with_name(f"{DATA_FILE}.lost"))
+    _log.warning(
+        "the machine was started anew before %s was synced: what was written since the last sync is gone, or is "
+        "reported as damaged; stores that were made since then are gone",
+        root.path,
+    )
+    with CatalogDB(root.catalog_folder) as db:
+        _forget_writers(db)
+        specs = Specs(db, set)
+        kept = set()
+        for _, content in db.scan("stores"):
+            record = StoreRecord.from_bytes(content)
+            if _recover_store(root, db, specs, record):
+                kept.add(record.name)
+        for folder in sorted((root.path / "stores").iterdir()):
+            if not folder.name.startswith(".") and folder.name not in kept:
+                _log.warning("%s is of no store that was synced; it is %s now", folder, root.set_aside(folder.name))
+        db.sync()
+    Pass(str(root.catalog_folder), str(root.synced_folder)).run()
+
+
+def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord) -> bool:
+    """Returns whether the store is still there."""
+    folder = root.store_folder(record.name)
+    uid = record.uid.encode()
+    is_there = folder.exists() if record.kind == "weights" else _is_of_store(folder, record)
+    if record.loading or not is_there:
+        with db.transaction() as txn:
+            txn.delete("stores", record.name.encode())
+            txn.delete("states", uid)
+        if not record.loading:
+            _log.warning("store %r was deleted, and is gone", record.name)
+        return False
+    try:
+        if record.kind == "weights":
+            num_lost = _recover_versions(db, folder, uid)
+            what = "versions"
+        else:
+            stored = stored_spec(record, specs.get(record.fingerprint, record.order))
+            num_lost = _recover_rows(db, folder, record, stored)
+            what = "rows" if record.kind == "replay" else "rows, which are damaged until they are written again,"
+    except TDServeError as error:
+        _log.error("store %r cannot be repaired: %s", record.name, error)
+        return True
+    if num_lost:
+        _log.warning("store %r: %d %s had not reached the disk", record.name, num_lost, what)
+    return True
+
+
+def _is_of_store(folder: Path, record: StoreRecord) -> bool:
+    """Whether a folder is that of this incarnation: its files may be there in part."""
+    path = folder / GENERATION_FILE
+    return is_of(path, uid=record.uid) if path.exists() and path.stat().st_size else folder.exists()
+
+
+def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec) -> int:
+    """Returns how many rows are not what they were; those of a table that were never written are not counted."""
+    seen = _generations_now(folder, record, stored)
+    if record.adopted:
+        is_whole, generations = seen[:-1] & 1 == 0, seen
+    else:
+        is_whole, generations = _synced_rows(folder, record, stored)
+    if record.kind == "replay":
+        state = json.loads(db.get("states", record.uid.encode()) or b"{}")
+        sequence = open_column(folder, "sequence", np.dtype(np.int64), (record.capacity,))
+        is_whole &= (generations[:-1] > 0) & (sequence <= int(state.get("last_sequence", state.get("inserts", 0))))
+        for first, last in state.get("arriving", ()):  # of an extend that was not on record then
+            is_whole &= (sequence <= first) | (sequence > last)
+    was_written = (generations[:-1] > 0) | (seen[:-1] > 0)
+    # Under a number that nobody has seen: a client elsewhere may know a row that is gone by its generation.
+    step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
+    moved = (((generations & _NAME_MASK) | 1) - 1 + step) & _NAME_MASK
+    lost = np.flatnonzero(~is_whole & (was_written if record.kind == "replay" else True))
+    moved[:-1][~was_written] = 0
+    moved[lost] |= 1
+    if record.kind == "tensordict":
+        moved[-1] |= len(lost) > 0
+        if len(lost):
+            Overwrite(record.uid, POWER_LOSS, 0, RowSet.of(lost), ()).save(db)
+    Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
+    return len(lost)
+
+
+def _synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    store = SyncedStore.of(stored, uid=record.uid, folder=str(folder), structure=record.structure)
+    if store.values:
+        ValueCopy(folder).restore()
+    try:
+        return find_whole(store)
+    except TDServeError as error:
+        _log.warning("store %r: nothing tells which rows had reached the disk: %s", record.name, error)
+        return np.zeros(store.num_rows, np.bool_), np.zeros(store.num_rows + 1, np.int64)
+
+
+def _generations_now(folder: Path, record: StoreRecord, stored: Spec) -> NDArray[np.int64]:
+    """What the generation file says, true or not; zeros where it says nothing."""
+    num_rows = stored.batch_size[0] if stored.batch_size else 1
+    try:
+        values = Generations.open(folder / GENERATION_FILE, uid=record.uid).values
+    except TDServeError:
+        values = np.zeros(0, np.int64)
+    return values.copy() if len(values) == num_rows + 1 else np.zeros(num_rows + 1, np.int64)
+
+
+def _recover_versions(db: CatalogDB, folder: Path, uid: bytes) -> int:
+    """Returns how many versions are not what they were."""
+    state = json.loads(db.get("states", uid) or b"{}")
+    if not state:
+        return 0
+    whole = {number: json.loads(record) for number, record in sorted(whole_versions(folder / "versions").items())}
+    num_lost = len({kept[0] for kept in state["kept"]} - set(whole))
+    state["kept"] = [record for record, _ in whole.values()]
+    state["orders"] = [[number, order] for number, (_, order) in whole.items() if order]
+    state["free"], state["checksums"] = [], []
+    # Readers elsewhere may know of later versions: a number that anybody saw is never given again.
+    state["last_begun"] = max(state["last_begun"], *whole, 0) + STEP_AFTER_LOSS
+    with db.transaction() as txn:
+        txn.put("states", uid, json.dumps(state).encode())
+    return num_lost
+
+
+def _forget_writers(db: CatalogDB) -> None:
+    """Nobody writes any more who wrote then, and what waited for a worker may be there in part: its rows are lost."""
+    altered = {change.key for change in Restructured.load(db)}
+    with db.transaction() as txn:
+        for key, _ in db.scan("pending"):
+            if key not in altered:
+                txn.delete("pending", key)

@@ -1,0 +1,47 @@
+"""How many clients a server takes: as many as its processes have descriptors for.
+
+A process that has none left cannot open a file, and a data worker does not survive it: gloo ends the process when it
+cannot accept a connection (measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tdserve.errors import ServerBusyError
+from tdserve.machine import count_descriptors, descriptor_limit
+from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
+from tdserve.server.workers import DataWorker
+
+NCCL_DESCRIPTORS = 8
+"""The same where content goes from GPU to GPU: one more for gloo; what NCCL takes was not measured."""
+
+CONTROL_DESCRIPTORS = 2
+"""Of a client at the control process: its gRPC connection is there already, a local one has a socket and a lock."""
+
+KEPT_SHARE = 8
+MIN_KEPT = 32
+"""This part of all, and at least so many, is for the files of a process itself."""
+
+
+def kept_descriptors(limit: int) -> int:
+    """How many descriptors a process keeps for its own files."""
+    return max(limit // KEPT_SHARE, MIN_KEPT)
+
+
+def check_room(worker: DataWorker, sessions: Iterable[ClientSession], *, uses_nccl: bool) -> None:
+    """Checks that another client leaves its worker, and this process, the descriptors that they need themselves.
+
+    Raises:
+        ServerBusyError: It does not.
+    """
+    limit = descriptor_limit()
+    promised = sum(session.num_promised_descriptors for session in sessions if session.worker is worker)
+    for whose, pid, taken, asked in (
+        (f"data worker {worker.number}", worker.pid, promised, NCCL_DESCRIPTORS if uses_nccl else NUM_PAIRS),
+        ("the control process", None, 0, CONTROL_DESCRIPTORS),
+    ):
+        free = limit - kept_descriptors(limit) - count_descriptors(pid) - taken
+        if free < asked:
+            what = f"another client, in descriptors of {whose}"
+            raise ServerBusyError(what=what, asked=asked, free=max(free, 0), limit=limit)

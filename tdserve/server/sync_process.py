@@ -1,0 +1,125 @@
+"""The process that syncs: ``python -m tdserve.server.sync_process``, started by the control process.
+
+It reads one order per line, as JSON, from its standard input, and answers each with a line. What it does takes the
+processor, the disk and the interpreter's lock for as long as there is much to write; so it is a process of its own, of
+low priority. When its input ends, it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from typing import IO, Any, cast
+
+from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
+from tdserve.machine import die_with_parent
+from tdserve.store.sync_pass import Pass, SyncedWeights
+from tdserve.store.watermark import SyncedStore
+
+NICENESS = 10
+
+
+class SyncProcess:
+    """The control process's end. Threads: one at a time.
+
+    Args:
+        root_fd: Descriptor of the root's lock: nobody else may use it while the process writes.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        # Blocks for the milliseconds of a vfork, as where data workers are started.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tdserve.server.sync_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[root_fd],
+        )
+        self._told: dict[str, int] = {}
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def run(self, wanted: Pass) -> dict[str, str]:
+        """``Pass.run`` in the process; blocks.
+
+        Raises:
+            TDServeError: As there.
+            PeerLostError: The process is gone.
+        """
+        told = [store for store in wanted.stores if self._told.get(store.uid) != store.structure]
+        order = {
+            "catalog": wanted.catalog,
+            "target": wanted.target,
+            "told": [asdict(store) for store in told],
+            "stores": [store.uid for store in wanted.stores],
+            "weights": [asdict(weights) for weights in wanted.weights],
+        }
+        stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        try:
+            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.flush()
+            answer = json.loads(stdout.readline())
+        except (OSError, ValueError) as fault:
+            raise PeerLostError(peer="the process that syncs", reason="it died and is started again") from fault
+        self._told.update((store.uid, store.structure) for store in told)
+        if "error" in answer:
+            raise LocalProtocolError(reason=answer["error"])
+        failures: dict[str, str] = answer["failures"]
+        return failures
+
+    def end(self) -> None:
+        """Ends it, in the middle of a pass too: a pass may end anywhere."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+class Syncer:
+    """Carries out orders; remembers stores that were told once."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, SyncedStore] = {}
+
+    def perform(self, order: dict[str, Any]) -> dict[str, Any]:
+        """What is answered to one order."""
+        for told in order["told"]:
+            self._stores[told["uid"]] = SyncedStore.from_json(told)
+        weights = [
+            SyncedWeights(told["uid"], told["folder"], {int(key): record for key, record in told["records"].items()})
+            for told in order["weights"]
+        ]
+        stores = [self._stores[uid] for uid in order["stores"]]
+        try:
+            return {"failures": Pass(order["catalog"], order["target"], stores, weights).run()}
+        except TDServeError as error:
+            return {"error": str(error)}
+
+
+def main() -> None:
+    """Entry of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    os.nice(NICENESS)
+    syncer = Syncer()
+    for line in sys.stdin.buffer:
+        answer = syncer.perform(json.loads(line))
+        try:
+            sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os._exit(0)  # control has gone; an orderly end would try to write once more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Bringing what stores hold to the disk, again and again, off the event loop and out of this process.
+
+A pass goes over every store that was used since the start. Who must not be answered before his write has reached the
+disk waits for a pass that began after it; one pass serves all who wait. One that fails, such as on a full disk, is
+tried again for as long as somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Set as AbstractSet
+from functools import partial
+
+from tdserve.catalog import StoreRecord
+from tdserve.deadline import Deadline
+from tdserve.errors import ClosedError, LocalProtocolError, PeerLostError, TDServeError
+from tdserve.server.entry import Entry
+from tdserve.server.opening import stored_spec
+from tdserve.server.stores import Stores
+from tdserve.server.sync_process import SyncProcess
+from tdserve.server.weights.version_files import let_go
+from tdserve.store.files import is_in_memory
+from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights
+from tdserve.store.watermark import SyncedStore
+
+MIN_REST = 4.0
+"""After a pass this process rests so many times as long as it took: what takes long does so for lack of a disk that
+writes faster, and everybody else writes to it too."""
+
+STORES_PER_TURN = 100
+"""Of the event loop: so many stores are looked at in one."""
+
+RETRY_S = 1.0
+
+_log = logging.getLogger("tdserve.server")
+
+
+class Syncing:
+    """Runs the passes.
+
+    Args:
+        stores: The book.
+        interval_s: Between passes; 0: only for those who wait. Where there is no disk, as if 0 was said.
+        before: Called before each pass: puts on record what is done and not on record yet.
+    """
+
+    def __init__(self, stores: Stores, *, interval_s: float, before: Callable[[], None]) -> None:
+        self._stores = stores
+        self._is_worth_it = not is_in_memory(stores.root.path)
+        self._interval_s = interval_s if self._is_worth_it else 0.0
+        self._before = before
+        self._process: SyncProcess | None = None
+        self._known: dict[str, SyncedStore] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._wanted: set[str] = set()
+        self._wakeup = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._has_seen_all = False
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Begins; when this returns there is a copy of the catalog in any case."""
+        root = self._stores.root
+        if not (root.synced_folder / COPY_FILE).exists():
+            await asyncio.to_thread(Pass(str(root.catalog_folder), str(root.synced_folder)).run)
+        self._task = asyncio.create_task(self._run(), name="tdserve-syncing")
+
+    async def wait_synced(self, uid: str = "") -> None:
+        """Waits until all that was written to a store by now has reached the disk, and the catalog with it.
+
+        Args:
+            uid: Of the store; "" is of none: the catalog alone.
+
+
+        Raises:
+            ClosedError: The server ends.
+        """
+        if self._is_closed:
+            raise ClosedError(what="the server's syncing")
+        self._wanted.add(uid)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._wakeup.set()
+        await waiter
+
+    def sync_soon(self, uid: str) -> None:
+        """Does not leave a store to the next pass: until it is synced, a loss of power would cost all of it."""
+        if self._interval_s:
+            self._wanted.add(uid)
+            self._wakeup.set()
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Ends the passes with one that leaves nothing behind; returns whether all was brought to the disk in time.
+
+        To be called when nobody writes any more.
+        """
+        self._is_closed = True
+        if self._task is None:
+            return False
+        deadline = Deadline.after(timeout_s)
+        self._wakeup.set()
+        await asyncio.wait({self._task}, timeout=timeout_s)  # which may be in the middle of a pass
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(ClosedError(what="the server's syncing"))
+        try:
+            if not self._task.done():
+                raise asyncio.TimeoutError
+            if not self._is_worth_it:
+                return False
+            failures = await asyncio.wait_for(self._pass(is_all=True), deadline.remaining_s)
+        except (asyncio.TimeoutError, TDServeError) as error:
+            _log.warning("not everything could be synced at the end: %s", error or f"it took more than {timeout_s} s")
+            return False
+        finally:
+            self._end_process()
+            self._task.cancel()
+        for reason in failures.values():
+            _log.warning("a store could not be synced at the end: %s", reason)
+        return not failures
+
+    async def _run(self) -> None:
+        rest_s = 0.0
+        while True:
+            is_due = await self._wait(max(self._interval_s, rest_s) if self._interval_s else None)
+            if self._is_closed:
+                return
+            started_s = time.monotonic()
+            waiting, self._waiting = self._waiting, []
+            wanted, self._wanted = self._wanted, set()
+            try:
+                failures = await self._pass(is_all=is_due, wanted=wanted)
+                if not wanted.isdisjoint(failures):
+                    raise LocalProtocolError(reason=str(failures))
+            except Exception as error:  # noqa: BLE001 (the outermost frame: whoever waits goes on to do so)
+                _log.warning("stores could not be synced, and will be later: %r", error)
+                self._waiting, self._wanted = waiting + self._waiting, wanted | self._wanted
+                await asyncio.sleep(RETRY_S)
+            else:
+                _tell(waiting)
+            rest_s = MIN_REST * (time.monotonic() - started_s)
+
+    async def _wait(self, timeout_s: float | None) -> bool:
+        """Until a pass is due, which is told, or somebody waits for one."""
+        if self._waiting or self._wanted or self._is_closed:
+            return False
+        self._wakeup.clear()
+        try:
+            await asyncio.wait_for(self._wakeup.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return True
+        return False
+
+    async def _pass(self, *, is_all: bool, wanted: AbstractSet[str] = frozenset()) -> dict[str, str]:
+        """One pass; returns by uid why a store was not synced.
+
+        What it holds is held until the next one is done: a version that a loss of power would lead back to.
+        """
+        self._before()
+        root, held = self._stores.root, list[tuple[Entry, int]]()
+        try:
+            stores, weights = [], []
+            async for record in self._records(is_all=is_all, wanted=wanted):
+                if record.kind == "weights":
+                    weights.append(self._weights(record, held))
+                elif not record.adopted and (store := await self._store(record)) is not None:
+                    stores.append(store)
+            work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights)
+            if self._process is None and not self._is_closed:
+                self._process = SyncProcess(root.lock_fd)
+            failures = await asyncio.to_thread(work.run if self._process is None else partial(self._process.run, work))
+        except BaseException as error:
+            for entry, number in held:
+                let_go(entry, number)
+            if isinstance(error, PeerLostError):
+                self._end_process()
+            raise
+        for entry, number in held:
+            before, entry.synced_version = entry.synced_version, number
+            if before:
+                let_go(entry, before)
+        for uid in failures.keys() - {record.uid for record in self._stores.catalog}:
+            del failures[uid]  # deleted meanwhile
+        return failures
+
+    async def _records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
+        """The stores of a pass, found a few at a time."""
+        is_first = is_all and not self._has_seen_all  # a server that was killed may have left any of them behind
+        for number, record in enumerate(self._stores.catalog):
+            if number % STORES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            is_due = is_all and (is_first or self._stores.opened_as(record) is not None)
+            if not record.loading and (is_due or record.uid in wanted):
+                yield record
+        self._has_seen_all |= is_all
+
+    async def _store(self, record: StoreRecord) -> SyncedStore | None:
+        known = self._known.get(record.uid)
+        if known is None or known.structure != record.structure:
+            try:
+                stored = stored_spec(record, self._stores.specs.get(record.fingerprint, record.order))
+            except TDServeError as error:
+                _log.warning("store %r cannot be synced: %s", record.name, error)
+                return None
+            folder = str(self._stores.root.store_folder(record.name))
+            known = self._known[record.uid] = await asyncio.to_thread(
+                SyncedStore.of, stored, uid=record.uid, folder=folder, structure=record.structure
+            )
+        return known
+
+    def _weights(self, record: StoreRecord, held: list[tuple[Entry, int]]) -> SyncedWeights:
+        versions = self._stores.versions_of(record)
+        state = versions.state()
+        orders = dict(state["orders"])
+        records = {kept[0]: json.dumps([kept, orders.get(kept[0], "")]) for kept in state["kept"]}
+        entry = self._stores.opened_as(record)
+        if entry is not None and versions.newest is not None:
+            versions.acquire(versions.newest.version)
+            held.append((entry, versions.newest.version))
+        return SyncedWeights(record.uid, str(self._stores.root.store_folder(record.name) / "versions"), records)
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+            self._stores.db.check_readers()  # it may have died in the middle of copying the catalog
+
+
+def _tell(waiting: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiting:
+        if not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,60 @@
+"""Rows for extends: of very many they are reserved a part at a time, and others are served in between."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import numpy as np
+
+from tdserve.deadline import Deadline
+from tdserve.replay.reservation import Reservation
+from tdserve.server import eager
+from tdserve.server.entry import Entry
+from tdserve.server.sessions.session import ClientSession
+
+
+async def reserve_rows(session: ClientSession, entry: Entry, num_rows: int, deadline: Deadline) -> Reservation:
+    """Waits for so many rows, and makes them the writer's.
+
+    Raises:
+        InvalidRequestError, CapacityError: There can never be so many.
+        WrongStateError, StoreNotFoundError: The table was closed or deleted.
+        DeadlineExceededError: They were not free in time. In any case nothing is reserved.
+    """
+    table = entry.replay_table()
+    line = ("extend", num_rows)
+
+    def why() -> str:
+        return table.why_extend(num_rows)
+
+    if num_rows <= table.step_rows:
+        return await session.wait(
+            entry.changed, lambda: table.plan_extend(num_rows), deadline, why, line=line, give_back=table.abort
+        )
+    await eager.in_task()
+    await session.wait(
+        entry.changed,
+        lambda: table.begin_reserving(num_rows) or None,
+        deadline,
+        why,
+        line=line,
+        give_back=lambda _: table.end_reserving(),
+    )
+    parts: list[Reservation] = []
+    try:
+        while missing := num_rows - sum(map(len, parts)):
+            look = partial(table.reserve_part, min(missing, table.step_rows))
+            parts.append(await session.wait(entry.changed, look, deadline, why, give_back=table.abort))
+            await asyncio.sleep(0)
+        rows = await asyncio.to_thread(np.concatenate, [part.rows for part in parts])
+        parts = [table.ring.join(parts, rows)]
+        await asyncio.to_thread(lambda: parts[0].encoded)
+    except BaseException:
+        for part in parts:
+            table.abort(part)
+        raise
+    finally:
+        table.end_reserving()
+        entry.changed.wake()
+    return parts[0]

@@ -1,0 +1,64 @@
+"""Selectors of conditions that samples ask for first, made while others are served."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tdserve.deadline import Deadline
+from tdserve.errors import DeadlineExceededError
+from tdserve.replay.views import ViewKey
+from tdserve.server import eager
+from tdserve.server.entry import Entry
+from tdserve.server.opening import LONG_ROWS
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.turns import in_turns
+
+
+class ViewBuilding:
+    """Makes them in tasks: a sample that gives up meanwhile, as by its deadline, leaves the work to the next one.
+
+    Of one table one is made at a time.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[str, ViewKey], asyncio.Task[None]] = {}
+
+    async def ready(self, session: ClientSession, entry: Entry, key: ViewKey, deadline: Deadline) -> None:
+        """Waits until a table of very many rows has a selector; one of few makes it in no time, when it is asked for.
+
+        Raises:
+            DeadlineExceededError: It was not made in time.
+            StoreNotFoundError: The table was deleted.
+            CapacityError: There are too many consumers.
+        """
+        table = entry.replay_table()
+        if entry.record.capacity < LONG_ROWS or table.views.has(key):
+            return
+        await eager.in_task()
+        name = entry.record.uid, key
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = asyncio.create_task(_build(entry, key), name="tdserve-view-building")
+            task.add_done_callback(lambda _: self._end(name))
+        with session.waiting():
+            await asyncio.wait({task}, timeout=deadline.remaining_s)
+        if not task.done():
+            what = f"the rows of {entry.name!r} to be looked at for the first sample of its kind"
+            raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+        if task.exception() is not None:
+            entry.check_present()  # of a table that was deleted meanwhile, files are missing too
+        task.result()
+
+    def _end(self, name: tuple[str, ViewKey]) -> None:
+        task = self._under_way.pop(name)
+        if not task.cancelled():
+            task.exception()  # it is raised where somebody waits; asyncio complains of those that nobody looks at
+
+
+async def _build(entry: Entry, key: ViewKey) -> None:
+    views = entry.replay_table().views
+    async with entry.view_lock:
+        if not views.has(key):
+            selector = await asyncio.to_thread(views.make, key)
+            entry.check_present()
+            await in_turns(views.growing(key, selector))

@@ -1,0 +1,74 @@
+"""Long work on the event loop, done piece by piece: whoever else is there is served in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.row_numbers import RUN_PIECE_ROWS
+from tdserve.row_sets import RowSet
+from tdserve.selection import Selection
+
+
+async def in_turns(steps: Iterable[object]) -> None:
+    """Takes step after step, with a turn for everybody else between two of them.
+
+    What a step leaves behind must be right for whoever comes in between. The last step is followed by no turn, so that
+    work of one step waits for nobody.
+
+    Args:
+        steps: Do the work when they are asked for; a generator that yields *between* two pieces of its work.
+    """
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
+async def sum_in_turns(steps: Iterable[int]) -> int:
+    """The sum of what the steps of some work give; they are taken as ``over_pieces`` takes them."""
+    total, is_first = 0, True
+    iterator = iter(steps)
+    while True:
+        if not is_first:
+            await asyncio.sleep(0)
+        is_first = False
+        number = next(iterator, None)
+        if number is None:
+            return total
+        total += number
+
+
+async def over_pieces(
+    rows: RowSet, do: Callable[[slice | NDArray[np.int64]], object], *, run_rows: int = RUN_PIECE_ROWS
+) -> None:
+    """Does something to all rows of a set, a piece at a time, with turns for others in between.
+
+    Args:
+        rows: What it is done to.
+        do: Gets a piece.
+        run_rows: As of :meth:`RowSet.pieces`.
+    """
+    is_first = True
+    for piece in rows.pieces(run_rows):
+        if not is_first:
+            await asyncio.sleep(0)
+        is_first = False
+        do(piece)
+
+
+def at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Does work that waits for nothing but its turns without them: of a store that nobody knows yet."""
+    for _ in work.__await__():
+        pass
+
+
+async def row_set_of(selection: Selection, batch_size: Sequence[int]) -> RowSet:
+    """``Selection.row_set``, in a thread where it takes long."""
+    num_rows = batch_size[0] if batch_size else 1
+    is_strided = any(isinstance(item, slice) and item.step not in (None, 1, -1) for item in selection.items[:1])
+    if not (selection.is_long or (is_strided and num_rows > RUN_PIECE_ROWS)):
+        return selection.row_set(batch_size)
+    return await asyncio.to_thread(selection.row_set, batch_size)

@@ -1,0 +1,92 @@
+"""Unary calls that change something: each is carried out once, however often its client has to send it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from tdserve.errors import InvalidRequestError
+from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.server.answers import Answers
+from tdserve.server.sessions.clients import Clients
+from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.v1 import control_pb2
+
+
+class Record(Protocol):
+    """Gives the transaction that commits a change, and with it this answer."""
+
+    def __call__(self, answer: bytes, *, frees_room: bool = False) -> AbstractContextManager[Transaction]: ...
+
+
+_Answer = TypeVar("_Answer", control_pb2.CreateStoreResponse, control_pb2.DeleteStoreResponse)
+
+
+class UnaryChanges:
+    """Carries changes out, and answers those that were carried out before as they were answered then.
+
+    Args:
+        db: Where changes are committed.
+        answers: Of numbered requests.
+        clients: Told of each call: answers of a client without a session are kept for a time too.
+    """
+
+    def __init__(self, db: CatalogDB, answers: Answers, clients: Clients) -> None:
+        self._db = db
+        self._answers = answers
+        self._clients = clients
+        self._under_way: dict[tuple[bytes, int], asyncio.Future[Any]] = {}
+
+    async def run(
+        self, name: control_pb2.RequestId, change: Callable[[Record], Awaitable[_Answer]], answer: _Answer
+    ) -> _Answer:
+        """Makes a change, unless this request has made it before, or is making it now.
+
+        A caller that goes away in the middle ends nothing: files that are half made would stay.
+
+        Args:
+            name: Which request this is; without a number nobody knows a retry of it.
+            change: Makes it in the transaction that it is given; what it raises has changed nothing.
+            answer: An empty one.
+
+        Raises:
+            InvalidRequestError: The client's id is none.
+            ServerBusyError: This client has not said of too many answers that they have come.
+        """
+        if not name.request:
+            unnumbered = asyncio.ensure_future(change(self._begin_unnumbered))
+            unnumbered.add_done_callback(_hear)
+            return await asyncio.shield(unnumbered)
+        if len(name.client_id) != CLIENT_ID_BYTES:
+            raise InvalidRequestError(argument="client_id", reason=f"it has {len(name.client_id)} bytes, not 16")
+        key = name.client_id, name.request
+        self._clients.on_call(name.client_id)
+        self._answers.forget(name.client_id, name.answered)
+        task = self._under_way.get(key)
+        if task is None:
+            answered = self._answers.seen(*key)
+            if answered is not None:
+                answer.ParseFromString(answered)
+                return answer
+            self._answers.check_room(name.client_id)
+            task = asyncio.ensure_future(change(partial(self._answers.transaction, *key)))
+            self._under_way[key] = task
+            task.add_done_callback(partial(self._finished, key))
+        made: _Answer = await asyncio.shield(task)
+        return made
+
+    def _begin_unnumbered(self, answer: bytes, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
+        return self._db.transaction(frees_room=frees_room)
+
+    def _finished(self, key: tuple[bytes, int], task: asyncio.Future[Any]) -> None:
+        del self._under_way[key]
+        _hear(task)
+
+
+def _hear(task: asyncio.Future[Any]) -> None:
+    """Keeps asyncio from complaining of a change that failed: nobody may wait for it any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,42 @@
+"""Why a data worker has ended, as far as its exit code and the kernel's counters tell."""
+
+from __future__ import annotations
+
+import signal
+
+from tdserve.machine import EXIT_NO_DESCRIPTORS
+
+_CAUSES: dict[int, str] = {
+    signal.SIGABRT: "gloo gave up: what reached its port was no message of ours, or no file descriptor was left",
+    signal.SIGBUS: "a mapped file lost pages: it was truncated by somebody, or its disk is full",
+    signal.SIGSEGV: "a fault in native code",
+}
+"""Signal -> the likely cause. What ends a worker in these ways was measured."""
+
+
+def explain_death(exit_code: int | None, *, num_oom_kills: int = 0) -> str:
+    """How a worker ended and the likely cause, for the log.
+
+    Args:
+        exit_code: As of ``subprocess.Popen.returncode``; None: it ended with the process that had forked it.
+        num_oom_kills: Processes that the kernel ended for want of memory while the worker lived.
+    """
+    if exit_code is None:
+        return "with the process that forks data workers"
+    if exit_code == EXIT_NO_DESCRIPTORS:
+        return "it had no file descriptors left; strangers may have connected to its gloo port, its own lines say who"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    number = -exit_code
+    if number == signal.SIGKILL:
+        cause = "the kernel ran out of memory" if num_oom_kills else "somebody killed it; the kernel had memory left"
+    else:
+        cause = _CAUSES.get(number, "")
+    return ": ".join(filter(None, (_name_of(number), cause)))
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,0 +1,283 @@
+"""The processes of data workers, forked within milliseconds by a process that has imported torch once for all of them.
+
+Control does not fork itself: it has threads, and has imported nothing that a worker needs. A worker is known to be gone
+by a pipe whose other end it alone holds: the kernel closes it when the last of its threads has let go of its memory, so
+that nothing which it did goes on any more. That holds whoever has ended it, and whether its parent lives or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from tdserve.config import ServerConfig, single_threaded_environment
+from tdserve.errors import CapacityError, ClosedError, PeerLostError
+from tdserve.machine import count_oom_kills
+from tdserve.server.worker_deaths import explain_death
+
+NUM_LOOKS = 10
+"""Looks without a sign of life before a process is killed. They are counted, and no clock is asked: a control process
+that stood still itself has looked once meanwhile, and then hears what the others have sent."""
+
+START_TIMEOUT_S = 120.0
+"""For a process that sends no sign of life before it is ready: torch takes 2 s to import, on a busy machine 20."""
+
+REAP_PAUSE_S = 0.01
+"""Between two looks whether a process that is gone has left its exit code: the kernel takes microseconds, mostly."""
+
+_MAX_ANSWER_BYTES = 1 << 12
+
+_log = logging.getLogger("tdserve.server")
+
+
+class WorkerProcess:
+    """One process of a data worker, from its fork to its end.
+
+    Args:
+        fork_server: Its parent.
+        connection: The other end of its socket; whoever takes it closes it.
+        life_fd: A pipe whose other end it holds; closed here when it is gone.
+
+    Attributes:
+        pid: Its id; 0 until it was forked.
+    """
+
+    pid = 0
+
+    def __init__(self, fork_server: ForkServerProcess, connection: socket.socket, life_fd: int) -> None:
+        self.connection = connection
+        self._fork_server = fork_server
+        self._life_fd = life_fd
+        self._gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(life_fd, self._on_gone)
+
+    async def wait_gone(self) -> None:
+        """Returns when it is gone for certain."""
+        await self._gone.wait()
+
+    async def end(self, grace_s: float) -> None:
+        """Returns when it is gone for certain, killed if it does not leave by itself in time."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._gone.wait(), grace_s)
+        if not self._gone.is_set():
+            await self.kill()
+        await self._gone.wait()
+
+    async def kill(self) -> None:
+        """Sends SIGKILL, unless it was reaped. Where its parent cannot, it ends with its parent."""
+        with suppress(PeerLostError):
+            await self._fork_server.ask({"kill": True, "pid": self.pid})
+
+    async def reap(self) -> int | None:
+        """Returns the exit code of a process that is gone; None: it has died with its parent."""
+        try:
+            while "ends" in (answer := await self._fork_server.ask({"reap": True, "pid": self.pid})):  # noqa: ASYNC110
+                await asyncio.sleep(REAP_PAUSE_S)
+            exit_code: int = answer["exit_code"]
+        except PeerLostError:
+            if os.getpid() == 1:  # of its container: then orphans are this process's
+                await asyncio.to_thread(_wait_for_orphan, self.pid)
+            return None
+        return exit_code
+
+    def _on_gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._life_fd)
+        os.close(self._life_fd)
+        self._gone.set()
+
+
+class ForkServerProcess:
+    """The process that forks, as control sees it; when it dies, so do all that it has forked.
+
+    Args:
+        timeout_s: Time without an answer after which it is taken for stopped, and killed.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+        self._last_request = 0
+        self._is_lost = False
+        self._num_oom_kills = count_oom_kills()
+        self.is_ready = False
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        command = [sys.executable, "-m", "tdserve.worker.fork_server", str(theirs.fileno())]
+        try:
+            # Blocks for the milliseconds of a vfork. In the thread of the event loop: with it the process would end.
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=single_threaded_environment()
+            )
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked, as far as is known."""
+        return not self._is_lost and self._process.poll() is None
+
+    async def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Returns the answer to a request; one at a time.
+
+        Args:
+            request: See ``tdserve.worker.fork_server``.
+            fds: Descriptors that go along; the caller closes his.
+
+        Raises:
+            PeerLostError: It is gone, and its workers are going too.
+        """
+        async with self._turn:
+            if not self._is_lost:
+                self._last_request += 1
+                try:
+                    return await self._ask({"number": self._last_request, **request}, fds)
+                except asyncio.TimeoutError:
+                    _log.warning("the process that forks data workers (%d) gave no answer: killing it", self.pid)
+                except (OSError, ValueError):
+                    pass  # of its socket, or an answer that is empty: it is gone
+                await self.bury()
+        raise PeerLostError(peer="the process that forks data workers", reason="it died; another one will be started")
+
+    async def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+        while True:
+            answer = await self._hear(self._timeout_s if self.is_ready else START_TIMEOUT_S)
+            self.is_ready = True
+            if answer.get("number") == request["number"]:  # and of no request that nobody waited for to the end
+                return answer
+
+    async def _hear(self, timeout_s: float) -> dict[str, Any]:
+        hearing = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._socket, _MAX_ANSWER_BYTES))
+        try:
+            for _ in range(NUM_LOOKS):
+                await asyncio.wait({hearing}, timeout=timeout_s / NUM_LOOKS)
+                if hearing.done():
+                    answer: dict[str, Any] = json.loads(hearing.result())
+                    return answer
+        finally:
+            hearing.cancel()
+        raise asyncio.TimeoutError
+
+    def kill(self) -> None:
+        """Ends it, and with it all that it has forked; whoever waits for an answer is told."""
+        self._is_lost = True
+        self._process.kill()
+
+    async def bury(self) -> None:
+        """Notes that it has died, which nobody wanted."""
+        was_lost = self._is_lost
+        await self.end()
+        if not was_lost:
+            why = explain_death(self._process.returncode, num_oom_kills=count_oom_kills() - self._num_oom_kills)
+            _log.warning("the process that forks data workers (%d) died (%s), and they with it", self.pid, why)
+
+    async def end(self) -> None:
+        """Returns when it has been killed and reaped."""
+        self._is_lost = True
+        self._process.kill()
+        self._socket.close()
+        await asyncio.to_thread(self._process.wait)
+
+
+class WorkerProcesses:
+    """Starts the processes of data workers.
+
+    Args:
+        root_fd: The root's lock, which each of them holds too: it may still write when this process is gone.
+        timeout_s: Time without an answer after which the process that forks is taken for stopped.
+    """
+
+    def __init__(self, root_fd: int | None = None, *, timeout_s: float = ServerConfig.worker_timeout_s) -> None:
+        self._root_fd = root_fd
+        self._timeout_s = timeout_s
+        self._fork_server: ForkServerProcess | None = None
+        self._is_closed = False
+
+    @property
+    def fork_server_pid(self) -> int:
+        """Process id of the one that forks; 0 where none was started yet."""
+        return self._fork_server.pid if self._fork_server is not None else 0
+
+    def start(self) -> None:
+        """Has the process that forks begin to import; the first fork does so too, where it did not work out here."""
+        with suppress(OSError):
+            self._fork_server = ForkServerProcess(timeout_s=self._timeout_s)
+
+    async def fork(self, arguments: Sequence[str]) -> WorkerProcess:
+        """A new process.
+
+        Args:
+            arguments: Of ``tdserve.worker.main``, after the socket.
+
+        Raises:
+            OSError, CapacityError: There is no descriptor, process or memory left for it; there may be soon.
+            PeerLostError: The process that forks has died.
+            ClosedError: After ``close``.
+        """
+        fork_server = await self._living()
+        with ExitStack() as theirs, ExitStack() as ours:
+            connection, end = socket.socketpair()
+            theirs.callback(end.close)
+            ours.callback(connection.close)
+            life_fd, held_fd = os.pipe()
+            theirs.callback(os.close, held_fd)
+            process = WorkerProcess(fork_server, connection, life_fd)
+            fds = [fd for fd in (end.fileno(), held_fd, self._root_fd) if fd is not None]
+            try:
+                answer = await fork_server.ask({"fork": list(arguments), "num_fds": len(fds)}, fds)
+            except PeerLostError:  # perhaps between the fork and its answer
+                theirs.close()
+                await process.wait_gone()
+                raise
+            if "errno" in answer:
+                raise CapacityError(what=f"another process: {os.strerror(answer['errno'])}", asked=1)
+            process.pid = answer["pid"]
+            ours.pop_all()
+        return process
+
+    def close(self) -> None:
+        """Lets no more be forked; nobody waits any more for a process that is still importing."""
+        self._is_closed = True
+        if self._fork_server is not None and not self._fork_server.is_ready:
+            self._fork_server.kill()
+
+    async def stop(self) -> None:
+        """Ends the process that forks; to be called when all that it has forked are gone."""
+        self.close()
+        if self._fork_server is not None:
+            await self._fork_server.end()
+
+    async def _living(self) -> ForkServerProcess:
+        while (found := self._fork_server) is not None and not found.is_alive:
+            await found.bury()
+            if self._fork_server is found:
+                self._fork_server = None
+        if self._is_closed:
+            raise ClosedError(what="the server's start of data workers")
+        if self._fork_server is None:
+            self._fork_server = ForkServerProcess(timeout_s=self._timeout_s)
+        return self._fork_server
+
+
+def _wait_for_orphan(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)

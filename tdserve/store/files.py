@@ -1,0 +1,31 @@
+"""Bringing files to the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tdserve.store.faults import os_faults
+
+_IN_MEMORY = ("tmpfs ", "ramfs ")
+
+
+def sync_file(path: Path) -> None:
+    """Brings a file's content, or a folder's names, to the disk, also what others wrote through their mappings."""
+    with os_faults(path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether a folder lies in a file system without a disk, so that nothing in it outlives the machine's run."""
+    try:
+        device = os.stat(path).st_dev
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return any(line.split()[2] == number and line.partition(" - ")[2].startswith(_IN_MEMORY) for line in lines)

@@ -1,0 +1,117 @@
+"""One pass that brings what stores hold to the disk, in an order that a loss of power at any moment respects.
+
+First the catalog is copied as of one moment; then every store's rows and versions are synced and noted; then the copy
+takes the place of the last one. So whatever the copy knows of has reached the disk before it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tdserve.errors import TDServeError
+from tdserve.store import environments
+from tdserve.store.environments import DATA_FILE
+from tdserve.store.faults import lmdb_faults, os_faults
+from tdserve.store.files import sync_file
+from tdserve.store.version_marks import sync_versions
+from tdserve.store.watermark import SyncedStore, sync_store
+
+COPY_FILE = "catalog.mdb"
+"""In the folder of what was synced."""
+
+
+@dataclass(frozen=True)
+class SyncedWeights:
+    """Versions of one weights store that are to be synced.
+
+    Attributes:
+        uid: Incarnation of the store.
+        folder: Of the version files.
+        records: What is to be known of each version, by its number; opaque.
+    """
+
+    uid: str
+    folder: str
+    records: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What to sync.
+
+    Attributes:
+        catalog: Folder of the catalog.
+        target: Folder of what was synced.
+        stores, weights: Those that may have changed since the last pass.
+    """
+
+    catalog: str
+    target: str
+    stores: Sequence[SyncedStore] = ()
+    weights: Sequence[SyncedWeights] = field(default=())
+
+    def run(self) -> dict[str, str]:
+        """Does it; blocks for the disk.
+
+        Returns:
+            By uid of a store, why it was not synced; the others were.
+
+        Raises:
+            TDServeError: The catalog could not be copied; the last copy stays.
+        """
+        target = Path(self.target)
+        with os_faults(target):
+            target.mkdir(exist_ok=True)
+        fresh = target / f"{COPY_FILE}.new"
+        _copy_catalog(Path(self.catalog), fresh)
+        failures = {}
+        for store in self.stores:
+            try:
+                sync_store(store)
+            except TDServeError as error:
+                failures[store.uid] = str(error)
+        for weights in self.weights:
+            try:
+                sync_versions(Path(weights.folder), weights.records)
+            except TDServeError as error:
+                failures[weights.uid] = str(error)
+        with os_faults(target):
+            os.replace(fresh, target / COPY_FILE)
+        sync_file(target)
+        sync_file(target.parent)
+        return failures
+
+
+def put_back(target: Path, catalog: Path) -> bool:
+    """After a loss of power: the copy takes the catalog's place; returns whether there is one. What was there stays
+    beside it, under another name."""
+    copy = target / COPY_FILE
+    with os_faults(copy):
+        if not copy.exists():
+            return False
+        fresh = catalog / f"{DATA_FILE}.new"
+        fresh.write_bytes(copy.read_bytes())
+        sync_file(fresh)
+        if (catalog / DATA_FILE).exists():
+            os.replace(catalog / DATA_FILE, catalog / f"{DATA_FILE}.lost")
+        (catalog / environments.LOCK_FILE).unlink(missing_ok=True)
+        os.replace(fresh, catalog / DATA_FILE)
+    sync_file(catalog)
+    return True
+
+
+def _copy_catalog(folder: Path, target: Path) -> None:
+    environment = environments.acquire(folder, writable=False, max_bytes=0)
+    try:
+        with lmdb_faults(target, max_bytes=environment.max_bytes):
+            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                environment.env.copyfd(fd, compact=True)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+    finally:
+        environments.release(environment)

@@ -1,0 +1,124 @@
+"""A copy of a store's non-tensor values as they were at a sync, whole on the disk.
+
+LMDB's files without a sync for each commit have no order on the disk: a loss of power may leave an environment that
+does not open, or one with pages of different moments. So after one it is not looked at again; this copy takes its
+place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.store import object_folders
+from tdserve.store.environments import DATA_FILE, LOCK_FILE
+from tdserve.store.faults import os_faults
+from tdserve.store.files import sync_file
+from tdserve.store.object_rows import KeyPath
+from tdserve.store.objects import Objects
+from tdserve.store.row_sums import Sums, sum_of
+
+NAME = "synced-values"
+"""Folder in a store's."""
+
+_SOURCE_FILE = "source.json"
+"""In it: which commit of which environment was copied."""
+
+_FIRST_SEED = 1 << 32
+"""Leaves of tensors have smaller ones."""
+
+_MAX_ELEMENTS_AT_ONCE = 4096
+
+ValueLeafRows = tuple[KeyPath, int]
+"""Path of a non-tensor leaf, and how many values one row has of it."""
+
+
+class ValueCopy:
+    """The copy of one store.
+
+    Args:
+        store_folder: Of the store.
+    """
+
+    def __init__(self, store_folder: str | os.PathLike[str]) -> None:
+        self._store_folder = Path(store_folder)
+        self.folder = self._store_folder / NAME
+
+    def refresh(self, epoch: int) -> None:
+        """Copies the values again, if there were commits since the last time.
+
+        Args:
+            epoch: From the generation file: says in which folder the values are.
+
+        Raises:
+            CapacityError: There is no room for the copy; the last one stays.
+            CorruptDataError: The values cannot be read.
+        """
+        live = object_folders.current(self._store_folder, epoch)
+        if not Objects.exists(live):
+            return
+        with Objects(live) as objects:
+            source = json.dumps([epoch, objects.last_commit]).encode()
+            if self._source() == source:
+                return
+            fresh = self.folder.with_name(NAME + ".new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            try:
+                objects.copy(fresh)
+                self._replace(fresh / DATA_FILE, source)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def add_sums(self, sums: Sums, rows: NDArray[np.int64], leaves: Sequence[ValueLeafRows]) -> None:
+        """Adds to the number of each row what its values give."""
+        if not Objects.exists(self.folder):
+            return
+        with Objects(self.folder) as objects:
+            for seed, (path, num_each) in enumerate(leaves, _FIRST_SEED):
+                weights = np.array([sum_of(seed, number) for number in range(num_each)], np.uint64)
+                step = max(1, _MAX_ELEMENTS_AT_ONCE // max(num_each, 1))
+                for first in range(0, len(rows), step):
+                    part = slice(first, first + step)
+                    elements = (rows[part, None] * num_each + np.arange(num_each)).reshape(-1)
+                    (found,) = objects.get_many([(path, elements)])
+                    each = np.array([0 if value is None else zlib.crc32(value) + 1 for value in found.values], "<u8")
+                    if not found.per_row:
+                        each = np.full(len(elements), each[0], np.uint64)
+                    sums[part] += (each.reshape(-1, num_each) * weights).sum(axis=1, dtype=np.uint64)
+
+    def restore(self) -> None:
+        """After a loss of power: puts the copy into the place of the values, of epoch 0; without one there are none."""
+        with os_faults(self._store_folder):
+            (self.folder / _SOURCE_FILE).unlink(missing_ok=True)  # its numbers begin anew
+            for folder in object_folders.found(self._store_folder):
+                shutil.rmtree(folder)
+            if Objects.exists(self.folder):
+                target = object_folders.current(self._store_folder, 0)
+                target.mkdir()
+                shutil.copyfile(self.folder / DATA_FILE, target / DATA_FILE)
+                sync_file(target / DATA_FILE)
+                sync_file(target)
+        sync_file(self._store_folder)
+
+    def _source(self) -> bytes:
+        try:
+            return (self.folder / _SOURCE_FILE).read_bytes()
+        except OSError:
+            return b""
+
+    def _replace(self, data: Path, source: bytes) -> None:
+        with os_faults(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / _SOURCE_FILE).unlink(missing_ok=True)
+            (self.folder / LOCK_FILE).unlink(missing_ok=True)
+            os.replace(data, self.folder / DATA_FILE)
+            (self.folder / _SOURCE_FILE).write_bytes(source)
+        sync_file(self.folder)
+        sync_file(self._store_folder)

@@ -1,0 +1,95 @@
+"""Which version files have reached the disk, and checksums that tell after a loss of power whether they are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from tdserve.store.faults import os_faults
+from tdserve.store.files import sync_file
+from tdserve.store.version_names import SUFFIX, values_name
+
+FILE_NAME = "synced.json"
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
+    """Brings versions to the disk, and notes them; one that is retired meanwhile is left out.
+
+    Args:
+        folder: Of a weights store's versions.
+        records: What is to be known of each version, by its number.
+
+    Raises:
+        CorruptDataError, CapacityError: They cannot be read, or it cannot be noted.
+    """
+    before = _noted(folder)
+    noted = {}
+    for number, record in records.items():
+        known = before.get(str(number))
+        if known is not None and known[0] == record:
+            noted[str(number)] = known
+            continue
+        checksum = _checksum(folder / f"{number}{SUFFIX}", syncs=True)
+        if checksum:
+            noted[str(number)] = [record, checksum]
+    if noted == before:
+        return
+    fresh = folder / f"{FILE_NAME}.new"
+    with os_faults(fresh):
+        fresh.write_text(json.dumps(noted), encoding="ascii")
+        sync_file(fresh)
+        os.replace(fresh, folder / FILE_NAME)
+    for each in (folder, folder.parent, folder.parent.parent):
+        sync_file(each)
+
+
+def whole_versions(folder: Path) -> dict[int, str]:
+    """After a loss of power: the records of the versions whose files are as they were synced."""
+    return {
+        int(number): record
+        for number, (record, checksum) in _noted(folder).items()
+        if _checksum(folder / f"{number}{SUFFIX}", syncs=False) == checksum
+    }
+
+
+def _noted(folder: Path) -> dict[str, list[str]]:
+    try:
+        noted: dict[str, list[str]] = json.loads((folder / FILE_NAME).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return noted
+
+
+def _checksum(path: Path, *, syncs: bool) -> str:
+    """Of a version's file and of that with its values; "" where it is no version any more."""
+    try:
+        found = [_checksum_of(path, syncs=syncs)]
+    except FileNotFoundError:
+        return ""
+    try:
+        found.append(_checksum_of(values_name(path), syncs=syncs))
+    except FileNotFoundError:
+        found.append("none")
+    return " ".join(found)
+
+
+def _checksum_of(path: Path, *, syncs: bool) -> str:
+    """Raises FileNotFoundError when the file has no longer this name at the end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if syncs:
+            os.fsync(fd)
+        checksum = offset = 0
+        while chunk := os.pread(fd, _CHUNK_BYTES, offset):
+            checksum = zlib.crc32(chunk, checksum)
+            offset += len(chunk)
+        if os.stat(path).st_ino != os.fstat(fd).st_ino:
+            return "recycled"
+    finally:
+        os.close(fd)
+    return f"{offset}:{checksum:08x}"

@@ -1,0 +1,301 @@
+"""Which rows of a store have reached the disk, and how to tell after a loss of power whether they still are whole.
+
+A loss of power leaves any of the pages that were written since the last sync, and not the others: a row may be torn
+under a generation that says it is whole, or lie half overwritten under the generation that it had before. So this file
+has, for every row, the generation that it had at the last sync and a number made of its content (``row_sums``). A row
+whose content still gives this number is whole; nothing else is believed. Entries are judged one by one, so it does not
+matter which of them, or of anything else, had reached the disk.
+
+Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 number of entries, 32 bytes SHA-256
+of what the numbers are made of, zeros up to 4096; then int64 generation and uint64 number for each row, and one entry
+more for the store's own number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.errors import CorruptDataError
+from tdserve.spec.tree import Spec
+from tdserve.store.faults import os_faults
+from tdserve.store.files import sync_file
+from tdserve.store.format import Folder, plan
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import Generations
+from tdserve.store.mapped import map_shared
+from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
+from tdserve.store.row_sums import Sums, sum_of, sum_rows
+from tdserve.store.value_copy import ValueCopy, ValueLeafRows
+
+FILE_NAME = "synced.memmap"
+
+_HEADER_BYTES = 4096
+_MAGIC = b"TDSSYN\x00\x01"
+_HEADER = struct.Struct("<8s32sq32s")
+_ENTRY = np.dtype([("generation", "<i8"), ("sum", "<u8")])
+_MAX_ROWS_AT_ONCE = 1 << 20
+_PIECE_BYTES = 1 << 22
+
+SUMMED_COLUMNS = ("sequence", "written")
+"""What control keeps of a row and never changes without moving its generation. The others may be some writes old."""
+
+
+@dataclass(frozen=True)
+class SyncedStore:
+    """What is to be known of a store to bring its rows to the disk.
+
+    Attributes:
+        uid: Incarnation.
+        folder: Of the store, absolute.
+        num_rows: Without the store's own number.
+        structure: Number of the structure that the other fields are of.
+        leaves: File of each tensor leaf, below the folder, and bytes of one row.
+        values: Path of each non-tensor leaf, and values of one row.
+    """
+
+    uid: str
+    folder: str
+    num_rows: int
+    structure: int
+    leaves: tuple[tuple[str, int], ...]
+    values: tuple[ValueLeafRows, ...] = ()
+
+    @classmethod
+    def of(cls, spec: Spec, *, uid: str, folder: str, structure: int) -> SyncedStore:
+        """Of a store with files of its own; ``spec`` is as stored, rows included."""
+        planned = plan(spec)
+        num_rows = spec.batch_size[0] if spec.batch_size else 1
+        tops = [top for top in (planned.rows, planned.extra) if top is not None]
+        leaves = [each for top in tops for each in _files_of(top, top.name, num_rows)]
+        values = tuple((path, math.prod(leaf.batch_size) // max(num_rows, 1)) for path, leaf in spec.values)
+        return cls(uid, folder, num_rows, structure, tuple(leaves), values)
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> SyncedStore:
+        """What ``dataclasses.asdict`` and JSON have made of one."""
+        leaves = tuple((str(name), int(nbytes)) for name, nbytes in told["leaves"])
+        values = tuple((tuple(path), int(num_each)) for path, num_each in told["values"])
+        return cls(**{**told, "leaves": leaves, "values": values})
+
+    def digest(self) -> bytes:
+        """Of all that the numbers of its rows are made of."""
+        made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self._columns()]]
+        return hashlib.sha256(json.dumps(made_of).encode()).digest()
+
+    def sum_rows(self, rows: NDArray[np.int64], values: ValueCopy | None) -> Sums:
+        """The numbers of some rows, as their files are now.
+
+        Raises:
+            CorruptDataError: A file is missing or short.
+        """
+        sums: Sums = np.zeros(len(rows), np.uint64)
+        for seed, (path, nbytes) in enumerate((*self._leaf_files(), *self._columns())):
+            if nbytes and len(rows):
+                table = _map_table(path, self.num_rows, nbytes)
+                for part, chosen in _pieces(table, rows):
+                    sums[part] += sum_rows(chosen, seed) * sum_of(seed)
+        if values is not None:
+            values.add_sums(sums, rows, self.values)
+        return sums
+
+    def sync_files(self, *, with_folders: bool) -> None:
+        """Brings everything that was written to the store's files to the disk, but for values and the watermark.
+
+        Args:
+            with_folders: Also that they are there.
+        """
+        columns = Path(self.folder, COLUMNS_FOLDER)
+        others = sorted(columns.iterdir()) if columns.is_dir() else []
+        for path in (*(path for path, _ in self._leaf_files()), *others, Path(self.folder, GENERATION_FILE)):
+            sync_file(path)
+        if with_folders:
+            for folder, _, names in os.walk(self.folder):
+                sync_file(Path(folder))
+                for name in names:
+                    if name.endswith(".json"):
+                        sync_file(Path(folder, name))
+            sync_file(Path(self.folder).parent)
+
+    def _leaf_files(self) -> list[tuple[Path, int]]:
+        return [(Path(self.folder, name), nbytes) for name, nbytes in self.leaves]
+
+    def _columns(self) -> list[tuple[Path, int]]:
+        found = []
+        for name in SUMMED_COLUMNS:
+            path = Path(self.folder, COLUMNS_FOLDER, f"{name}.memmap")
+            with suppress(FileNotFoundError):
+                found.append((path, path.stat().st_size // max(self.num_rows, 1)))
+        return [(path, nbytes) for path, nbytes in found]
+
+
+class Watermark:
+    """The mapped file of one store.
+
+    Attributes:
+        was_empty: Whether nothing was known when it was opened.
+    """
+
+    def __init__(self, path: Path, entries: NDArray[Any], *, was_empty: bool) -> None:
+        self.path = path
+        self.was_empty = was_empty
+        self._entries = entries
+
+    @classmethod
+    def open(cls, store: SyncedStore, *, makes: bool) -> Watermark:
+        """Maps it.
+
+        Args:
+            makes: Whether one that is missing, or of another structure, is made anew, with nothing known.
+
+        Raises:
+            CorruptDataError: It is missing, or of another store or structure.
+            CapacityError: The disk is full.
+        """
+        path = Path(store.folder, FILE_NAME)
+        header = _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.digest())
+        nbytes = _HEADER_BYTES + (store.num_rows + 1) * _ENTRY.itemsize
+        with os_faults(path, asked=nbytes):
+            fits = _fits(path, header, nbytes)
+            if not fits and not makes:
+                raise CorruptDataError(path=str(path), expected="what is known of its rows", actual="nothing")
+            if not fits:
+                _make(path, header, nbytes)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                mapping = map_shared(fd, nbytes, writable=True, path=path)
+            finally:
+                os.close(fd)
+        entries = np.ndarray((store.num_rows + 1,), _ENTRY, buffer=mapping, offset=_HEADER_BYTES)
+        return cls(path, entries, was_empty=not fits)
+
+    @property
+    def generations(self) -> NDArray[np.int64]:
+        """That the rows had, then the store's own number."""
+        found: NDArray[np.int64] = self._entries["generation"]
+        return found
+
+    @property
+    def sums(self) -> Sums:
+        """Of the rows' content."""
+        found: Sums = self._entries["sum"]
+        return found
+
+    def put(self, rows: NDArray[np.int64], generations: NDArray[np.int64], sums: Sums | int) -> None:
+        """Notes what rows are from now on; to be synced."""
+        self._entries["generation"][rows] = generations
+        self._entries["sum"][rows] = sums
+
+
+def sync_store(store: SyncedStore) -> int:
+    """Brings the rows of a store to the disk, and notes which they are. Others may write to them meanwhile.
+
+    What is whole and on record when this begins is whole after a loss of power, unless it is written again.
+
+    Returns:
+        How many rows had changed.
+
+    Raises:
+        CorruptDataError: The store's files are missing or damaged, such as those of a store that was deleted meanwhile.
+        CapacityError: The disk is full.
+    """
+    generations = Generations.open(Path(store.folder, GENERATION_FILE), uid=store.uid)
+    if generations.is_deleted or generations.structure != store.structure:
+        return 0
+    watermark = Watermark.open(store, makes=True)
+    before = generations.values.copy()
+    moved = np.flatnonzero(before != watermark.generations)
+    copy = ValueCopy(store.folder) if store.values else None
+    if copy is not None:
+        copy.refresh(generations.objects_epoch)
+    rows = moved[moved < store.num_rows]
+    is_odd = before[rows] & 1 == 1
+    watermark.put(rows[is_odd], before[rows[is_odd]], 0)
+    rows = rows[~is_odd]
+    for first in range(0, len(rows), _MAX_ROWS_AT_ONCE):
+        some = rows[first : first + _MAX_ROWS_AT_ONCE]
+        sums = store.sum_rows(some, copy)
+        is_same = generations.values[some] == before[some]
+        watermark.put(some[is_same], before[some[is_same]], sums[is_same])
+    watermark.put(np.array([store.num_rows]), before[-1:], 0)
+    store.sync_files(with_folders=watermark.was_empty)
+    if len(moved) or watermark.was_empty:
+        sync_file(watermark.path)
+    return len(moved)
+
+
+def find_whole(store: SyncedStore) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """After a loss of power: which rows are as they were at the last sync, and all generations of then.
+
+    Raises:
+        CorruptDataError: Nothing is known, or a file is missing: no row is whole.
+    """
+    watermark = Watermark.open(store, makes=False)
+    copy = ValueCopy(store.folder) if store.values else None
+    generations = watermark.generations.copy()
+    is_whole: NDArray[np.bool_] = generations[:-1] & 1 == 0
+    for first in range(0, store.num_rows, _MAX_ROWS_AT_ONCE):
+        rows = np.flatnonzero(is_whole[first : first + _MAX_ROWS_AT_ONCE]) + first
+        is_whole[rows] = store.sum_rows(rows, copy) == watermark.sums[rows]
+    return is_whole, generations
+
+
+def _files_of(folder: Folder, name: str, num_rows: int) -> list[tuple[str, int]]:
+    found = [(f"{name}/{file}", leaf.nbytes // max(num_rows, 1)) for file, _, leaf in folder.files]
+    for child in folder.folders:
+        found += _files_of(child, f"{name}/{child.name}", num_rows)
+    return found
+
+
+def _map_table(path: Path, num_rows: int, nbytes: int) -> NDArray[np.uint8]:
+    with os_faults(path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd).st_size
+            if found < num_rows * nbytes:
+                raise CorruptDataError(path=str(path), expected=f"{num_rows * nbytes} bytes", actual=f"{found} bytes")
+            mapping = map_shared(fd, num_rows * nbytes, writable=False, path=path)
+        finally:
+            os.close(fd)
+    table: NDArray[np.uint8] = np.ndarray((num_rows, nbytes), np.uint8, buffer=mapping)
+    return table
+
+
+def _pieces(table: NDArray[np.uint8], rows: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+    """The rows of a table, sorted ones, some at a time: neighbours as they lie, others copied together."""
+    step = max(1, _PIECE_BYTES // table.shape[1])
+    for first in range(0, len(rows), step):
+        some = rows[first : first + step]
+        begin, end = int(some[0]), int(some[-1]) + 1
+        yield slice(first, first + len(some)), table[begin:end] if end - begin == len(some) else table[some]
+
+
+def _fits(path: Path, header: bytes, nbytes: int) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(header)) == header and os.fstat(file.fileno()).st_size == nbytes
+    except FileNotFoundError:
+        return False
+
+
+def _make(path: Path, header: bytes, nbytes: int) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+        os.pwrite(fd, header, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(fresh, path)

@@ -1,0 +1,73 @@
+"""Groups on their way to their end, and the memory that they may write until then.
+
+To abort a group may take as long as its kernels do, or for ever. Whoever closes one does not wait so long; but no
+memory that a kernel still writes may be given to anybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Lock, Thread, current_thread
+
+_log = logging.getLogger("tdserve.transport")
+
+
+class Graveyard:
+    """Ends groups, each in a thread of its own, and keeps their memory meanwhile. Threads: safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[Thread, object] = {}
+
+    @property
+    def num_buried(self) -> int:
+        """Groups that have not ended yet."""
+        return len(self._kept)
+
+    def bury(
+        self, end: Callable[[], None], *, keeps: object, name: str, on_ended: Callable[[], None] | None = None
+    ) -> Thread:
+        """Begins to end a group.
+
+        Args:
+            end: Returns when no kernel of the group runs any more. Where it raises, its memory is not used again.
+            keeps: What its kernels may write; let go of when ``end`` has returned.
+            name: Of the thread.
+            on_ended: Called then; gives memory back.
+
+        Returns:
+            The thread, which ends then.
+        """
+
+        def run() -> None:
+            try:
+                end()
+            except Exception:  # noqa: BLE001 (outermost frame of the thread)
+                _log.warning("%s: it did not end as it should; its memory is not used again", name, exc_info=True)
+            else:
+                if on_ended is not None:
+                    on_ended()
+            finally:
+                with self._lock:
+                    self._kept.pop(current_thread(), None)
+
+        thread = Thread(target=run, name=name, daemon=True)
+        with self._lock:
+            self._kept[thread] = keeps
+        thread.start()
+        return thread
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits until all groups have ended; returns whether they have."""
+        end_s = time.monotonic() + timeout_s
+        with self._lock:
+            threads = list(self._kept)
+        for thread in threads:
+            thread.join(max(end_s - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in threads)
+
+
+GRAVEYARD = Graveyard()
+"""Of this process."""

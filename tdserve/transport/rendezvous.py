@@ -1,0 +1,102 @@
+"""How the ranks of a group find each other: a key-value store whose entries travel over the authenticated session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Condition
+
+import torch.distributed as dist
+
+from tdserve.errors import ConnectError
+
+CONNECT_TIMEOUT_S = 20.0
+"""Both ends are alive when they start to connect: this only bounds a network that swallows packets."""
+
+
+class KVStore(dist.Store):  # type: ignore[name-defined,misc]
+    """The rendezvous of one group: what one end sets is handed to ``publish``, and the other ends ``feed`` it.
+
+    It replaces ``TCPStore``, which listens on all interfaces whatever it is told: the addresses travel over the
+    authenticated session instead. Threads: ``feed`` may be called from any thread.
+
+    Attributes:
+        timeout_s: How long ``get`` waits for an entry.
+    """
+
+    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
+        super().__init__()
+        self._publish = publish
+        self._entries: dict[str, bytes] = {}
+        self._changed = Condition()
+        self._is_closed = False
+        self.timeout_s = CONNECT_TIMEOUT_S
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session that carries the entries is over."""
+        return self._is_closed
+
+    def feed(self, key: str, value: bytes) -> None:
+        """Takes an entry that the other end has set."""
+        with self._changed:
+            self._entries[key] = value
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wakes whoever waits for an entry; it gets a ConnectError."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Called by gloo with this rank's address."""
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self.feed(key, content)
+        self._publish(key, content)
+
+    def get(self, key: str) -> bytes:
+        """Called by gloo for another rank's address; waits for it."""
+        return self.get_within(key, self.timeout_s)
+
+    def get_within(self, key: str, timeout_s: float) -> bytes:
+        """An entry; waits for it.
+
+        Raises:
+            ConnectError: It did not come in time, is empty, or the session ended.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._entries or self._is_closed, timeout_s):
+                raise ConnectError(address=key, reason=f"the peer's gloo address did not come within {timeout_s} s")
+            if key not in self._entries:
+                raise ConnectError(address=key, reason="the session was closed during the rendezvous")
+            if not self._entries[key]:  # gloo would read on behind it, and crash the process
+                raise ConnectError(address=key, reason="the peer's gloo address is empty")
+            return self._entries[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Called by gloo before ``get``."""
+        for key in keys:
+            self.get(key)
+
+
+class Branch(KVStore):
+    """A part of another key-value store: several groups find each other through one rendezvous."""
+
+    def __init__(self, trunk: KVStore, name: str) -> None:
+        super().__init__(lambda key, value: None)
+        self._trunk = trunk
+        self._name = name
+
+    @property
+    def is_closed(self) -> bool:
+        """As of KVStore."""
+        return self._is_closed or self._trunk.is_closed
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """As of KVStore."""
+        self._trunk.set(f"{self._name}/{key}", value)
+
+    def get_within(self, key: str, timeout_s: float) -> bytes:
+        """As of KVStore."""
+        return self._trunk.get_within(f"{self._name}/{key}", timeout_s)

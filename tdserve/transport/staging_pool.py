@@ -1,0 +1,104 @@
+"""Staging memory for wires between GPUs: made once per process and GPU, handed to one wire after the other.
+
+To pin memory, or to take or free it on a GPU, may wait for every kernel that runs there. One that waits for a client
+that stands still runs for as long as a transfer may take: so nothing is made or freed while sessions come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition
+
+import torch
+
+from tdserve.errors import CapacityError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Staging memory of one piece.
+
+    Attributes:
+        pinned: On the host; a GPU copies from and to it by itself.
+        gpu: On the GPU.
+    """
+
+    pinned: torch.Tensor
+    gpu: torch.Tensor
+
+
+class StagingPool:
+    """Sets of slots, one set for each wire. Threads: safe.
+
+    Args:
+        make: Makes a slot.
+        what: Name of the memory, for errors.
+        set_size: Slots of a set.
+        num_ready: Sets that are made now.
+        max_sets: Sets at most; others than those that are ready are made when they are needed, and kept.
+
+    Raises:
+        RuntimeError: What ``make`` raises.
+    """
+
+    def __init__(
+        self, make: Callable[[], Slot], *, what: str, set_size: int, num_ready: int = 1, max_sets: int = 16
+    ) -> None:
+        self._make = make
+        self._what = what
+        self._set_size = set_size
+        self._max_sets = max_sets
+        self._changed = Condition()
+        self._num_made = 0
+        self._free: list[Sequence[Slot]] = []
+        self.prepare(num_ready)
+
+    @property
+    def num_free(self) -> int:
+        """Sets that are made, and that no wire has."""
+        return len(self._free)
+
+    def prepare(self, num_ready: int) -> None:
+        """Makes sets until there are so many, free or not. Raises what ``make`` raises."""
+        while self._may_make(min(num_ready, self._max_sets)):
+            self.give_back(self._make_set())
+
+    def take(self, timeout_s: float) -> Sequence[Slot]:
+        """A set, for one wire alone; waits for one that is given back where there are no more.
+
+        Raises:
+            CapacityError: None was given back in time.
+            RuntimeError: What ``make`` raises.
+        """
+        with self._changed:
+            if self._free:
+                return self._free.pop()
+        if self._may_make(self._max_sets):
+            return self._make_set()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free, timeout_s):
+                raise CapacityError(what=f"sets of {self._what}, of which {self._num_made} are in use", asked=1, free=0)
+            return self._free.pop()
+
+    def give_back(self, slots: Sequence[Slot]) -> None:
+        """Takes a set back, which nobody may write to any more."""
+        with self._changed:
+            self._free.append(slots)
+            self._changed.notify()
+
+    def _may_make(self, limit: int) -> bool:
+        """Counts one more set, unless there are so many."""
+        with self._changed:
+            if self._num_made >= limit:
+                return False
+            self._num_made += 1
+            return True
+
+    def _make_set(self) -> Sequence[Slot]:
+        try:
+            return [self._make() for _ in range(self._set_size)]
+        except BaseException:
+            with self._changed:
+                self._num_made -= 1
+            raise

@@ -1,0 +1,154 @@
+"""Strangers at gloo's ports, as the kernel tells of them: who they are, and how a port is shut to them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import stat
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_NAMED = 5
+"""Hosts that a message names."""
+
+NUMBER_BYTES = 8
+"""What a connection tells first: the number of its pair. A proof comes behind it."""
+
+_ESTABLISHED = "01"
+
+_BYTES_RECEIVED_AT = 128
+_TCP_INFO_BYTES = 136
+"""Of struct tcp_info in linux/tcp.h, up to tcpi_bytes_received."""
+
+_SO_ATTACH_FILTER = 26
+_REFUSE_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+"""A packet filter of one instruction, "return 0": no packet passes."""
+
+
+def describe_connections(told: bytes | None) -> str:
+    """Which hosts are connected to the port of a rank, the busiest first.
+
+    Args:
+        told: What the rank has told of itself through the rendezvous; None: nothing.
+    """
+    port = _port_of(told or b"")
+    if port is None:
+        return "its address is not known"
+    return f"connected to port {port} are {_shown(_hosts_at(port))}"
+
+
+@dataclass
+class Sockets:
+    """TCP sockets of this process.
+
+    Attributes:
+        strangers: Of each host, how many connections it has made over which no more has come than a number.
+        listening: Descriptors of the sockets that have accepted them.
+    """
+
+    listening: list[int] = field(default_factory=list)
+    strangers: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of_this_process(cls) -> Sockets:
+        """Looks at all descriptors."""
+        found, hosts = cls(), []
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError), _opened(int(name)) as each:
+                if each is None:
+                    continue
+                port = each.getsockname()[1]
+                if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.listening.append(int(name))
+                elif _num_received(each) <= NUMBER_BYTES:
+                    hosts.append((port, each.getpeername()[0]))
+        ports = {_port_at(fd): fd for fd in found.listening}
+        found.strangers.update(host for port, host in hosts if port in ports)
+        found.listening = [ports[port] for port in {port for port, _ in hosts} & ports.keys()]
+        return found
+
+    @property
+    def num_strangers(self) -> int:
+        """Connections of all hosts."""
+        return self.strangers.total()
+
+    def describe_strangers(self) -> str:
+        """Their hosts, the busiest first."""
+        return _shown(self.strangers)
+
+
+def shut_door(listening: int) -> None:
+    """Lets the kernel drop what asks for a connection to a listening socket; connections that are there go on.
+
+    Does nothing where the system has no such filters.
+    """
+    program = struct.pack("HP", 1, ctypes.addressof(_REFUSE_ALL))
+    with suppress(OSError), _opened(listening) as each:
+        if each is not None:
+            each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+@contextmanager
+def _opened(fd: int) -> Iterator[socket.socket | None]:
+    """A TCP socket of somebody else in this process; None where a descriptor is something else."""
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        yield None
+        return
+    with socket.socket(fileno=os.dup(fd)) as found:
+        yield found if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM else None
+
+
+def _num_received(connection: socket.socket) -> int:
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    if len(told) < _TCP_INFO_BYTES:  # an old kernel does not tell
+        return NUMBER_BYTES + 1
+    return int(struct.unpack_from("<Q", told, _BYTES_RECEIVED_AT)[0])
+
+
+def _port_at(listening: int) -> int:
+    with suppress(OSError), _opened(listening) as each:
+        if each is not None:
+            return int(each.getsockname()[1])
+    return 0
+
+
+def _shown(hosts: Counter[str]) -> str:
+    named = [f"{host} ({num})" for host, num in hosts.most_common(MAX_NAMED)]
+    more = f" and {len(hosts) - MAX_NAMED} other hosts" if len(hosts) > MAX_NAMED else ""
+    return f"{', '.join(named) or 'none any more'}{more}"
+
+
+def _port_of(told: bytes) -> int | None:
+    """The port in what gloo tells of a rank: the length of its host's name, the name, and a sockaddr behind its own."""
+    try:
+        (name_nbytes,) = struct.unpack_from("<Q", told)
+        (family,) = struct.unpack_from("<H", told, name_nbytes + 16)
+        (port,) = struct.unpack_from(">H", told, name_nbytes + 18)
+    except (struct.error, OverflowError):
+        return None
+    return int(port) if family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+def _hosts_at(port: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, remote, state, *_ = line.split()
+            if state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port:
+                found[_host_of(remote.rpartition(":")[0], family)] += 1
+    return found
+
+
+def _host_of(words: str, family: socket.AddressFamily) -> str:
+    """An address as the kernel prints it: in words of four bytes, each in the order of the machine."""
+    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, "little") for at in range(0, len(words), 8))
+    return socket.inet_ntop(family, packed)

@@ -1,0 +1,100 @@
+"""A data worker's look at its own descriptors: strangers may fill them with connections that say nothing.
+
+gloo keeps every connection that anybody makes to its port, also one whose other end has gone, and ends the process when
+it cannot accept another one (measured). So where strangers take many, their port takes no more connections, and pairs
+that come later are formed on another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from threading import Event, Thread
+
+from tdserve.errors import ServerBusyError
+from tdserve.machine import EXIT_NO_DESCRIPTORS, count_descriptors, descriptor_limit
+from tdserve.transport.proven import leave_all_devices
+from tdserve.transport.strangers import Sockets, shut_door
+
+LOOK_INTERVAL_S = 0.5
+
+CROWDED_SHARE = 0.5
+"""From this part of all descriptors on, strangers are looked for; later from half of what was left."""
+
+MIN_STRANGERS = 8
+"""Fewer may be clients that are just connecting."""
+
+FULL_SHARE = 0.95
+"""From this part on the process ends itself, before gloo does: then the log says why."""
+
+MIN_FREE = 8
+"""Left for files when a connection is to be formed."""
+
+_log = logging.getLogger("tdserve.worker")
+
+
+def check_room(asked: int) -> None:
+    """Checks that a pair can be formed without bringing the process to its end.
+
+    Raises:
+        ServerBusyError: There are too few descriptors.
+    """
+    limit = descriptor_limit()
+    free = limit - MIN_FREE - count_descriptors()
+    if free < asked:
+        what = "another connection, in descriptors of the data worker"
+        raise ServerBusyError(what=what, asked=asked, free=max(free, 0), limit=limit)
+
+
+class DescriptorWatch:
+    """Looks again and again, in a thread of its own, until ``close``."""
+
+    def __init__(self) -> None:
+        self._ending = Event()
+        self._crowded_share = CROWDED_SHARE
+        self._thread = Thread(target=self._run, name="tdserve-descriptors", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ending.set()
+        self._thread.join()
+
+    def look(self) -> int:
+        """Shuts the ports of this process where descriptors run short because of strangers.
+
+        Returns:
+            How many connections of strangers there are; 0 where nothing was done.
+        """
+        share = count_descriptors() / descriptor_limit()
+        if share < CROWDED_SHARE:
+            self._crowded_share = CROWDED_SHARE
+        if share < self._crowded_share:
+            return 0
+        self._crowded_share = (1 + share) / 2
+        sockets = Sockets.of_this_process()
+        if sockets.num_strangers < MIN_STRANGERS:
+            return 0
+        leave_all_devices()
+        for listening in sockets.listening:
+            shut_door(listening)
+        _log.warning(
+            "%d connections to gloo's port said nothing that belongs there, and hold descriptors: from %s. The port "
+            "takes no more, another one is used. The ports of gloo belong in a trusted network",
+            sockets.num_strangers,
+            sockets.describe_strangers(),
+        )
+        return sockets.num_strangers
+
+    def _run(self) -> None:
+        while not self._ending.wait(LOOK_INTERVAL_S):
+            try:
+                self.look()
+            except OSError as fault:  # for want of descriptors, of all things
+                _log.warning("descriptors cannot be looked at: %s", fault)
+            if count_descriptors() >= FULL_SHARE * descriptor_limit():
+                _log.error("%d of %d descriptors are in use: leaving", count_descriptors(), descriptor_limit())
+                os._exit(EXIT_NO_DESCRIPTORS)

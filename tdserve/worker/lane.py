@@ -1,0 +1,266 @@
+"""One channel of a session at its data worker, and the thread that performs the session's orders over it, in turn."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event, Lock, RLock, Thread
+
+from tdserve.control.status import encode_failure
+from tdserve.data.opened import OpenStores
+from tdserve.errors import (
+    DeadlineExceededError,
+    LocalProtocolError,
+    PeerLostError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.layout import Message
+from tdserve.transport.channel import Channel, Work
+from tdserve.transport.ends import Source
+from tdserve.transport.gloo import WORKER_RANK
+from tdserve.transport.mail import MAX_SENT
+from tdserve.transport.nccl import open_channel
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
+from tdserve.transport.stream import start_send
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.descriptors import check_room
+from tdserve.worker.small_reads import SmallReads
+
+_log = logging.getLogger("tdserve.worker")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all sessions of a worker share.
+
+    Attributes:
+        stores: Mapped stores.
+        small_reads: Answers what needs no decision.
+        pool: Staging buffers.
+        report: Sends a report to control; thread-safe.
+        transfer_timeout_s: Seconds without a message after which a transfer is given up, and its channel closed.
+        device: The worker's GPU, such as ``"cuda:0"``; "" without one.
+        has_clients: Whether any session has one, who would wait behind what the reading thread does.
+        values_lock: Held by the thread that stores non-tensor values.
+    """
+
+    stores: OpenStores
+    small_reads: SmallReads
+    pool: BufferPool
+    report: Callable[[worker_pb2.Report], None]
+    transfer_timeout_s: float
+    device: str = ""
+    has_clients: Callable[[], bool] = lambda: True
+    values_lock: Lock = field(default_factory=Lock)
+
+
+class Lane:
+    """A channel for content, orders that use it, and their thread. It is closed when its channel breaks, or its session
+    ends; another lane then begins with nothing.
+
+    Args:
+        session: Number of its session.
+        channel_number: Of its channel among those of the session.
+        surroundings: Shared with the other sessions.
+        perform: Carries out one order; what it raises becomes the order's Failure.
+        reap_mail: Waits until the client has taken mail that was sent long ago.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        channel_number: int,
+        surroundings: Surroundings,
+        perform: Perform,
+        *,
+        reap_mail: Callable[[float], None],
+    ) -> None:
+        self.session = session
+        self.channel_number = channel_number
+        self.surroundings = surroundings
+        self._perform = perform
+        self._reap_mail = reap_mail
+        self._num_queued = 0  # written by the reading thread alone,
+        self._num_done = 0  # and this by the lane's
+        self._sent: deque[Work] = deque()
+        self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
+        self._kv_store: KVStore | None = None
+        self._channel: Channel | None = None
+        self._opened = Event()
+        self._closing = RLock()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name=f"tdserve-session-{session}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether an order that comes now need not wait."""
+        return self._num_queued == self._num_done and (self._channel is not None or self.session == 0)
+
+    @property
+    def may_send_at_once(self) -> bool:
+        """Whether another thread may send content now, without a wait. It may be closed at any moment."""
+        channel = self._channel if self.is_idle else None
+        return channel is not None and channel.transport == "gloo"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are orders that were not carried out."""
+        return self._num_queued != self._num_done
+
+    @property
+    def num_sent(self) -> int:
+        """Sends that nobody has waited for."""
+        return len(self._sent)
+
+    def keep(self, works: Iterable[Work]) -> None:
+        """Keeps sends that nobody waits for now: one that is dropped is given up."""
+        self._sent.extend(works)
+
+    def send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
+        """Sends without waiting for the client; called by the thread that reads mail."""
+        self.keep(start_send(self.channel, tag, messages, source, self.surroundings.pool))
+        if len(self._sent) >= 2 * MAX_SENT:
+            self._reap()
+
+    def queue(self, order: worker_pb2.Order) -> None:
+        """Has the lane's thread carry out an order; called by the thread that reads the socket."""
+        self._num_queued += 1
+        self._orders.put(order)
+
+    def close(self) -> None:
+        """Ends the lane: its channel goes, orders in its queue fail, the thread ends after the current one."""
+        self._is_closed = True
+        self._close_channel()
+        self._opened.set()  # whoever waits for one that does not form has waited long enough
+        self._orders.put(None)
+
+    @property
+    def channel(self) -> Channel:
+        """The channel; waits while it is being connected.
+
+        Raises:
+            PeerLostError: There is none: not connected in time, lost, or closed.
+        """
+        if self._channel is None and not self._is_closed:
+            self._opened.wait(CONNECT_TIMEOUT_S)
+        channel = self._channel
+        if channel is None:
+            raise PeerLostError(peer=f"the client of session {self.session}", reason="its channel is not open")
+        return channel
+
+    def prepared(self, order: worker_pb2.Order, values: bytes, *, values_nbytes: int = 0) -> None:
+        """Tells control that a read's values are these, or so many bytes behind its tensors, which come next."""
+        report = worker_pb2.Report(order=order.order, session=self.session)
+        report.prepared.values, report.prepared.values_nbytes = values, values_nbytes
+        order.is_accepted = True  # from here on the client waits for bytes: a failure must close the channel
+        self.surroundings.report(report)
+
+    def open(self, order: worker_pb2.Order) -> None:
+        """Forms the channel, in a thread of its own: orders that came before, and do not need it, go on."""
+        self._kv_store = KVStore(self._publish)
+        Thread(target=self._open, args=(order, self._kv_store), name="tdserve-open-channel", daemon=True).start()
+
+    def feed(self, entry: control_pb2.Rendezvous) -> None:
+        """Takes an entry of the client's rendezvous."""
+        if self._kv_store is not None:
+            self._kv_store.feed(entry.key, entry.value)
+
+    def carry_out(self, order: worker_pb2.Order) -> None:
+        """Carries out an order now, and reports what became of it."""
+        report = worker_pb2.Report(order=order.order, session=self.session)
+        try:
+            report.done.CopyFrom(self._perform(self, order))
+        except TDServeError as error:
+            self._fail(order, report, error)
+        except Exception as fault:  # noqa: BLE001 (the boundary of an order)
+            _log.exception("order %s failed", order.WhichOneof("body"))
+            self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
+        else:
+            self.surroundings.report(report)
+
+    def refuse(self, order: worker_pb2.Order, error: TDServeError) -> None:
+        """Reports that an order was not begun."""
+        failure = encode_failure(error)
+        self.surroundings.report(worker_pb2.Report(order=order.order, session=self.session, failure=failure))
+
+    def _publish(self, key: str, value: bytes) -> None:
+        report = worker_pb2.Report(session=self.session)
+        report.rendezvous.key, report.rendezvous.value = key, value
+        report.rendezvous.channel = self.channel_number
+        self.surroundings.report(report)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            if not order.HasField("mail"):
+                self.carry_out(order)
+            self._reap()
+            self._num_done += 1
+
+    def _reap(self) -> None:
+        """Waits for what was sent long ago; here, where a client that takes nothing stops nobody else."""
+        timeout_s = self.surroundings.transfer_timeout_s
+        self._reap_mail(timeout_s)
+        try:
+            while len(self._sent) > MAX_SENT:
+                self._sent.popleft().wait(timeout_s)
+        except IndexError:  # another thread waits for the last of them
+            pass
+        except (TransportError, DeadlineExceededError) as error:
+            self._close_channel()
+            self._lose(error)
+
+    def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
+        """Reports a failure. The channel goes first: after the report control gives the rows to somebody else. Then
+        control hears that it is gone: who tries again when he is told of the failure must not use it."""
+        told = error
+        if isinstance(error, (TransportError, DeadlineExceededError)):  # ours, not the caller's, who may try again
+            told = TransferAbortedError(transfer=order.tag, reason=str(error))
+        if order.is_accepted or told is not error:
+            self._close_channel()
+            self._lose(error)
+        report.failure.CopyFrom(encode_failure(told))
+        self.surroundings.report(report)
+
+    def _lose(self, error: TDServeError) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            lost = worker_pb2.Report(session=self.session)
+            lost.channel_lost.channel, lost.channel_lost.reason = self.channel_number, str(error)[:500]
+            self.surroundings.report(lost)
+
+    def _open(self, order: worker_pb2.Order, kv_store: KVStore) -> None:
+        report = worker_pb2.Report(order=order.order, session=self.session)
+        peer = f"the client of session {self.session}"
+        try:
+            opening = order.open_session
+            check_room(1)
+            device = self.surroundings.device if opening.transport == "nccl" else ""
+            bond = session_bond(opening.secret, self.session, channel_number=self.channel_number)
+            self._channel = open_channel(kv_store, WORKER_RANK, host=opening.host, bond=bond, device=device, peer=peer)
+            report.done.SetInParent()
+        except TDServeError as error:
+            report.failure.CopyFrom(encode_failure(error))
+        self._opened.set()
+        if self._is_closed:
+            self._close_channel()
+        self.surroundings.report(report)
+
+    def _close_channel(self) -> None:
+        """Whoever else closes it: no buffer of it is read or written any more when this returns."""
+        if self._kv_store is not None:
+            self._kv_store.close()
+        with self._closing:
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                channel.close()
+
+
+Perform = Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]

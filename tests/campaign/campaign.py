@@ -1,0 +1,168 @@
+"""A campaign: clients of every kind at work, one process after another killed, and the end held against the history.
+
+``python -m tests.campaign.campaign --kills 200 --seed 1`` prints its counts, and ends with 1 when anything was lost,
+doubled or torn. The same seed kills in the same order; what is under way at each kill is chance, which is the point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import tdserve
+from tests.campaign.check import Report, check
+from tests.campaign.stores import NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
+from tests.integration.processes import (
+    REPOSITORY,
+    all_below,
+    fork_servers_of,
+    is_gone,
+    quiet_port,
+    wait_for,
+    workers_of,
+)
+
+VICTIMS = ("control", "worker", "fork server", "client", "server")
+TRANSPORTS = ("gloo", "shm", "gloo", "shm")
+"""Of the clients that work at the same time."""
+
+RECOVERY_S = 150.0
+"""Until everybody goes on after a kill: a worker and a client import torch beside seven busy processes on two cores."""
+
+
+class Campaign:
+    """A server and its clients.
+
+    Args:
+        folder: An empty one.
+        seed: Of the order of kills.
+    """
+
+    def __init__(self, folder: Path, *, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._histories = folder / "histories"
+        self._histories.mkdir()
+        self._server = tdserve.Server(folder / "root", port=quiet_port(), num_workers=2, log_level="error")
+        self._clients: list[subprocess.Popen[str]] = []
+        self._num_clients = 0
+        self.kills: Counter[str] = Counter()
+
+    def run(self, num_kills: int) -> Report:
+        """Kills so often, lets the clients end, restarts the server once more and compares."""
+        self._server.start()
+        try:
+            with self._server.client(transport="gloo") as client:
+                open_tables(client)
+                open_queue(client)
+                client.memmap(make_slots(0, NUM_SLOTS), SLOTS)
+            self._clients = [self._start_client(place) for place in range(len(TRANSPORTS))]
+            self._await_progress()
+            for number in range(num_kills):
+                if number % len(VICTIMS) == 0:
+                    order = self._random.sample(VICTIMS, len(VICTIMS))
+                self._kill(order[number % len(VICTIMS)])
+                self._await_progress()
+            for process in self._clients:
+                process.communicate(timeout=RECOVERY_S)
+            self._server.shutdown()
+            self._server.start()
+            with self._server.client(transport=self._random.choice(TRANSPORTS)) as client:
+                return check(client, self._histories)
+        finally:
+            for process in self._clients:
+                _end(process)
+            self._server.shutdown()
+
+    def _start_client(self, place: int) -> subprocess.Popen[str]:
+        """A client in one of the places; a place's clients follow one another, each with the other transport."""
+        self._num_clients += 1
+        transport = TRANSPORTS[(place + self._num_clients) % len(TRANSPORTS)]
+        arguments = [self._server.address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.campaign.client", *map(str, arguments)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _kill(self, victim: str) -> None:
+        self.kills[victim] += 1
+        if victim == "client":
+            place = self._random.randrange(len(self._clients))
+            _end(self._clients[place])
+            self._clients[place] = self._start_client(place)
+            return
+        find = {"worker": workers_of, "fork server": fork_servers_of}.get(victim)
+        if find is not None and (found := find(self._server.pid)):
+            os.kill(self._random.choice(found), signal.SIGKILL)
+            return
+        below = all_below(self._server.pid)
+        for pid in [self._server.pid, *(below if victim == "server" else ())]:
+            with suppress(ProcessLookupError):  # with its parent
+                os.kill(pid, signal.SIGKILL)
+        # of control, that it can be reaped: its first thread may be gone before the others are
+        wait_for(lambda: not self._server.is_alive and all(map(is_gone, below)), "the end of the server")
+        self._server.start()
+
+    def _await_progress(self) -> None:
+        """Until every thread of every client has done something since, and a little longer, which differs."""
+        before = self._sizes()
+        wait_for(lambda: self._have_grown(before), "progress of all clients", timeout_s=RECOVERY_S)
+        before, num_bytes = self._sizes(), self._random.randint(1, 30_000)
+        wait_for(lambda: sum(self._sizes().values()) > sum(before.values()) + num_bytes, "more", timeout_s=RECOVERY_S)
+
+    def _sizes(self) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in self._histories.glob("*.jsonl")}
+
+    def _have_grown(self, before: dict[str, int]) -> bool:
+        for fault in self._histories.glob("fault-*.txt"):
+            raise AssertionError(f"{fault.name}: {fault.read_text()}")
+        now = self._sizes()
+        newest = range(1, self._num_clients + 1)
+        living = {number for number in newest if any(f"-{number:05d}." in name for name in now)}
+        return len(living) == self._num_clients and all(
+            sum(size - before.get(name, 0) for name, size in now.items() if f"{role}-" in name) > 0
+            for role in ("extend-claimed", "extend-asked", "extend-chats", "overwrite", "publish", "create", "produce")
+        )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kills a client, unless it has ended."""
+    process.kill()
+    with process:  # closes its pipes
+        process.wait()
+
+
+def main() -> int:
+    """Runs a campaign in a temporary folder. Returns 1 when something was wrong; the folder stays then."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="tdserve-campaign-"))
+    campaign = Campaign(folder, seed=arguments.seed)
+    report = campaign.run(arguments.kills)
+    print("kills:", dict(campaign.kills))
+    for name, count in sorted(report.counts.items()):
+        print(f"{name}: {count:,}")
+    print("faults:", len(report.faults))
+    for fault in report.faults[:20]:
+        print(" ", fault)
+    if report.faults:
+        print("left for a look:", folder)
+        return 1
+    subprocess.run(["rm", "-r", str(folder)], check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

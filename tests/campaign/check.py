@@ -1,0 +1,196 @@
+"""Holds what a server has at the end against what its clients were told: nothing acknowledged lost, nothing doubled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tdserve
+from tests.campaign.history import Call, History, read_histories
+from tests.campaign.stores import QUEUE, SLOTS, TABLES, identify_rows, read_slot_values
+
+LEASE_ERRORS = ("SelectionError", "WrongStateError", "PeerLostError")
+"""What ``ack`` says of rows whose lease ended with the session: they stand in the queue again."""
+
+
+@dataclass
+class Report:
+    """What was compared, and what is wrong.
+
+    Attributes:
+        counts: How much was compared, by name.
+        faults: What must not be, in words.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def expect(self, holds: bool, fault: str) -> None:
+        """Notes a fault unless it holds."""
+        if not holds:
+            self.faults.append(fault)
+
+
+def check(client: tdserve.Client, folder: Path) -> Report:
+    """Compares the histories in a folder with what a client sees now."""
+    report = Report()
+    for path in sorted(folder.glob("fault-*.txt")):
+        report.faults.append(f"{path.name}: {path.read_text()[-1500:]}")
+    for name in TABLES:
+        _check_table(report, name, identify_rows(name, client.replay(name)[:]), folder)
+    _check_slots(report, client, folder)
+    _check_weights(report, client, folder)
+    _check_queue(report, client, folder)
+    _check_stores(report, client, folder)
+    return report
+
+
+def _count(report: Report, what: str, history: History) -> None:
+    for call in history.calls:
+        outcome = "acknowledged" if call.is_acknowledged else "failed" if call.failure else "cut short"
+        report.counts[f"{what}: {outcome}"] += 1
+        name = (call.failure or "").partition(":")[0]
+        if call.failure and not (what == "acks" and name in LEASE_ERRORS):
+            report.faults.append(f"{history.path.name}: {call.fields} failed: {call.failure}")
+
+
+def _check_table(report: Report, name: str, found: list[tuple[int, int]], folder: Path) -> None:
+    stored = Counter(found)
+    report.counts[f"rows of {name}"] = len(found)
+    doubled = [row for row, times in stored.items() if times > 1]
+    report.expect(not doubled, f"rows of {name!r} are there twice: {doubled[:10]}")
+    called: set[tuple[int, int]] = set()
+    for history in read_histories(folder, f"extend-{name}"):
+        _count(report, f"extends of {name}", history)
+        writer = _number_of(history)
+        for call in history.calls:
+            rows = [(writer, call.fields["first"] + row) for row in range(call.fields["num_rows"])]
+            called.update(rows)
+            lost = [row for row in rows if row not in stored]
+            if call.is_acknowledged:
+                report.expect(not lost, f"acknowledged rows of {name!r} are lost: {lost}")
+            else:
+                report.expect(len(lost) in (0, len(rows)), f"of an extend of {name!r}, {rows}, these are lost: {lost}")
+    report.expect(stored.keys() <= called, f"rows of {name!r} that nobody wrote: {list(stored.keys() - called)[:10]}")
+
+
+def _check_slots(report: Report, client: tdserve.Client, folder: Path) -> None:
+    store = client[SLOTS]
+    final: list[int | None] = []
+    for slot in range(store.batch_size[0]):
+        try:
+            final.append(read_slot_values(store[slot : slot + 1])[0])
+        except tdserve.CorruptDataError:
+            final.append(None)
+    last: dict[int, int] = dict.fromkeys(range(len(final)), 0)
+    pending: dict[int, set[int]] = {slot: set() for slot in last}
+    for history in read_histories(folder, "overwrite"):
+        _count(report, "overwrites", history)
+        for number, call in enumerate(history.calls, 1):
+            _apply(call, last, pending)
+            for seen in (seen for after, seen in history.sights if after == number):
+                slot, value = seen["slot"], seen["value"]
+                assert slot is not None
+                _check_slot(report, f"{history.path.name} saw", slot, value, last, pending)
+    for slot, value in enumerate(final):
+        _check_slot(report, "at the end", slot, value, last, pending)
+    report.counts["slots damaged by a client that died in the middle"] = final.count(None)
+
+
+def _apply(call: Call, last: dict[int, int], pending: dict[int, set[int]]) -> None:
+    for slot in range(call.fields["first"], call.fields["last"]):
+        if call.is_acknowledged:
+            last[slot] = call.fields["value"]
+        else:
+            pending[slot].add(call.fields["value"])
+
+
+def _check_slot(
+    report: Report, when: str, slot: int, value: int | None, last: dict[int, int], pending: dict[int, set[int]]
+) -> None:
+    """A slot has the value that was acknowledged last, or one whose writer was told nothing."""
+    report.counts["sights of slots"] += 1
+    allowed = {last[slot], *pending[slot]} | ({None} if pending[slot] else set())
+    report.expect(value in allowed, f"{when}: slot {slot} has {value}, acknowledged was {last[slot]}")
+
+
+def _check_weights(report: Report, client: tdserve.Client, folder: Path) -> None:
+    made: dict[tuple[str, int], int] = {}
+    newest: dict[str, int] = {}
+    calls = [(history, call) for history in read_histories(folder, "publish") for call in history.calls]
+    for history in read_histories(folder, "publish"):
+        _count(report, "publishes", history)
+    for history, call in calls:
+        if call.answer is None:
+            continue
+        name, version, identity = call.fields["name"], call.answer["answer"], call.fields["id"]
+        report.expect(version > newest.get(name, 0), f"{history.path.name}: version {version} after {newest.get(name)}")
+        newest[name] = version
+        made[name, version] = identity
+    called = {call.fields["id"] for _, call in calls}
+    for history in read_histories(folder, "follow"):
+        for _, seen in history.sights:
+            report.counts["versions seen"] += 1
+            key = (seen["name"], seen["version"])
+            report.expect(seen["content"] == [float(seen["id"])], f"{history.path.name}: a mixed version {seen}")
+            report.expect(seen["id"] in called, f"{history.path.name}: a version that nobody published {seen}")
+            known = made.setdefault(key, seen["id"])
+            report.expect(known == seen["id"], f"version {key} is two: {known} and {seen}")
+    for name, version in newest.items():
+        weights = client.latest(name)
+        assert weights is not None
+        report.expect(weights.version >= version, f"{name}: newest is {weights.version}, acknowledged was {version}")
+        identity = made.setdefault((name, weights.version), weights.metadata["id"])
+        report.expect(weights.metadata["id"] == identity, f"{name}: version {weights.version} is not what it was")
+
+
+def _check_queue(report: Report, client: tdserve.Client, folder: Path) -> None:
+    queue = client.queue(QUEUE)
+    queue.close()  # from then on what is left is handed out to the last row
+    left: Counter[int] = Counter()
+    with suppress(tdserve.EndOfStreamError):
+        while True:
+            with queue.take(500, timeout_s=30.0) as rows:
+                left.update(rows["job"].tolist())
+    report.counts["jobs left"] = left.total()
+    acknowledged: Counter[int] = Counter()
+    perhaps: Counter[int] = Counter()
+    for history in read_histories(folder, "consume"):
+        _count(report, "acks", history)
+        for call in history.calls:
+            (acknowledged if call.is_acknowledged else perhaps).update(call.fields["jobs"])
+    called: set[int] = set()
+    for history in read_histories(folder, "produce"):
+        _count(report, "extends of jobs", history)
+        for call in history.calls:
+            called.update(call.fields["jobs"])
+            if call.is_acknowledged:
+                lost = [job for job in call.fields["jobs"] if not acknowledged[job] + perhaps[job] + left[job]]
+                report.expect(not lost, f"jobs are lost: {lost}")
+    twice = [job for job in called if acknowledged[job] + left[job] > 1]
+    report.expect(not twice, f"jobs were consumed, or stand in the queue, twice: {twice[:10]}")
+    report.expect({*acknowledged, *left} <= called, "jobs that nobody put there")
+
+
+def _check_stores(report: Report, client: tdserve.Client, folder: Path) -> None:
+    names = {name for name in client.stores() if name.startswith("made-")}
+    known: dict[str, Call] = {}
+    for history in read_histories(folder, "create"):
+        _count(report, "creations and deletions", history)
+        for call in history.calls:
+            known[call.fields["name"]] = call
+    for name, call in known.items():
+        if not call.is_acknowledged:
+            continue
+        exists = call.fields["what"] == "create"
+        report.expect((name in names) == exists, f"store {name!r} after {call.fields}: there is {name in names}")
+        if exists and name in names:
+            content = client.from_remote_init(name)["count"].tolist()
+            report.expect(content == [call.fields["count"]] * 3, f"store {name!r} has {content} after {call.fields}")
+    report.expect(names <= known.keys(), f"stores that nobody made: {names - known.keys()}")
+
+
+def _number_of(history: History) -> int:
+    return int(history.path.stem.rpartition("-")[2])

@@ -1,0 +1,82 @@
+"""What clients of a campaign called and what they were told, on disk line by line: it survives the client's own end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class Recorder:
+    """Appends events to a file. What was written is there after ``kill -9`` of the process. Threads: one.
+
+    Args:
+        path: Of the file; made when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Appends an event: ``call`` before a call, ``ok`` or ``failed`` after it, ``saw`` for what was read."""
+        os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+
+@dataclass
+class Call:
+    """A call of one client, and what became of it.
+
+    Attributes:
+        fields: What was asked for.
+        answer: What the client was told; None when it was told nothing, or of a failure.
+        failure: The error, as ``"Class: message"``.
+    """
+
+    fields: dict[str, Any]
+    answer: dict[str, Any] | None = None
+    failure: str | None = None
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the client was told that it was done."""
+        return self.answer is not None
+
+
+@dataclass
+class History:
+    """One thread of one client: its calls and sights in order."""
+
+    path: Path
+    calls: list[Call] = field(default_factory=list)
+    sights: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Number of calls before it, and what was seen."""
+
+    @classmethod
+    def read(cls, path: Path) -> History:
+        """The history in a file; a last line that was cut short is left out."""
+        history = cls(path)
+        for event in _events(path):
+            kind = event.pop("event")
+            if kind == "call":
+                history.calls.append(Call(event))
+            elif kind == "ok":
+                history.calls[-1].answer = event
+            elif kind == "failed":
+                history.calls[-1].failure = event["error"]
+            else:
+                history.sights.append((len(history.calls), event))
+        return history
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def read_histories(folder: Path, role: str) -> list[History]:
+    """The histories of a role, those of earlier clients first."""
+    return [History.read(path) for path in sorted(folder.glob(f"{role}-*.jsonl"))]

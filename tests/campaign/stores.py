@@ -1,0 +1,82 @@
+"""The stores of a campaign, and what their rows hold: content that tells whose it is, and whether it is whole."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
+
+import tdserve
+
+TABLES = ("claimed", "asked", "chats")
+"""A plain ring, which local clients fill by claims; one for which every client asks; one with values."""
+
+CAPACITY = 400_000
+NUM_SLOTS = 64
+"""Rows of the store that is overwritten."""
+
+SLOTS = "slots"
+QUEUE = "jobs"
+BODY = 24
+"""Numbers in a row's body, all made from its identity: a torn row shows."""
+
+
+def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
+    """The tables, made by whoever comes first."""
+    like = {name: make_rows(name, 0, 0, 1)[0] for name in TABLES}
+    return {
+        "claimed": client.create_replay("claimed", like=like["claimed"], capacity=CAPACITY, exists_ok=True),
+        "asked": client.create_replay(
+            "asked", like=like["asked"], capacity=CAPACITY, sampler=tdserve.Prioritized(), exists_ok=True
+        ),
+        "chats": client.create_replay("chats", like=like["chats"], capacity=CAPACITY // 2, exists_ok=True),
+    }
+
+
+def open_queue(client: tdserve.Client) -> tdserve.QueueHandle:
+    """The queue, made by whoever comes first."""
+    return client.create_queue(QUEUE, like=TensorDict({"job": torch.tensor(0)}, []), max_size=2_000, exists_ok=True)
+
+
+def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:
+    """Rows ``first`` and following of a writer."""
+    number = torch.arange(first, first + num_rows)
+    body = (number + 1_000_003 * writer)[:, None] + torch.arange(BODY)
+    rows = TensorDict({"writer": torch.full((num_rows,), writer), "number": number, "body": body}, [num_rows])
+    if table == "chats":
+        rows["text"] = NonTensorStack(*(f"{writer}/{each}" for each in number.tolist()))
+    return rows
+
+
+def identify_rows(table: str, rows: TensorDictBase) -> list[tuple[int, int]]:
+    """Writer and number of each row.
+
+    Raises:
+        AssertionError: A row is not what its writer made.
+    """
+    writer, number, body = rows["writer"], rows["number"], rows["body"]
+    torn = (body != (number + 1_000_003 * writer)[:, None] + torch.arange(BODY)).any(-1)
+    assert not torn.any(), f"torn rows of {table!r}: {number[torn].tolist()[:10]}"
+    found = list(zip(writer.tolist(), number.tolist(), strict=True))
+    if table == "chats":
+        texts = [f"{one}/{each}" for one, each in found]
+        assert list(rows["text"]) == texts, f"values of {table!r} are of other rows"
+    return found
+
+
+def make_slots(value: int, num_rows: int) -> TensorDict:
+    """Rows of the store that is overwritten, all with one value."""
+    return TensorDict(
+        {"value": torch.full((num_rows,), value), "body": torch.full((num_rows, BODY), value)}, [num_rows]
+    )
+
+
+def read_slot_values(rows: TensorDictBase) -> list[int]:
+    """The values of slots.
+
+    Raises:
+        AssertionError: A row is torn.
+    """
+    torn = (rows["body"] != rows["value"][:, None]).any(-1)
+    assert not torn.any(), f"torn slots: {rows['value'][torn].tolist()}"
+    values: list[int] = rows["value"].tolist()
+    return values

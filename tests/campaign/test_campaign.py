@@ -1,0 +1,32 @@
+"""Nothing acknowledged is lost or doubled, whatever is killed: a short campaign in every run, a long one if asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.campaign import VICTIMS, Campaign
+
+pytestmark = pytest.mark.integration
+
+
+def check_campaign(folder: Path, num_kills: int, seed: int) -> None:
+    """Runs one; fails with what was lost, doubled or torn."""
+    campaign = Campaign(folder, seed=seed)
+    report = campaign.run(num_kills)
+    assert campaign.kills.total() == num_kills
+    assert report.faults == []
+    for what in ("extends of claimed", "extends of asked", "extends of chats", "overwrites", "publishes", "acks"):
+        assert report.counts[f"{what}: acknowledged"] > num_kills
+
+
+@pytest.mark.timeout(600)
+def test_campaign_when_one_of_each_kind_is_killed_then_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    check_campaign(tmp_path, len(VICTIMS), seed=4)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_campaign_when_two_hundred_are_killed_then_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    check_campaign(tmp_path, 200, seed=1)

@@ -1,0 +1,88 @@
+"""The process that forks data workers may die or stand still: no acknowledged row is lost, and no process stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tests.integration.crashing import Writer
+from tests.integration.processes import (
+    REPOSITORY,
+    START_TIMEOUT_S,
+    all_below,
+    children_of,
+    fork_servers_of,
+    is_gone,
+    state_of,
+    wait_for,
+    workers_of,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_fork_servers")]
+
+ROW = TensorDict({"number": torch.tensor(0), "large": torch.zeros(20_000)}, [])
+
+
+def fork_server_of(server_pid: int) -> int:
+    """The one of a server, when it has forked a data worker."""
+    wait_for(lambda: workers_of(server_pid) or None, "a data worker", timeout_s=START_TIMEOUT_S)
+    (found,) = fork_servers_of(server_pid)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_row_is_lost(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with (
+        tdserve.Server(tmp_path / "root", num_workers=2, worker_timeout_s=3.0) as server,
+        server.client(transport="gloo", timeout_s=60.0) as client,
+    ):
+        replay = client.create_replay("replay", like=ROW, capacity=20_000)
+
+        def write(value: int) -> None:
+            replay.extend(TensorDict({"number": torch.tensor([value]), "large": torch.ones(1, 20_000)}, [1]))
+
+        writer = Writer(write)
+        for _ in range(2):
+            writer.goes_on()
+            before = fork_server_of(server.pid)
+            os.kill(before, number)
+            for worker in workers_of(server.pid):  # has it asked for the next one
+                os.kill(worker, signal.SIGKILL)
+            wait_for(lambda pid=before: is_gone(pid), "its end")  # type: ignore[misc]
+            writer.goes_on()
+        acknowledged = writer.end()
+        stored = replay[: len(replay)]
+        assert sorted(stored["number"].tolist()) == acknowledged
+        assert bool((stored["large"] == 1).all())
+        processes = all_below(server.pid)
+    assert all(map(is_gone, processes))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_fork_server_when_killed_under_process_one_then_no_zombie_is_left(tmp_path: Path) -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "tdserve", "serve"]
+    process = subprocess.Popen([*command, str(tmp_path), "--port", "0"], cwd=REPOSITORY, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"tdserve ready at ")
+        (first,) = children_of(process.pid)
+        orphans = []
+        for _ in range(2):
+            before = fork_server_of(first)
+            orphans += [before, *workers_of(first)]
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda pid=before: fork_server_of(first) != pid, "another one")  # type: ignore[misc]
+        assert [state_of(pid) for pid in orphans] == [None] * 4
+        os.kill(first, signal.SIGTERM)
+        assert process.wait(30.0) == 0

@@ -1,0 +1,146 @@
+"""Who has no token gets nothing at a gloo port: he is refused, and what he breaks is over soon and loses nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.transport import proven
+from tdserve.transport.proving import MESSAGE_BYTES
+from tests.integration.crashing import Writer
+from tests.integration.processes import START_TIMEOUT_S, listening_ports, wait_for
+from tests.unit.transport.stranger import CONTENT, PREAMBLE, Line, device_of_this_process, taken
+
+pytestmark = pytest.mark.integration
+
+TOKEN = "a token"
+NUM_TAKEN = 120
+NUM_TRIES = 5
+"""A connection of another client may take the place of the one that was to be struck."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tdserve.Server]:
+    """With a token."""
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    with tdserve.Server(tmp_path / "root", port=0, token_file=token_file, transfer_timeout_s=5.0) as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """Somebody who has the token, and patience."""
+    with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as connected:
+        yield connected
+
+
+def worker_of(client: tdserve.Client) -> dict[str, int]:
+    """The only data worker, when it is up."""
+
+    def look() -> dict[str, int] | None:
+        (worker,) = client.stats()["workers"]
+        return worker if worker["is_ready"] else None
+
+    return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
+
+
+def order_of(port: int) -> int:
+    """Of two ends at one address the one listens whose port comes first in this order, as gloo has it."""
+    return socket.htons(port)
+
+
+def have_port_above(port: int) -> None:
+    """Gives this process a gloo port that makes the end at another one listen."""
+    for _ in range(5_000):
+        proven._devices.clear()
+        if order_of(device_of_this_process()[0]) > order_of(port):
+            return
+    raise AssertionError(f"no port comes behind {port}")
+
+
+def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Line], None]) -> tdserve.Client:
+    """A client connects while a stranger has the next numbers of the worker, until one of them has become a pair.
+
+    Returns:
+        A client that has read the store "secret" all the same.
+    """
+    for _ in range(NUM_TRIES):
+        with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as first:
+            first.from_remote_init("secret")  # the worker has a port by now that the next pair will use
+        ports = listening_ports(worker_of(client)["pid"])
+        have_port_above(max(ports, key=order_of))
+        with ExitStack() as stack:
+            became = [stack.enter_context(taken(port, range(NUM_TAKEN), behave)) for port in ports]
+            victim = server.client(token=TOKEN, transport="gloo", timeout_s=60.0)
+            assert victim.from_remote_init("secret")["k"].sum() == torch.arange(50_000).sum()
+            if any(became):
+                return victim
+        victim.close()
+    raise AssertionError("the worker never listened")
+
+
+def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_and_he_reads_nothing(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    heard: list[bytes] = []
+
+    def ask(line: Line) -> None:
+        for _ in range(2):
+            heard.append(line.hear())
+            line.say(b"\x00" * MESSAGE_BYTES)
+
+    client.init_remote(TensorDict({"k": torch.arange(50_000)}, []), "secret")
+    before = worker_of(client)
+    with strike(server, client, ask):
+        assert worker_of(client)["pid"] == before["pid"]
+    assert heard
+    assert {len(message) for message in heard} == {MESSAGE_BYTES}
+
+
+def spoil(line: Line) -> None:
+    """Sends what gloo takes for a fault of its own, which ends the process."""
+    line.send(PREAMBLE.pack(PREAMBLE.size + 8, CONTENT, 999, 0, 8, 0) + b"\0" * 8)
+
+
+def test_read_when_a_stranger_ends_the_worker_of_all_then_the_next_one_answers_soon(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    client.init_remote(TensorDict({"k": torch.arange(50_000)}, []), "secret")
+    with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as other:
+        store = other["secret"]
+        assert store["k"].sum() == torch.arange(50_000).sum()
+        num_restarts = worker_of(client)["num_restarts"]
+        strike(server, client, spoil).close()
+        wait_for(lambda: worker_of(client)["num_restarts"] > num_restarts, "a restart")
+        assert store["k"].sum() == torch.arange(50_000).sum()
+
+
+def test_extend_when_a_stranger_sends_garbage_again_and_again_then_goes_on_and_no_row_is_lost(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    client.init_remote(TensorDict({"k": torch.arange(50_000)}, []), "secret")
+    row = TensorDict({"number": torch.tensor(0), "large": torch.zeros(20_000)}, [])
+    replay = client.create_replay("replay", like=row, capacity=20_000)
+
+    def write(number: int) -> None:
+        numbers = TensorDict({"number": torch.tensor([number]), "large": torch.zeros(1, 20_000)}, [1])
+        replay.extend(numbers, timeout_s=60.0)
+
+    writer = Writer(write)
+    with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as watching:
+        for _ in range(2):
+            writer.goes_on()
+            num_restarts = worker_of(watching)["num_restarts"]
+            strike(server, watching, spoil).close()
+            wait_for(lambda: worker_of(watching)["num_restarts"] > num_restarts, "a restart")  # noqa: B023
+            writer.goes_on()
+    acknowledged = writer.end()
+    assert sorted(replay[: len(replay)]["number"].tolist()) == acknowledged

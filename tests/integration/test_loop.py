@@ -1,0 +1,174 @@
+"""The event loop of a server does nothing in proportion to rows: what others wait for is a few milliseconds at most."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tests.integration.loop_costs import WatchedServer
+
+pytestmark = pytest.mark.integration
+
+SIZES = [
+    # In CI so many rows that work in proportion to them is told from work that is not, whatever else the machine does.
+    pytest.param((1_000_000, 0.012), id="1e6"),
+    pytest.param((10_000_000, 0.005), id="1e7", marks=[pytest.mark.full, pytest.mark.timeout(1200)]),
+]
+"""Rows, and seconds of the loop's own CPU that a callback may take."""
+
+NUM_TRIES = 3
+"""The best of them counts: a callback may have to wait for memory, whatever it does."""
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[WatchedServer]:
+    """A server whose loop is watched."""
+    with WatchedServer(tmp_path / "root", tmp_path) as server:
+        yield server
+
+
+def long_ones(server: WatchedServer, calls: dict[str, Callable[[], object]], limit_s: float) -> dict[str, float]:
+    """The calls that keep the loop busy for longer, each of three times, and for how many milliseconds at best."""
+    found = {}
+    for name, call in calls.items():
+        costs = []
+        for _ in range(NUM_TRIES):
+            server.begin()
+            call()
+            costs.append(server.worst_s)
+            if costs[-1] <= limit_s:
+                break
+        if min(costs) > limit_s:
+            found[name] = round(min(costs) * 1e3, 1)
+    return found
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_a_tensordict_has_very_many_rows_then_no_call_keeps_it_busy(
+    watched: WatchedServer, transport: str, size: tuple[int, float]
+) -> None:
+    num_rows, limit_s = size
+    with watched.client(transport=transport, timeout_s=110.0) as client:
+        store = client.memmap(TensorDict({"x": torch.zeros(num_rows, dtype=torch.uint8)}, [num_rows]), "s")
+        ones = torch.ones(num_rows, dtype=torch.uint8)
+        mask = torch.arange(num_rows) % 2 == 0
+        small = TensorDict({"x": ones}, [num_rows])
+
+        def create_and_delete() -> None:
+            client.memmap(small, "made")
+            client.delete("made")
+
+        calls: dict[str, Callable[[], object]] = {
+            "create": create_and_delete,
+            "write all": lambda: store.set_("x", ones),
+            "write a slice": lambda: store.set_at_("x", ones[7:-7], slice(7, -7)),
+            "write every third": lambda: store.set_at_("x", ones[::3], slice(0, None, 3)),
+            "write a mask": lambda: store.set_at_("x", ones[mask], mask),
+            "read all": lambda: store["x"],
+            "read a slice": lambda: store.get_at("x", slice(7, -7)),
+            "read a mask": lambda: store.get_at("x", mask),
+            "add a key": lambda: store.set("y", ones),
+            "describe": lambda: client.describe("s"),
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
+@pytest.mark.parametrize(
+    ("transport", "sampler"),
+    [("gloo", tdserve.Uniform()), ("shm", tdserve.Prioritized())],
+    ids=["gloo-uniform", "shm-prioritized"],
+)
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
+    watched: WatchedServer, transport: str, size: tuple[int, float], sampler: object
+) -> None:
+    num_rows, limit_s = size
+    row = TensorDict({"x": torch.zeros((), dtype=torch.uint8)}, [])
+    with watched.client(transport=transport, timeout_s=110.0) as client:
+        table = client.create_replay("r", like=row, capacity=num_rows, sampler=sampler)
+        for _ in range(0, num_rows + num_rows // 10, num_rows // 20):  # once round, and a little further
+            table.extend(row.expand(num_rows // 20).clone())
+
+        def create_and_delete() -> None:
+            client.create_replay("made", like=row, capacity=num_rows, sampler=sampler)
+            client.delete("made")
+
+        few, starts = row.expand(256).clone(), iter(range(num_rows // 2, num_rows, num_rows // 8))
+        calls: dict[str, Callable[[], object]] = {
+            "create": create_and_delete,
+            "extend": lambda: table.extend(few),
+            "extend by very many rows": lambda: table.extend(row.expand(num_rows // 3).clone()),
+            "sample": lambda: table.sample(256),
+            "sample very many rows": lambda: table.sample(96_000),
+            "read all": lambda: table[:],
+            "read a row": lambda: table[5],
+            "read the last row": lambda: table[-1],
+            "read some rows": lambda: table[torch.tensor([5, 6])],
+            "read a slice": lambda: table[10:20],
+            "length": lambda: len(table),
+            "info": table.info,
+            "delete many rows": lambda: table.delete(torch.arange(num_rows // 8) + next(starts)),
+            "delete some rows": lambda: table.delete(table.extend(few)),
+            "clear": table.clear,
+        }
+        if sampler.kind == "prioritized":  # type: ignore[attr-defined]
+            many = torch.arange(0, num_rows, 2)
+            calls = {
+                "change priorities": lambda: table.update_priority(torch.arange(256), torch.ones(256)),
+                "change very many priorities": lambda: table.update_priority(many, torch.ones(len(many))),
+                **calls,
+            }
+        assert long_ones(watched, calls, limit_s) == {}
+        assert len(table) == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_loop_when_a_sample_is_the_first_of_its_kind_then_it_looks_at_the_rows_a_few_at_a_time(
+    watched: WatchedServer, size: tuple[int, float]
+) -> None:
+    num_rows, limit_s = size
+    row = TensorDict({"x": torch.zeros((), dtype=torch.int64)}, [])
+    with watched.client(transport="gloo", timeout_s=110.0) as client:
+        table = client.create_replay("r", like=row, capacity=num_rows)
+        for begin in range(0, num_rows, num_rows // 20):
+            numbers = torch.arange(begin, begin + num_rows // 20) // 1000
+            table.extend(TensorDict({"x": numbers}, [len(numbers)]))
+        count = itertools.count(1)
+        calls: dict[str, Callable[[], object]] = {
+            "consumer": lambda: table.sample(16, consumer=f"number {next(count)}"),
+            "groups": lambda: table.sample(64, group_by="x", group_size=2 ** next(count)),
+        }
+        assert long_ones(watched, calls, limit_s) == {}
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_loop_when_samples_have_asked_for_consumers_and_groups_then_rows_leave_a_few_at_a_time(
+    watched: WatchedServer, transport: str
+) -> None:
+    num_rows, limit_s = 65_536, 0.006
+    rows = TensorDict({"x": torch.arange(num_rows)}, [num_rows])
+    with watched.client(transport=transport, timeout_s=110.0) as client:
+        table = client.create_replay("r", like=rows[0], capacity=num_rows)
+        calls: dict[str, Callable[[], object]] = {
+            "delete": lambda: table.delete(torch.arange(num_rows // 2)),
+            "clear": table.clear,
+        }
+        costs = dict.fromkeys(calls, math.inf)
+        for _ in range(NUM_TRIES):
+            table.extend(rows)
+            table.sample(16, group_by="x", group_size=1)
+            table.sample(16, consumer="one")
+            for name, call in calls.items():
+                watched.begin()
+                call()
+                costs[name] = min(costs[name], watched.worst_s)
+        assert {name: round(cost_s * 1e3, 1) for name, cost_s in costs.items() if cost_s > limit_s} == {}
+        assert len(table) == 0

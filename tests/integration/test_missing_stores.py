@@ -1,0 +1,65 @@
+"""Whoever waits for a store that does not exist learns it soon, and which names are near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client import missing_names, pending
+from tests.integration.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+TD = TensorDict({"a": torch.zeros(3)}, [3])
+
+CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
+    "replay": lambda client, name, timeout_s: client.replay(name, timeout_s=timeout_s),
+    "queue": lambda client, name, timeout_s: client.queue(name, timeout_s=timeout_s),
+    "latest": lambda client, name, timeout_s: client.latest(name, timeout_s=timeout_s),
+    "from_remote_init": lambda client, name, timeout_s: client.from_remote_init(name, timeout_s=timeout_s),
+    "recv": lambda client, name, timeout_s: client.recv(TD.clone(), name, timeout_s=timeout_s),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_end(
+    client: tdserve.Client, name: str, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module, constant in ((missing_names, "LOOK_AFTER_S"), (pending, "SLOW_S")):
+        monkeypatch.setattr(module, constant, 0.02)
+    client.init_remote(TD, name)
+    misspelt = f"{name[:-2]}{name[-1]}"
+    with pytest.raises(tdserve.StoreNotCreatedError) as raised:
+        CALLS[call](client, misspelt, 0.3)
+    assert isinstance(raised.value, tdserve.DeadlineExceededError)
+    assert raised.value.name == misspelt
+    assert raised.value.timeout_s == pytest.approx(0.3)
+    assert f"there is no store {misspelt!r}, but {name!r}" in str(raised.value)
+    assert f"store {misspelt!r}: there is none yet, but {name!r}" in caplog.text
+    with pytest.raises(tdserve.StoreNotFoundError):
+        CALLS[call](client, misspelt, 0)
+
+
+def test_call_when_the_store_comes_after_the_warning_then_it_goes_on(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(missing_names, "LOOK_AFTER_S", 0.02)
+    waiting = client.later(lambda: client.replay(name, timeout_s=30.0))
+    wait_for(lambda: f"store {name!r}: there is none yet" in caplog.text, "a warning")
+    client.create_replay(name, TD[0], 8)
+    assert waiting.result(20.0).capacity == 8
+
+
+def test_latest_when_the_store_is_there_and_only_its_version_is_missing_then_no_warning(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pending, "SLOW_S", 0.0)
+    version = client.publish(name, TD)
+    with pytest.raises(tdserve.DeadlineExceededError, match="newer than"):
+        client.latest(name, newer_than=version, timeout_s=0.1)
+    assert not caplog.records

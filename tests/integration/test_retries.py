@@ -1,0 +1,169 @@
+"""What is sent again after its answer was lost, over any number of other requests, sessions and restarts: done once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.request_numbers import MAX_WRITES_UNDER_WAY
+from tests.integration.crashing import Crashing
+from tests.integration.cutting import Cutting
+from tests.integration.local_roles import is_claiming
+from tests.integration.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+MANY = 300
+"""More than a server once remembered of a client."""
+
+FEW = 8
+"""Extends after which a writer claims its rows; as many again, of which the server is not told."""
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
+    """One for all tests of this file: each uses stores of its own."""
+    with Crashing(tmp_path_factory.mktemp("retries")) as made:
+        yield made
+
+
+def rows(*numbers: int) -> TensorDict:
+    """Rows that say which they are."""
+    return TensorDict({"number": torch.tensor(numbers)}, [len(numbers)])
+
+
+def numbers_in(table: Any) -> list[int]:
+    """What a table holds, in order."""
+    found: list[int] = table[:]["number"].tolist()
+    return found
+
+
+def kill_worker(crashing: Crashing) -> None:
+    """Ends the sessions of all clients but local ones."""
+    with crashing.server.client(transport="gloo") as client:
+        (worker,) = client.stats()["workers"]
+        os.kill(worker["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_extends_when_nobody_looks_at_claimed_rows_and_many_other_answers_come_then_all_are_there(
+    crashing: Crashing, is_killed: bool
+) -> None:
+    with crashing.server.client(transport="shm", timeout_s=60.0) as client:
+        claimed = client.create_replay(f"claimed-{is_killed}", like=rows(0)[0], capacity=1_000)
+        asked = client.create_replay(f"asked-{is_killed}", like=rows(0)[0], capacity=1_000)
+        for number in range(FEW):
+            claimed.extend(rows(number))
+        assert is_claiming(claimed)
+        assert len(claimed) == FEW  # somebody looks, and nobody does after this
+        for number in range(FEW, 2 * FEW):
+            claimed.extend(rows(number))
+        for number in range(MANY):
+            asked.extend(rows(number), ends=torch.ones(1, dtype=torch.bool))  # what is said of rows is asked for
+        if is_killed:
+            crashing.restart()
+        with crashing.server.client(transport="gloo", timeout_s=60.0) as other:
+            assert numbers_in(other.replay(claimed.name)) == list(range(2 * FEW))
+            assert numbers_in(other.replay(asked.name)) == list(range(MANY))
+
+
+@pytest.mark.parametrize(("transport", "killed"), [("gloo", "worker"), ("gloo", "control"), ("shm", "control")])
+def test_extend_when_it_waits_while_many_are_answered_and_its_session_is_lost_then_it_goes_on(
+    crashing: Crashing, transport: Any, killed: str
+) -> None:
+    with crashing.server.client(transport=transport, timeout_s=60.0) as client, ThreadPoolExecutor(1) as pool:
+        queue = client.create_queue(f"queue-{transport}-{killed}", like=rows(0)[0], max_size=2)
+        queue.extend(rows(0, 1))
+        waiting: Future[Any] = pool.submit(queue.extend, rows(2))
+        wait_for(lambda: queue.info()["num_waiting"] == 1, "a waiting extend")
+        replay = client.create_replay(f"replay-{transport}-{killed}", like=rows(0)[0], capacity=1_000)
+        for number in range(MANY):
+            replay.extend(rows(number), ends=torch.ones(1, dtype=torch.bool))
+        assert not waiting.done()
+        if killed == "worker":
+            kill_worker(crashing)
+        else:
+            crashing.restart()
+        with crashing.server.client(transport="gloo", timeout_s=60.0) as other:
+            far = other.queue(queue.name)
+            with far.take(2, timeout_s=60.0) as taken:
+                assert taken["number"].tolist() == [0, 1]
+            assert len(waiting.result(60.0)) == 1
+            with far.take(1, timeout_s=60.0) as taken:
+                assert taken["number"].tolist() == [2]
+            assert numbers_in(other.replay(replay.name)) == list(range(MANY))
+
+
+def test_extends_when_many_handles_wait_then_no_more_are_under_way_than_a_client_may_have(crashing: Crashing) -> None:
+    with crashing.server.client(transport="gloo", timeout_s=60.0) as client:
+        queue = client.create_queue("window", like=rows(0)[0], max_size=2)
+        queue.extend(rows(0, 1))
+        handles = [client.queue("window") for _ in range(MANY // 3)]
+        early = [handle.extend(rows(2), return_early=True, timeout_s=60.0) for handle in handles]
+        with ThreadPoolExecutor(MANY - len(handles)) as pool:
+            waiting = [pool.submit(queue.extend, rows(2), timeout_s=60.0) for _ in range(MANY - len(handles))]
+            wait_for(lambda: queue.info()["num_waiting"] == MAX_WRITES_UNDER_WAY, "a full window")
+            num_taken = 0
+            while num_taken < MANY + 2:
+                with queue.take(1, timeout_s=60.0):  # acknowledged beside the window
+                    num_taken += 1
+                assert queue.info()["num_waiting"] <= MAX_WRITES_UNDER_WAY
+                assert client.requests.num_writes <= MAX_WRITES_UNDER_WAY
+            assert all(len(future.result(60.0)) == 1 for future in (*early, *waiting))
+        assert client.requests.num_writes == 0
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_delete_when_its_answer_is_lost_then_the_next_store_of_that_name_stays(
+    crashing: Crashing, is_restarted: bool
+) -> None:
+    name = f"deleted-{is_restarted}"
+    with (
+        Cutting(crashing.server.address) as cutting,
+        ThreadPoolExecutor(1) as pool,
+        crashing.server.client(transport="gloo", timeout_s=60.0) as other,
+        tdserve.connect(cutting.address, transport="gloo", timeout_s=60.0) as client,
+    ):
+        other.init_remote(rows(1), name)
+        cutting.cut_when(lambda: not (crashing.root / "stores" / name).exists())
+        deleting = pool.submit(client.delete, name)
+        assert cutting.was_cut.wait(60.0)
+        if is_restarted:
+            crashing.restart()
+        other.init_remote(rows(2), name)
+        cutting.mend()
+        deleting.result(60.0)
+        assert other.from_remote_init(name)["number"].tolist() == [2]
+        client.delete(name)
+        assert name not in other
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_create_when_its_answer_is_lost_then_it_does_not_refuse_its_own_store(
+    crashing: Crashing, is_restarted: bool
+) -> None:
+    name = f"created-{is_restarted}"
+    with (
+        Cutting(crashing.server.address) as cutting,
+        ThreadPoolExecutor(1) as pool,
+        crashing.server.client(transport="gloo", timeout_s=60.0) as other,
+        tdserve.connect(cutting.address, transport="gloo", timeout_s=60.0) as client,
+    ):
+        cutting.cut_when(lambda: name in other)
+        creating = pool.submit(client.create_replay, name, like=rows(0)[0], capacity=10)
+        assert cutting.was_cut.wait(60.0)
+        if is_restarted:
+            crashing.restart()
+        cutting.mend()
+        creating.result(60.0).extend(rows(3))
+        assert numbers_in(other.replay(name)) == [3]
+        with pytest.raises(tdserve.StoreExistsError):
+            client.create_replay(name, like=rows(0)[0], capacity=10)

@@ -1,0 +1,58 @@
+"""Read by every Python process of a test run when it starts: one that is to fork data workers lets a lender do so.
+
+Such a process imports torch for seconds, of which a run would spend a third. The lender (``tests.lent.lender``) has
+imported it once, and forks a copy of itself, which serves control in this process's place; this one lives as long as
+that copy, and that copy no longer than this one. Where the lender cannot, this process goes on by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+DOOR_VARIABLE = "TESTS_LENDER"
+"""Names the lender's UNIX socket."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stand_for(door: str, fd: int) -> None:
+    """Has the lender serve the socket ``fd``, and ends when the copy does; returns where nothing is lent."""
+    import resource
+    import socket
+
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(door)
+        umask = os.umask(0)
+        os.umask(umask)
+        order = {
+            "environ": dict(os.environ),
+            "folder": os.getcwd(),
+            "umask": umask,
+            "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
+        }
+        life_fd, _ = os.pipe()  # the other end stays open as long as this process lives
+        socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, fd, life_fd])
+        pid = connection.recv(32)
+    except OSError:  # no lender, or not for this user
+        return
+    if not pid:  # it lives in another world than this process
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for inherited in (0, 1, fd, life_fd):
+        os.close(inherited)
+    with open(f"{door}.{os.getpid()}", "wb") as note:
+        note.write(pid)
+    connection.recv(1)
+    os.unlink(f"{door}.{os.getpid()}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if sys.orig_argv[1:3] == ["-m", "tdserve.worker.fork_server"] and DOOR_VARIABLE in os.environ:
+    stand_for(os.environ[DOOR_VARIABLE], int(sys.orig_argv[3]))

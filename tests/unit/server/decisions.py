@@ -1,0 +1,307 @@
+"""Changes of every kind in a world, what they leave behind, and ends of the process or of the disk in their middle."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.local.writes import put_selection
+from tdserve.deadline import Deadline
+from tdserve.errors import CorruptDataError, StoreNotFoundError
+from tdserve.ids import new_client_id
+from tdserve.selection import parse
+from tdserve.server.entry import Entry
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.workers import drop_store
+from tdserve.spec import codec
+from tdserve.spec.capture import capture
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.v1 import content_pb2, control_pb2
+from tests.unit.server import replaying
+from tests.unit.server.local_peer import LocalPeer, mapped
+from tests.unit.server.world import Loop, World, content_of
+
+REQUEST = 7
+"""Number of the change."""
+
+LOST = "lost"
+"""What is read of rows that were half overwritten."""
+
+TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2)}, [4])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of change.
+
+    Attributes:
+        prepare: What is there before.
+        change: Does it, over a session, under ``REQUEST``.
+        look: What anybody sees of it.
+        is_answered: Whether its answer is kept for a retry.
+        is_repeatable: Whether to do it again does no harm, so that it may be seen before its answer is on record.
+    """
+
+    prepare: Callable[[World, Loop], object]
+    change: Callable[[World, Loop, ClientSession], object]
+    look: Callable[[World, Loop], object]
+    is_answered: bool = True
+    is_repeatable: bool = False
+
+
+def _nothing(world: World, run: Loop) -> None:
+    """There is nothing before."""
+
+
+def _store(world: World, run: Loop) -> None:
+    run(world.create("x", TD))
+
+
+def _entry(world: World, run: Loop, name: str) -> Entry:
+    async def find() -> Entry:
+        return world.stores.get(name)
+
+    return run(find())
+
+
+def _names(world: World, run: Loop) -> list[str]:
+    names = [record.name for record in world.stores.catalog if not record.loading]
+    return [_entry(world, run, name).name for name in names]
+
+
+def _keys(world: World, run: Loop) -> object:
+    entry = _entry(world, run, "x")
+    return [".".join(key) for key in entry.spec.keys(True, True)], entry.content_version, _numbers(world, run)
+
+
+def _numbers(world: World, run: Loop) -> object:
+    entry = _entry(world, run, "x")
+    asked = control_pb2.ReadRequest(store="x", timeout_s=0.2)
+    entry.lost.may_heal_until_s = 0.0
+    try:
+        done = run(world.reads.read(world.session(9), 1, entry, asked, Deadline.after(0.2)))
+    except CorruptDataError:
+        return LOST
+    assert done is not None
+    assert not (entry.generation_values() & 1).any()
+    return done.inline
+
+
+def _create(world: World, run: Loop, session: ClientSession) -> None:
+    run(world.create("x", TD))
+
+
+def _delete(world: World, run: Loop, session: ClientSession) -> None:
+    run(world.creation.delete("x"))
+
+
+def _loading(world: World, run: Loop) -> None:
+    run(world.create("x", TD, loading=True, session=1))
+
+
+def _fill(world: World, run: Loop, session: ClientSession) -> None:
+    fingerprint = world.stores.get_loading("x", 1).spec.fingerprint
+    asked = control_pb2.WriteRequest(store="x", creates=True, content=content_of(TD, fingerprint))
+    run(world.writes.create(session, REQUEST, asked))
+
+
+def _writing(name: str, content: control_pb2.Content) -> control_pb2.WriteRequest:
+    return control_pb2.WriteRequest(store=name, selection=parse(1).to_message(), content=content, timeout_s=5.0)
+
+
+def _overwrite(world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = TD[1] + 5) -> None:
+    content = content_of(row, world.stores.get(name).spec.fingerprint)
+    run(world.writes.write(session, REQUEST, _writing(name, content)))
+
+
+def _overwrite_in_place(
+    world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = TD[1] + 5
+) -> None:
+    async def scenario() -> None:
+        entry = world.stores.get(name)
+        async with LocalPeer(world) as peer:
+            peer.session.hello.client_id = session.client_id
+            asked = _writing(name, control_pb2.Content(fingerprint=entry.spec.fingerprint))
+            write = asyncio.create_task(world.writes.write(peer.session, REQUEST, asked))
+            told = asyncio.create_task(peer.told())
+            await asyncio.wait({write, told}, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                put_selection(mapped(entry), parse(1), capture(row))
+                peer.done(REQUEST)
+            told.cancel()
+            await write
+
+    run(scenario())
+
+
+def _weights(number: int) -> TensorDict:
+    return TensorDict({"w": torch.full((3,), float(number))}, [])
+
+
+def _publish(world: World, run: Loop, session: ClientSession) -> None:
+    content = content_of(_weights(2), is_packed=True)
+    spec = codec.encode(capture(_weights(2)).spec)
+    asked = control_pb2.PublishRequest(store="x", spec=spec, content=content, metadata=b"m" * 100)
+    run(world.publishing.publish(session, REQUEST, asked))
+
+
+def _publish_others(world: World, run: Loop) -> None:
+    for _ in range(4):  # from here on files are used again
+        content = content_of(_weights(1), is_packed=True)
+        spec = codec.encode(capture(_weights(1)).spec)
+        run(
+            world.publishing.publish(
+                world.session(), 1, control_pb2.PublishRequest(store="x", spec=spec, content=content)
+            )
+        )
+
+
+def _latest(world: World, run: Loop) -> object:
+    try:
+        asked = control_pb2.LatestRequest(store="x", timeout_s=0.0)
+        done = run(world.publishing.latest(world.session(9), 1, asked))
+    except StoreNotFoundError:
+        return None
+    assert done is not None
+    return done.accepted.version, done.inline
+
+
+def _table(world: World, run: Loop) -> None:
+    entry = replaying.create(world, run)
+    replaying.extend(world, run, entry, replaying.rows(0))
+
+
+def _extend(world: World, run: Loop, session: ClientSession) -> None:
+    asked = replaying.extending(world.stores.get("r"), replaying.rows(3))
+    run(world.replays.extend(session, REQUEST, asked))
+
+
+def _delete_rows(world: World, run: Loop, session: ClientSession) -> None:
+    asked = control_pb2.ChangeRequest(store="r")
+    asked.delete.rows = replaying.numbers(0, 1)
+    run(world.changes.change(session, REQUEST, asked))
+
+
+def _live_rows(world: World, run: Loop) -> object:
+    table = _entry(world, run, "r").replay_table()
+    return table.live_rows().tolist(), table.ring.inserts
+
+
+def _overwrite_row(world: World, run: Loop, session: ClientSession) -> None:
+    _overwrite(world, run, session, "r", replaying.rows(8)[0])
+
+
+def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> None:
+    _overwrite_in_place(world, run, session, "r", replaying.rows(8)[0])
+
+
+def _rows(world: World, run: Loop) -> object:
+    entry = _entry(world, run, "r")
+    live = entry.replay_table().live_rows().tolist()
+    is_lost = 1 not in live or entry.generation_values()[1] & 1  # odd until its writer is proved gone
+    return LOST if is_lost else (live, mapped(entry).leaves["a",][live].tolist())
+
+
+def _add_key(world: World, run: Loop, session: ClientSession) -> None:
+    td = TensorDict({"z": torch.arange(4), "n": {"d": torch.ones(4)}}, [4])
+    asked = control_pb2.AlterRequest(
+        store="x", added=codec.encode(capture(td).spec), content=content_of(td), timeout_s=5.0
+    )
+    run(world.alterations.alter(session, REQUEST, asked))
+
+
+def _rename_keys(world: World, run: Loop, session: ClientSession) -> None:
+    path = content_pb2.Path
+    renamed = [control_pb2.Renamed(old_key=path(parts=["a"]), new_key=path(parts=["n", "a"]))]
+    asked = control_pb2.AlterRequest(store="x", removed=[path(parts=["b"])], renamed=renamed, timeout_s=5.0)
+    run(world.alterations.alter(session, REQUEST, asked))
+
+
+KINDS = {
+    "create": Kind(_nothing, _create, _names, is_answered=False),
+    "delete": Kind(_store, _delete, _names, is_answered=False),
+    "fill": Kind(_loading, _fill, _names),
+    "overwrite": Kind(_store, _overwrite, _numbers),
+    "overwrite in place": Kind(_store, _overwrite_in_place, _numbers),
+    "overwrite a row of a table": Kind(_table, _overwrite_row, _rows),
+    "overwrite a row of a table in place": Kind(_table, _overwrite_row_in_place, _rows),
+    "first publish": Kind(_nothing, _publish, _latest),
+    "publish": Kind(_publish_others, _publish, _latest),
+    "extend": Kind(_table, _extend, _live_rows),
+    "delete rows": Kind(_table, _delete_rows, _live_rows, is_repeatable=True),
+    "add keys": Kind(_store, _add_key, _keys),
+    "rename keys": Kind(_store, _rename_keys, _keys),
+}
+
+
+class Killed:
+    """A world as it is found by a server that is started after this one was killed just now; a context manager."""
+
+    def __init__(self, world: World, path: Path) -> None:
+        self._path = path
+        self._worker = world.worker
+        shutil.copytree(world.root.path, path, ignore=shutil.ignore_patterns("lock.mdb"))
+
+    def look(self, run: Loop, kind: Kind, client_id: bytes) -> tuple[object, bool]:
+        """What the next server shows when it has repaired what it found; whether it would answer a retry."""
+
+        async def start() -> World:
+            world = World(self._path, self._worker)
+            await let_go(world)
+            world.publishing.restore()
+            await world.alterations.repair()
+            await world.writes.repair()
+            return world
+
+        world = run(start())
+        found = kind.look(world, run), is_on_record(world, client_id)
+        run(let_go(world))
+        world.departures.close()
+        world.close()
+        shutil.rmtree(self._path)
+        return found
+
+
+async def let_go(world: World) -> None:
+    """Has the worker, which knows stores by their uid alone, open them anew where they lie in this world."""
+    for record in world.stores.catalog:
+        await drop_store([world.worker], record.uid)
+
+
+@contextmanager
+def watching_writes(monkeypatch: pytest.MonkeyPatch, on_write: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """A block in which each transaction of the catalog is done by ``on_write``, which gets what does it."""
+    write = CatalogDB._write
+    with monkeypatch.context() as patch:
+        patch.setattr(CatalogDB, "_write", lambda db, changes: on_write(lambda: write(db, changes)))
+        yield
+
+
+@contextmanager
+def no_page_can_be_written() -> Iterator[None]:
+    """A block in which the file system refuses whatever lies behind the first pages of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def session_of(world: World) -> ClientSession:
+    """Whose change it is."""
+    return world.session_of(control_pb2.Hello(client_id=new_client_id(), transport="gloo"), 1)
+
+
+def is_on_record(world: World, client_id: bytes) -> bool:
+    """Whether a retry of the change would be answered and not done again."""
+    return world.answers.seen(client_id, REQUEST) is not None

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tdserve.errors import ServerBusyError
+from tdserve.machine import count_descriptors, descriptor_limit
+from tdserve.server.sessions import admission
+from tdserve.server.sessions.admission import MIN_KEPT, check_room, kept_descriptors
+
+WORKER = cast(Any, SimpleNamespace(number=3, pid=None))
+"""A worker whose descriptors are those of this process."""
+
+
+def sessions(num: int, *, worker: Any = WORKER) -> Any:
+    """Sessions none of which has formed its connections."""
+    return [SimpleNamespace(worker=worker, num_promised_descriptors=2) for _ in range(num)]
+
+
+def set_limit(monkeypatch: pytest.MonkeyPatch, num_free: int) -> int:
+    """A limit that leaves so many descriptors."""
+    limit = count_descriptors() + MIN_KEPT + num_free
+    monkeypatch.setattr(admission, "descriptor_limit", lambda: limit)
+    return limit
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(128, 32), (256, 32), (1024, 128), (20_000, 2_500)])
+def test_kept_when_the_limit_is_this_then_so_many_are_for_files(limit: int, kept: int) -> None:
+    assert kept_descriptors(limit) == kept
+
+
+def test_check_room_when_there_is_room_then_nothing() -> None:
+    assert descriptor_limit() > 500
+    check_room(WORKER, sessions(10), uses_nccl=False)
+
+
+def test_check_room_when_the_last_fit_then_the_next_is_refused_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = set_limit(monkeypatch, 22)
+    check_room(WORKER, sessions(9), uses_nccl=False)
+    with pytest.raises(ServerBusyError) as caught:
+        check_room(WORKER, sessions(11), uses_nccl=False)
+    what = "another client, in descriptors of data worker 3"
+    assert caught.value.fields == {"what": what, "asked": 2, "free": 0, "limit": limit}
+    with pytest.raises(ServerBusyError):
+        check_room(WORKER, sessions(9), uses_nccl=True)
+
+
+def test_check_room_when_others_have_another_worker_then_they_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limit(monkeypatch, 22)
+    check_room(WORKER, sessions(100, worker=object()), uses_nccl=False)
+
+
+def test_check_room_when_control_has_none_left_then_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limit(monkeypatch, 0)
+    empty = cast(Any, SimpleNamespace(number=3, pid=2**22 - 1))
+    with pytest.raises(ServerBusyError, match="the control process"):
+        check_room(empty, [], uses_nccl=False)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tdserve.server.sessions.clients import Clients
+
+ANN, BOB = b"ann", b"bob"
+KEEP_S = 600.0
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test sets."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """So much later."""
+        self.now_s += seconds
+        self.run_until_complete(asyncio.sleep(0))
+
+
+class World:
+    """Clients whose forgetting is noted.
+
+    Attributes:
+        forgotten: Who was forgotten, in order.
+    """
+
+    def __init__(self, loop: SteppedLoop) -> None:
+        self.loop = loop
+        self.forgotten: list[bytes] = []
+        self.clients = Clients(KEEP_S, self.forgotten.append)
+
+    def do(self, *steps: str, client_id: bytes = ANN) -> None:
+        """Tells of sessions and calls of a client, on the loop."""
+
+        async def tell() -> None:
+            for step in steps:
+                getattr(self.clients, f"on_{step}")(client_id)
+
+        self.loop.run_until_complete(tell())
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    loop = SteppedLoop()
+    yield World(loop)
+    loop.close()
+
+
+def test_on_ended_when_the_client_stays_away_then_forgotten_once(world: World) -> None:
+    world.do("opened", "ended")
+    world.loop.advance(KEEP_S - 1.0)
+    assert world.forgotten == []
+    world.loop.advance(2.0)
+    world.loop.advance(10 * KEEP_S)
+    assert world.forgotten == [ANN]
+
+
+def test_on_ended_when_the_client_was_back_meanwhile_then_its_time_counts_from_the_last_end(world: World) -> None:
+    world.do("opened", "ended")
+    world.loop.advance(KEEP_S - 1.0)
+    world.do("opened", "ended")
+    world.loop.advance(KEEP_S - 1.0)
+    assert world.forgotten == []
+    world.loop.advance(2.0)
+    assert world.forgotten == [ANN]
+
+
+def test_on_opened_when_the_older_session_ends_later_then_the_client_is_here(world: World) -> None:
+    world.do("opened", "opened", "ended")
+    world.loop.advance(10 * KEEP_S)
+    assert world.forgotten == []
+    world.do("ended")
+    world.loop.advance(KEEP_S + 1.0)
+    assert world.forgotten == [ANN]
+
+
+def test_restore_when_the_server_starts_then_each_has_all_its_time_and_who_comes_back_stays(world: World) -> None:
+    async def restore() -> None:
+        world.clients.restore([ANN, BOB])
+
+    world.loop.run_until_complete(restore())
+    world.loop.advance(KEEP_S - 1.0)
+    world.do("opened", client_id=BOB)
+    world.loop.advance(2.0)
+    assert world.forgotten == [ANN]
+
+
+def test_on_call_when_there_is_no_session_then_the_time_begins_anew(world: World) -> None:
+    world.do("call")
+    world.loop.advance(KEEP_S - 1.0)
+    world.do("call")
+    world.loop.advance(KEEP_S - 1.0)
+    assert world.forgotten == []
+    world.do("opened", "call")
+    world.loop.advance(10 * KEEP_S)
+    assert world.forgotten == []

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.errors import DeadlineExceededError
+from tdserve.replay.plans import PLAIN_ARRIVAL
+from tdserve.replay.table import Table
+from tdserve.row_numbers import PIECE_ROWS, decode_rows
+from tdserve.server.entry import Entry
+from tdserve.server.tables.rule_keys import group_column
+from tdserve.v1 import control_pb2
+from tests.unit.replay.tables import write
+from tests.unit.server.world import Loop, World, content_of, turns_during
+
+NUM_ROWS = 2 * PIECE_ROWS + 5
+"""Of one extend: three parts."""
+
+CAPACITY = 3 * PIECE_ROWS
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A ring with room for one such extend, and not for two."""
+    return run(world.create_replay("r", TensorDict({"a": torch.tensor(0, dtype=torch.uint8)}, []), CAPACITY))
+
+
+def extend(
+    world: World, entry: Entry, num_rows: int, *, request: int = 1, timeout_s: float = 30.0
+) -> Coroutine[Any, Any, control_pb2.Done]:
+    """An extend by so many rows, by a client of its own."""
+    assert entry.row_spec is not None
+    rows = TensorDict({"a": torch.full((num_rows,), request, dtype=torch.uint8)}, [num_rows])
+    content = content_of(rows, entry.row_spec.fingerprint)
+    asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=timeout_s)
+    return world.replays.extend(world.session(request), request, asked)
+
+
+async def until(is_so: Callable[[], bool], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Begins some work, and returns between two of its turns, as soon as something is so."""
+    task = asyncio.ensure_future(work)
+    while not is_so():
+        assert not task.done()
+        await asyncio.sleep(0)
+    return task
+
+
+def is_half_shown(table: Table) -> bool:
+    """Whether some of the rows of a long extend can be seen, and some cannot."""
+    return 0 < table.num_coming < NUM_ROWS
+
+
+async def leave(task: asyncio.Task[Any]) -> None:
+    """As when the process is killed between two turns."""
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    assert run(turns_during(extend(world, entry, NUM_ROWS))) > 6
+    table = entry.replay_table()
+    assert table.live_rows().tolist() == list(range(NUM_ROWS))
+    assert (np.diff(table.columns.sequence[:NUM_ROWS]) > 0).all()
+    assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
+
+
+def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, entry: Entry) -> None:
+    run(extend(world, entry, NUM_ROWS))
+    done = run(extend(world, entry, NUM_ROWS, request=2))
+    rows = decode_rows(done.indices)
+    assert rows.tolist() == [row % CAPACITY for row in range(NUM_ROWS, 2 * NUM_ROWS)]
+    table = entry.replay_table()
+    assert len(table) == CAPACITY
+    assert (done.counts.rows, done.counts.inserts) == (CAPACITY, 2 * NUM_ROWS)
+    oldest = np.argsort(table.columns.sequence[: table.ring.capacity], kind="stable")
+    assert oldest[-NUM_ROWS:].tolist() == rows.tolist()
+
+
+def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_and_a_retry_is_answered(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+    session = world.session(7)
+    assert entry.row_spec is not None
+    td = TensorDict({"a": torch.ones(NUM_ROWS, dtype=torch.uint8)}, [NUM_ROWS])
+    content = content_of(td, entry.row_spec.fingerprint)
+    asked = control_pb2.ExtendRequest(store="r", num_rows=NUM_ROWS, content=content, timeout_s=30.0)
+
+    async def cut_short() -> None:
+        await leave(await until(lambda: is_half_shown(table), world.replays.extend(session, 7, asked)))
+
+    run(cut_short())
+    world.reopen()
+    restored = world.stores.get("r").replay_table()
+    assert restored.live_rows().tolist() == list(range(NUM_ROWS))
+    assert restored.inserts == NUM_ROWS
+    assert world.answers.seen(session.client_id, 7) is not None
+    world.reopen()  # what completed it is on record no more
+    assert world.db.scan("pending", b"long-commit-") == []
+    assert len(world.stores.get("r").replay_table()) == NUM_ROWS
+
+
+def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+
+    async def cut_short() -> None:
+        task = await until(lambda: bool(table.columns.sequence[0]), extend(world, entry, NUM_ROWS))
+        assert not table.num_coming
+        await leave(task)
+
+    run(cut_short())
+    world.reopen()
+    restored = world.stores.get("r").replay_table()
+    assert (len(restored), restored.inserts) == (0, 0)
+    run(extend(world, world.stores.get("r"), NUM_ROWS))
+    assert len(world.stores.get("r").replay_table()) == NUM_ROWS
+
+
+def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_number_is_given_twice(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+
+    async def both() -> None:
+        task = await until(lambda: is_half_shown(table), extend(world, entry, NUM_ROWS))
+        write(table, 3)
+        assert is_half_shown(table)
+        assert entry.table_state()["inserts"] == NUM_ROWS + 3
+        await task
+
+    run(both())
+    assert (len(table), table.inserts) == (NUM_ROWS + 3, NUM_ROWS + 3)
+    assert len(np.unique(table.columns.sequence[table.live_rows()])) == NUM_ROWS + 3
+
+
+def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+
+    async def all_three() -> list[control_pb2.Done]:
+        first = await until(lambda: table.ring.num_reserved > 0, extend(world, entry, NUM_ROWS))
+        assert table.plan_extend(1) is None
+        assert table.num_claimable(8) == 0
+        others = [extend(world, entry, num_rows, request=num) for num, num_rows in ((2, 3), (3, NUM_ROWS))]
+        return list(await asyncio.gather(first, *others))
+
+    done = run(all_three())
+    rows = np.concatenate([decode_rows(each.indices) for each in done])
+    assert len(table) == CAPACITY
+    assert len(rows) == 2 * NUM_ROWS + 3
+    assert (table.inserts, table.ring.num_reserved) == (2 * NUM_ROWS + 3, 0)
+
+
+def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    run(extend(world, entry, NUM_ROWS))
+    run(extend(world, entry, NUM_ROWS, request=2))
+    table = entry.replay_table()
+
+    async def too_late() -> None:
+        task = await until(
+            lambda: table.ring.num_reserved > 0, extend(world, entry, NUM_ROWS, request=3, timeout_s=0.3)
+        )
+        table.hold(table.live_rows())
+        with pytest.raises(DeadlineExceededError):
+            await task
+
+    run(too_late())
+    assert (table.ring.num_reserved, table.ring.num_holes) == (0, PIECE_ROWS)
+    table.resume(table.let_go(np.flatnonzero(table.ring.is_held(np.arange(CAPACITY))), [0]))
+    run(extend(world, entry, NUM_ROWS, request=4))
+    assert len(table) == CAPACITY
+
+
+def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+
+    async def deleted() -> None:
+        task = await until(lambda: is_half_shown(table), extend(world, entry, NUM_ROWS))
+        await world.stores.delete(entry)
+        await task
+
+    run(deleted())
+    world.reopen()
+    assert "r" not in world.stores.catalog
+    assert world.db.scan("pending", b"long-commit-") == []
+
+
+def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_and_no_others_do(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+
+    async def scenario() -> None:
+        async with entry.write_lock:  # as whoever asks for the group
+            task = await until(lambda: bool(entry.write_lock._waiters), extend(world, entry, NUM_ROWS, request=3))
+            entry.group_keys.append(("a",))
+        await task
+
+    run(scenario())
+    assert (table.columns.array(group_column(("a",)), np.int64)[:NUM_ROWS] == 3).all()
+    assert not PLAIN_ARRIVAL.groups
+
+
+def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, entry: Entry) -> None:
+    run(extend(world, entry, NUM_ROWS))
+    assert not entry.replay_table().ring._open
+
+
+def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_says_which(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    table = entry.replay_table()
+
+    async def scenario() -> None:
+        task = await until(lambda: bool(table.columns.sequence[0]), extend(world, entry, NUM_ROWS))
+        assert table.state()["arriving"] == [(0, PIECE_ROWS)]
+        await task
+
+    run(scenario())
+    assert "arriving" not in table.state()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tdserve.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.replay.order import Fifo
+from tdserve.server.entry import Entry
+from tdserve.server.opening import LONG_ROWS
+from tests.unit.server.replaying import content, create, extend, extending, path, rows, sample, sampling
+from tests.unit.server.world import Loop, World, turns_during
+
+GROUPED: dict[str, Any] = {"group_by": path("g"), "group_size": 2, "timeout_s": 20.0}
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A full table of so many rows that its selectors are made in steps."""
+    made = create(world, run, LONG_ROWS, sampler=Fifo())
+    for start in range(0, LONG_ROWS, LONG_ROWS // 2):
+        extend(world, run, made, rows(start, LONG_ROWS // 2), request=start + 1)
+    return made
+
+
+@pytest.mark.parametrize("fields", [{"consumer": "a", "timeout_s": 20.0}, GROUPED], ids=["consumer", "group"])
+def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all_rows(
+    world: World, run: Loop, entry: Entry, fields: dict[str, Any]
+) -> None:
+    found: list[Any] = []
+
+    async def take() -> None:
+        found.append(await world.samples.sample(world.session(), 1, sampling(6, **fields)))
+
+    assert run(turns_during(take())) > 8
+    first = content(entry, found[0])["a"]
+    assert sorted(each // 2 for each in first) == sorted([each // 2 for each in first[::2]] * 2)
+    assert not entry.replay_table().views.is_plain
+    assert len(sample(world, run, entry, 6, **fields)["a"]) == 6
+
+
+def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    async def scenario() -> Any:
+        task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
+        for number in range(8):
+            new = extending(entry, rows(10 * LONG_ROWS + 4 * number, 4))
+            await world.replays.extend(world.session(2), LONG_ROWS + number, new)
+        return await task
+
+    run(scenario())
+    selector = next(each for key, each in entry.replay_table().views._selectors.items() if key.group)
+    assert len(selector) == LONG_ROWS
+    table = entry.replay_table()
+    key = next(key for key in table.views._selectors if key.group)
+    ids = table.columns.array(key.group, "int64")
+    assert ids[:32].tolist() == [5 * LONG_ROWS + each // 2 for each in range(32)]
+    assert ids[32:].tolist() == [each // 2 for each in range(32, LONG_ROWS)]
+
+
+def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    asked = sampling(6, consumer="a", timeout_s=1e-9)
+    with pytest.raises(DeadlineExceededError, match="first sample of its kind"):
+        run(world.samples.sample(world.session(), 1, asked))
+    (task,) = world.samples._view_building._under_way.values()
+    assert len(sample(world, run, entry, 6, consumer="a", timeout_s=20.0)["a"]) == 6
+    assert task.done()
+
+
+def test_sample_when_the_table_is_deleted_meanwhile_then_it_is_told_so(world: World, run: Loop, entry: Entry) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, consumer="a", timeout_s=20.0)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await world.creation.delete("r")
+        with pytest.raises(StoreNotFoundError):
+            await task
+
+    run(scenario())

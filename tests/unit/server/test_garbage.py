@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.server.garbage import STORES_AT_A_TIME, Garbage
+from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import rows
+from tests.unit.server.world import Loop, World
+
+KINDS: dict[str, Any] = {
+    "tensordict": {"kind": control_pb2.STORE_KIND_TENSORDICT},
+    "replay": {"kind": control_pb2.STORE_KIND_REPLAY, "capacity": 4},
+    "weights": {"kind": control_pb2.STORE_KIND_WEIGHTS},
+}
+
+
+@pytest.fixture(autouse=True)
+def _thaw() -> Iterator[None]:
+    """Leaves the collector of the tests as it was; what was frozen stays so, as what they have imported does."""
+    yield
+    gc.enable()
+
+
+def test_note_when_stores_are_many_then_they_are_left_out_now_and_then() -> None:
+    garbage, before = Garbage(), gc.get_freeze_count()
+    for _ in range(STORES_AT_A_TIME - 1):
+        garbage.note_store()
+    assert gc.get_freeze_count() <= before  # what was left out before may go at any time
+    kept: list[list[int]] = [[] for _ in range(10_000)]
+    garbage.note_store()
+    assert gc.get_freeze_count() >= before + len(kept) // 2
+
+
+def test_create_when_stores_are_many_then_the_collector_looks_at_the_last_of_them_alone(
+    world: World, run: Loop
+) -> None:
+    for number in range(2 * STORES_AT_A_TIME):
+        run(world.create(f"w{number}", TensorDict({"a": torch.zeros(1)}, [1]), **KINDS["weights"]))
+    first = world.stores.get("w0")
+    assert not any(each is first for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_delete_when_what_a_store_had_was_left_out_then_it_is_freed_all_the_same(
+    world: World, run: Loop, kind: str
+) -> None:
+    like = rows(0)[0] if kind == "replay" else rows(0)
+    entry = run(world.create("s", like, **KINDS[kind]))
+    Garbage().settle()
+    gc.disable()
+    is_freed = asyncio.Event()
+    weakref.finalize(entry, run.loop.call_soon_threadsafe, is_freed.set)
+    del entry
+
+    async def delete() -> None:
+        await world.creation.delete("s")
+        await is_freed.wait()
+
+    run(delete())

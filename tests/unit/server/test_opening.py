@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.catalog import StoreRecord
+from tdserve.errors import CorruptDataError, InvalidSpecError, StoreNotFoundError
+from tdserve.replay.settings import Settings
+from tdserve.replay.table import Table
+from tdserve.server.entry import Entry
+from tdserve.server.opening import LONG_ROWS, TableOpening, stored_spec
+from tdserve.spec.capture import capture
+from tdserve.store.generations import FILE_NAME
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, World, turns_during
+
+SPEC = capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec
+RECORD = StoreRecord(name="x", kind="tensordict", uid="", fingerprint=SPEC.fingerprint, num_rows=4)
+ROW = TensorDict({"a": torch.zeros(())}, [])
+
+
+def create(world: World, run: Loop, capacity: int = LONG_ROWS) -> Entry:
+    kind, settings = control_pb2.STORE_KIND_REPLAY, Settings().to_json()
+    return run(world.create("t", ROW, kind=kind, capacity=capacity, settings=settings))
+
+
+def _entry_of(table: Table) -> Entry:
+    return Entry(RECORD, SPEC, None, table=table)  # type: ignore[arg-type]
+
+
+def _slow(may_end: threading.Event) -> Callable[[], Table]:
+    def make() -> Table:
+        assert may_end.wait(30.0)
+        return Table("t", 4, np.zeros(4, np.int64), Settings())
+
+    return make
+
+
+def test_opening_when_it_takes_long_then_the_loop_goes_on_and_who_came_first_goes_on_first(run: Loop) -> None:
+    async def go() -> list[str]:
+        may_end, order = threading.Event(), []
+        opening = TableOpening(RECORD, _slow(may_end), _entry_of)
+
+        async def wait(name: str) -> None:
+            await opening.wait()
+            order.append(name)
+
+        waiting = [asyncio.ensure_future(wait(name)) for name in ("first", "second")]
+        await asyncio.sleep(0)
+        order.append("the loop")
+        may_end.set()
+        await asyncio.gather(*waiting)
+        assert opening.entry().table is not None
+        return order
+
+    assert run(go()) == ["the loop", "first", "second"]
+
+
+def test_outlast_when_cancelled_then_ends_only_after_the_thread(run: Loop) -> None:
+    async def go() -> None:
+        may_end = threading.Event()
+        opening = TableOpening(RECORD, _slow(may_end), _entry_of)
+        task = asyncio.ensure_future(opening.outlast())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(go())
+
+
+def test_open_apart_when_a_table_has_very_many_rows_then_it_is_opened_once_for_all(world: World, run: Loop) -> None:
+    create(world, run)
+    world.reopen()
+    assert world.stores.is_long_to_open("t")
+
+    async def both() -> None:
+        await asyncio.gather(world.stores.open_apart("t"), world.stores.open_apart("t"))
+        assert world.stores.find("t") is world.stores.find("t")
+
+    assert run(turns_during(both())) > 1
+    assert not world.stores.is_long_to_open("t")
+    assert len(world.stores.get("t").replay_table()) == 0
+
+
+def test_find_when_a_thread_opens_the_table_just_now_then_its_entry_is_the_only_one(world: World, run: Loop) -> None:
+    create(world, run)
+    world.reopen()
+
+    async def go() -> None:
+        opening = asyncio.ensure_future(world.stores.open_apart("t"))
+        await asyncio.sleep(0)
+        entry = world.stores.get("t")
+        await opening
+        await world.stores.open_apart("t")
+        assert world.stores.get("t") is entry
+
+    run(go())
+
+
+def test_open_apart_when_the_table_is_deleted_and_made_anew_meanwhile_then_the_new_one_counts(
+    world: World, run: Loop
+) -> None:
+    create(world, run)
+    world.reopen()
+
+    async def go() -> None:
+        opening = asyncio.ensure_future(world.stores.open_apart("t"))
+        await asyncio.sleep(0)
+        await world.creation.delete("t")
+        await opening
+        with pytest.raises(StoreNotFoundError):
+            world.stores.get("t")
+
+    run(go())
+    entry = create(world, run)
+    assert world.stores.get("t") is entry
+
+
+def test_open_apart_when_the_table_is_damaged_then_it_is_told_where_it_is_looked_for(world: World, run: Loop) -> None:
+    path = create(world, run).folder / FILE_NAME
+    world.reopen()
+    values = np.memmap(path, np.int64, "r+")
+    values[-2] = -5
+    values.flush()
+    run(world.stores.open_apart("t"))
+    for _ in range(2):
+        with pytest.raises(CorruptDataError):
+            world.stores.get("t")
+    run(world.creation.delete("t"))
+    assert world.stores.find("t") is None
+
+
+def test_open_apart_when_a_table_is_small_then_no_thread_is_asked(world: World, run: Loop) -> None:
+    create(world, run, LONG_ROWS - 1)
+    world.reopen()
+    assert not world.stores.is_long_to_open("t")
+    assert run(turns_during(world.stores.open_apart("t"))) == 1
+
+
+def test_stored_spec_when_of_a_replay_then_has_its_capacity_and_no_key_of_ours() -> None:
+    replay = replace(RECORD, kind="replay", capacity=9)
+    assert stored_spec(replay, SPEC).batch_size == (9, 4)
+    taken = capture(TensorDict({"index": torch.zeros(4)}, [4])).spec
+    with pytest.raises(InvalidSpecError, match="'index'"):
+        stored_spec(replay, taken)
+    assert stored_spec(RECORD, taken) is taken

@@ -1,0 +1,127 @@
+"""What a loss of power leaves of a root. All orders of pages: tests/integration/test_power_loss.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.catalog import StoreRecord
+from tdserve.row_sets import RowSet
+from tdserve.server.power_loss import recover
+from tdserve.server.recovery.lost import POWER_LOSS, Overwrite
+from tdserve.server.specs import Specs
+from tdserve.spec.capture import capture
+from tdserve.store import rows
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE
+from tdserve.store.generations import Generations
+from tdserve.store.root import Root
+from tdserve.store.sync_pass import Pass
+from tdserve.store.watermark import SyncedStore
+
+UID = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Root]:
+    """With a synced store of three rows, on a machine that was started anew since."""
+    made = Root.acquire(tmp_path / "root")
+    spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="s").spec
+    folder = made.store_folder("s")
+    rows.create(folder, spec)
+    generations = Generations.create(folder / GENERATION_FILE, uid=UID, num_rows=4)
+    generations.values[:] = 2
+    with CatalogDB(made.catalog_folder) as db:
+        Specs(db, set).learn(spec)
+        record = StoreRecord("s", "tensordict", UID, fingerprint=spec.fingerprint, num_rows=3)
+        db.put("stores", b"s", record.to_bytes())
+        store = SyncedStore.of(spec, uid=UID, folder=str(folder), structure=0)
+        assert Pass(str(made.catalog_folder), str(made.synced_folder), [store]).run() == {}
+        db.put("pending", b"journal:of something", b"that may be there in part")
+        db.put("stores", b"later", b"not synced")
+    (made.path / "run.json").write_text(json.dumps({"boot_id": "another", "is_synced": False}))
+    yield made
+    made.release()
+
+
+def _generations(root: Root) -> list[int]:
+    found: list[int] = Generations.open(root.store_folder("s") / GENERATION_FILE, uid=UID).values.tolist()
+    return found
+
+
+def _scan(root: Root) -> dict[bytes, bytes]:
+    with CatalogDB(root.catalog_folder) as db:
+        return dict((*db.scan("stores"), *db.scan("pending")))
+
+
+@pytest.mark.parametrize("run", [{"is_synced": True}, {"boot_id": None}, None])
+def test_recover_when_the_end_was_orderly_or_the_machine_runs_on_then_changes_nothing(
+    root: Root, run: dict[str, object] | None
+) -> None:
+    told = json.loads((root.path / "run.json").read_bytes())
+    if run is None:
+        (root.path / "run.json").unlink()
+    elif "boot_id" in run:
+        root.note_run(is_synced=False)
+    else:
+        (root.path / "run.json").write_text(json.dumps({**told, **run}))
+    recover(root)
+    assert b"later" in _scan(root)
+    assert _generations(root) == [2, 2, 2, 2]
+
+
+def test_recover_when_rows_were_written_since_then_they_are_lost_and_all_have_numbers_that_nobody_has_seen(
+    root: Root,
+) -> None:
+    x = np.memmap(root.store_folder("s") / "rows/x.memmap", "<f4", "r+")
+    x[1] = 7
+    recover(root)
+    found = _generations(root)
+    assert [number & 1 for number in found] == [0, 1, 0, 1]
+    assert min(found) > 1 << 20
+    assert sorted(_scan(root)) == [Overwrite(UID, POWER_LOSS, 0, RowSet.of(np.array([1])), ()).key, b"s"]
+    recover(root)  # a crash came before this run was noted
+    assert [number & 1 for number in _generations(root)] == [0, 1, 0, 1]
+    root.note_run(is_synced=False)
+    found = _generations(root)
+    recover(root)
+    assert _generations(root) == found
+
+
+def test_recover_when_the_generation_file_is_damaged_or_gone_then_makes_it_anew(root: Root) -> None:
+    path = root.store_folder("s") / GENERATION_FILE
+    path.write_bytes(b"")
+    recover(root)
+    assert [number & 1 for number in _generations(root)] == [0, 0, 0, 0]
+    path.unlink()
+    recover(root)
+    assert [number & 1 for number in _generations(root)] == [0, 0, 0, 0]
+
+
+def test_recover_when_another_store_has_the_name_by_now_then_both_are_gone_and_its_files_lie_aside(root: Root) -> None:
+    path = root.store_folder("s") / GENERATION_FILE
+    path.unlink()
+    Generations.create(path, uid="f" * 32, num_rows=4).close()
+    recover(root)
+    assert _scan(root) == {}
+    assert [folder.name[:8] for folder in (root.path / "stores").iterdir()] == [".lost-s-"]
+
+
+def test_recover_when_nothing_was_ever_synced_then_begins_empty_and_keeps_the_files(root: Root) -> None:
+    (root.synced_folder / "catalog.mdb").unlink()
+    recover(root)
+    assert _scan(root) == {}
+    assert (root.catalog_folder / "data.mdb.lost").exists()
+    assert [folder.name[:8] for folder in (root.path / "stores").iterdir()] == [".lost-s-"]
+
+
+def test_recover_when_the_note_of_the_last_run_is_damaged_then_takes_it_for_a_loss(root: Root) -> None:
+    (root.path / "run.json").write_bytes(b"\0\0\0")
+    recover(root)
+    assert b"later" not in _scan(root)

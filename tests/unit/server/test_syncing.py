@@ -1,0 +1,117 @@
+"""When what stores hold is brought to the disk, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.catalog import StoreRecord
+from tdserve.errors import ClosedError
+from tdserve.server.entry import Entry
+from tdserve.server.syncing import Syncing
+from tdserve.spec.capture import capture
+from tdserve.store.sync_pass import COPY_FILE
+from tdserve.store.version_marks import whole_versions
+from tdserve.store.watermark import FILE_NAME
+from tests.unit.server.world import Loop, World
+
+
+def _nothing() -> None:
+    pass
+
+
+def _make(world: World, run: Loop) -> Entry:
+    spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="rows").spec
+    record = StoreRecord("rows", "tensordict", "", fingerprint=spec.fingerprint, num_rows=3)
+    return run(world.stores.create(record, spec))
+
+
+def test_sync_when_started_then_there_is_a_copy_of_the_catalog_at_once(world: World, run: Loop) -> None:
+    async def sync() -> None:
+        syncing = Syncing(world.stores, interval_s=0.0, before=_nothing)
+        await syncing.start()
+        assert (world.stores.root.synced_folder / COPY_FILE).exists()
+        assert await syncing.stop(60.0)
+
+    run(sync())
+
+
+@pytest.mark.parametrize("ending", ["waited for", "due", "stopped"])
+def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World, run: Loop, ending: str) -> None:
+    entry = _make(world, run)
+    noted = entry.folder / FILE_NAME
+
+    async def sync() -> None:
+        begun: asyncio.Queue[bool] = asyncio.Queue()
+        interval_s = 0.01 if ending == "due" else 0.0
+        syncing = Syncing(world.stores, interval_s=interval_s, before=lambda: begun.put_nowait(noted.exists()))
+        await syncing.start()
+        if ending == "waited for":
+            await syncing.wait_synced(entry.record.uid)
+            assert noted.exists()
+        if ending == "due":
+            assert [await begun.get(), await begun.get()] == [False, True]
+        assert await syncing.stop(60.0)
+        assert noted.exists()
+        with pytest.raises(ClosedError):
+            await syncing.wait_synced(entry.record.uid)
+
+    run(sync())
+
+
+def test_wait_when_several_wait_and_the_process_is_killed_then_all_are_told_once_it_is_done(
+    world: World, run: Loop
+) -> None:
+    entry = _make(world, run)
+
+    async def sync() -> None:
+        syncing = Syncing(world.stores, interval_s=0.0, before=_nothing)
+        await syncing.start()
+        await syncing.wait_synced(entry.record.uid)
+        process = syncing._process
+        assert process is not None
+        process.end()
+        await asyncio.gather(*(syncing.wait_synced(entry.record.uid) for _ in range(3)))
+        assert await syncing.stop(60.0)
+
+    run(sync())
+
+
+def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(world: World, run: Loop) -> None:
+    entry = _make(world, run)
+    hidden = entry.folder / "rows/hidden"
+    (entry.folder / "rows/x.memmap").rename(hidden)
+
+    async def sync() -> None:
+        syncing = Syncing(world.stores, interval_s=0.0, before=_nothing)
+        await syncing.start()
+        waiting = asyncio.create_task(syncing.wait_synced(entry.record.uid))
+        done, _ = await asyncio.wait({waiting}, timeout=0.5)
+        assert not done
+        hidden.rename(entry.folder / "rows/x.memmap")
+        await waiting
+        assert await syncing.stop(60.0)
+
+    run(sync())
+
+
+def test_version_when_synced_then_its_file_stays_until_a_newer_one_is(tmp_path: Path) -> None:
+    """Through a server: versions are published quicker than they are synced."""
+    with tdserve.Server(tmp_path / "root", sync_interval_s=0) as own:
+        versions = tmp_path / "root/stores/w/versions"
+        with own.client() as client:
+            client.publish("w", TensorDict({"a": torch.zeros(10)}, []))
+        own.shutdown()
+        own.start()
+        with own.client() as client:
+            for number in range(5):
+                client.publish("w", TensorDict({"a": torch.full((10,), float(number))}, []))
+            assert list(whole_versions(versions)) == [1]
+        own.shutdown()
+        assert list(whole_versions(versions)) == [5, 6]
+        assert not (versions / "1.safetensors").exists()

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tdserve.machine import EXIT_NO_DESCRIPTORS
+from tdserve.server.worker_deaths import explain_death
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "num_oom_kills", "expected"),
+    [
+        (3, 0, "exit code 3"),
+        (None, 0, "with the process that forks data workers"),
+        (EXIT_NO_DESCRIPTORS, 0, "it had no file descriptors left"),
+        (-signal.SIGKILL, 1, "SIGKILL: the kernel ran out of memory"),
+        (-signal.SIGKILL, 0, "SIGKILL: somebody killed it; the kernel had memory left"),
+        (-signal.SIGABRT, 0, "SIGABRT: gloo gave up"),
+        (-signal.SIGBUS, 0, "SIGBUS: a mapped file lost pages"),
+        (-signal.SIGHUP, 0, "SIGHUP"),
+        (-40, 0, "signal 40"),
+    ],
+)
+def test_explain_death_when_a_worker_ended_then_names_how_and_the_likely_cause(
+    exit_code: int | None, num_oom_kills: int, expected: str
+) -> None:
+    assert explain_death(exit_code, num_oom_kills=num_oom_kills).startswith(expected)

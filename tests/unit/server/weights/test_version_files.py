@@ -1,0 +1,35 @@
+"""Files of versions that nobody needs any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tdserve.catalog import StoreRecord
+from tdserve.server.entry import Entry
+from tdserve.server.weights.version_files import let_go, path_of
+from tdserve.spec.tree import Node, Spec
+from tdserve.weights import Versions
+
+
+def _publish(entry: Entry) -> int:
+    versions = entry.weight_versions()
+    begun = versions.begin(fingerprint=b"f")
+    path_of(entry, begun.version).write_bytes(b"content")
+    versions.commit(begun, 0.0, nbytes=7, metadata=b"")
+    return begun.version
+
+
+def test_version_when_it_is_let_go_then_its_file_goes_only_if_it_is_kept_no_more(tmp_path: Path) -> None:
+    (tmp_path / "versions").mkdir()
+    entry = Entry(
+        StoreRecord("w", "weights", "0" * 32), Spec(Node((), None, None, None, ())), tmp_path, versions=Versions(keep=1)
+    )
+    first = _publish(entry)
+    for _ in range(2):
+        entry.weight_versions().acquire(first)
+    let_go(entry, first)
+    assert path_of(entry, first).exists()
+    _publish(entry)
+    assert path_of(entry, first).exists(), "somebody still needs it"
+    let_go(entry, first)
+    assert not path_of(entry, first).exists()

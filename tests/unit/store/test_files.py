@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tdserve.errors import CorruptDataError
+from tdserve.store.files import is_in_memory, sync_file
+
+
+def test_sync_when_of_a_file_or_a_folder_then_leaves_both_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    sync_file(tmp_path / "file")
+    sync_file(tmp_path)
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_sync_when_there_is_no_such_file_then_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CorruptDataError, match="none"):
+        sync_file(tmp_path / "none")
+
+
+def test_file_system_when_it_has_a_disk_or_none_then_is_told_apart(tmp_path: Path) -> None:
+    assert is_in_memory(Path("/dev/shm"))
+    assert not is_in_memory(Path("/proc"))
+    assert not is_in_memory(tmp_path / "none")

@@ -1,0 +1,9 @@
+"""A secret for gloo groups of tests that are about something else."""
+
+from __future__ import annotations
+
+from tdserve.ids import SECRET_BYTES
+from tdserve.transport.proving import Bond
+
+SECRET = b"s" * SECRET_BYTES
+BOND = Bond(SECRET, "a test")

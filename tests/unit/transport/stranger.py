@@ -1,0 +1,136 @@
+"""A stranger at a gloo port: speaks gloo's own frames, and knows no secret."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Thread
+
+from tdserve.errors import ConnectError
+from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.proving import MESSAGE_BYTES, PROOF_TAG
+from tdserve.transport.rendezvous import KVStore
+from tests.unit.transport.bonds import BOND
+
+PREAMBLE = struct.Struct("<6Q")
+"""Length of the frame, kind, slot, offset, length of the message, offset there."""
+
+CONTENT, SEND_READY, RECV_READY = 1, 2, 3
+
+
+class Line:
+    """A connection that became somebody's pair."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.setblocking(True)
+        self._connection.settimeout(5.0)
+
+    def hear(self) -> bytes:
+        """The next message."""
+        while True:
+            nbytes, kind, slot, _, length, _ = PREAMBLE.unpack(self._read(PREAMBLE.size))
+            rest = self._read(nbytes - PREAMBLE.size)
+            if kind == SEND_READY:
+                self.send(PREAMBLE.pack(PREAMBLE.size, RECV_READY, slot, 0, length, 0))
+            elif kind == CONTENT:
+                return rest
+
+    def say(self, message: bytes, *, tag: int = PROOF_TAG) -> None:
+        """Sends a message, asked for or not."""
+        self.send(PREAMBLE.pack(PREAMBLE.size + len(message), CONTENT, tag, 0, len(message), 0) + message)
+
+    def send(self, content: bytes) -> None:
+        """Sends bytes."""
+        self._connection.sendall(content)
+
+    def _read(self, nbytes: int) -> bytes:
+        found = b""
+        while len(found) < nbytes:
+            more = self._connection.recv(nbytes - len(found))
+            if not more:
+                raise ConnectionError
+            found += more
+        return found
+
+
+def be_silent(line: Line) -> None:
+    """Says nothing."""
+
+
+def be_wrong(line: Line) -> None:
+    """Says something at each step."""
+    for _ in range(3):
+        line.hear()
+        line.say(b"x" * MESSAGE_BYTES)
+
+
+def reflect(line: Line) -> None:
+    """Says what it has heard."""
+    for _ in range(3):
+        line.say(line.hear())
+
+
+def be_cut_short(line: Line) -> None:
+    """Says half of a message."""
+    line.hear()
+    frame = PREAMBLE.pack(PREAMBLE.size + MESSAGE_BYTES, CONTENT, PROOF_TAG, 0, MESSAGE_BYTES, 0)
+    line.send(frame + b"x" * (MESSAGE_BYTES // 2))
+
+
+def hang_up(line: Line) -> None:
+    """Goes away."""
+    line._connection.close()
+
+
+def port_told(told: bytes) -> int:
+    """The port in what gloo tells of a rank at 127.0.0.1."""
+    found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", told, re.DOTALL)  # a sockaddr_in
+    assert found is not None
+    return int.from_bytes(found[1], "big")
+
+
+def device_of_this_process() -> tuple[int, int]:
+    """Port of the gloo device of this process, and the next of its numbers."""
+    told: list[bytes] = []
+    store = KVStore(lambda key, value: told.append(value))
+    store.close()
+    with suppress(ConnectError):
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
+    return port_told(told[0]), struct.unpack("<2q", told[0][-16:])[1] + 1
+
+
+@contextmanager
+def taken(port: int, numbers: Sequence[int], behave: Callable[[Line], None]) -> Iterator[list[int]]:
+    """Connections that have told these numbers of pairs; whichever becomes a pair behaves so. Yields those that did."""
+    became: list[int] = []
+    with ExitStack() as stack:
+        lines = {stack.enter_context(socket.create_connection(("127.0.0.1", port))): number for number in numbers}
+        for connection, number in lines.items():
+            connection.sendall(struct.pack("<q", number))
+            connection.setblocking(False)
+        ending, end = socket.socketpair()
+
+        def run() -> None:
+            waiting = {*lines, ending}
+            while True:
+                for ready in select.select(waiting, [], [])[0]:
+                    if ready is ending:
+                        return
+                    waiting.discard(ready)
+                    became.append(lines[ready])
+                    with suppress(OSError):
+                        behave(Line(ready))
+
+        thread = Thread(target=run, name="stranger")
+        thread.start()
+        try:
+            yield became
+        finally:
+            end.close()
+            thread.join()
+            ending.close()
