@@ -37,7 +37,8 @@ class Pending:
     """A request that was sent; its answers arrive here, in order.
 
     Args:
-        on_answer: Called in the stream's thread instead of keeping the answer for ``wait``; must not block.
+        on_answer: Called instead of keeping the answer for ``wait``, in the thread that brings it; must not block. It is
+            called once: the answer and the loss of the session may come at the same time, by two threads.
         on_silence: Called when ``wait`` has waited in vain: what may still come, nobody would take.
         place: Of a write of a local session: called in the stream's thread when the server lets it write.
 
@@ -53,12 +54,21 @@ class Pending:
         self.is_write = place is not None
         self._place = place
         self._placing = Lock()
+        self._answering = Lock()
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._on_silence = on_silence
-        self.put: OnAnswer = on_answer or self._answers.put
+        self._on_answer = on_answer
         self.has_failed = False
         self.is_mailed = False
         self.content: ContentChannel | None = None
+
+    def put(self, answer: Answer) -> None:
+        """Takes an answer, or how the session ended."""
+        on_answer = self._on_answer
+        if on_answer is not None:
+            with self._answering:
+                on_answer, self._on_answer = self._on_answer, None
+        (on_answer or self._answers.put)(answer)
 
     def grant(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
         """Writes the content where the server lets it. Raises what ``place`` raises."""

@@ -6,7 +6,7 @@ from threading import Event, Thread
 import pytest
 
 from tdserve.client import pending as pending_module
-from tdserve.client.pending import Pending, checked
+from tdserve.client.pending import Answer, Pending, checked
 from tdserve.control.status import encode_failure
 from tdserve.errors import DeadlineExceededError, PeerLostError, StoreNotFoundError, TransferAbortedError
 from tdserve.v1 import control_pb2
@@ -43,6 +43,19 @@ def test_wait_when_nothing_comes_and_nothing_is_owed_then_no_silence_is_told() -
     pending = Pending(on_silence=lambda: pytest.fail("nothing was owed"))
     with pytest.raises(DeadlineExceededError):
         pending.wait(0.01, "a courtesy", is_owed=False)
+
+
+def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_one_of_them_is_told() -> None:
+    told: list[Answer] = []
+    answer, loss = control_pb2.ServerMessage(request=5), PeerLostError(peer="it", reason="gone")
+
+    def on_answer(brought: Answer) -> None:
+        told.append(brought)
+        pending.put(loss)  # by another thread, while this one is about the answer
+
+    pending = Pending(on_answer, on_silence=lambda: None)
+    pending.put(answer)
+    assert told == [answer]
 
 
 def test_wait_when_it_is_slow_then_that_is_told_once_and_the_answer_still_taken(
