@@ -32,7 +32,18 @@ class Answers:
         self._stale: list[bytes] = []  # forgotten, and erased with the next transaction
 
     def seen(self, client_id: bytes, request: int) -> bytes | None:
-        """The answer that this request already got; None for one that has none."""
+        """The answer that is kept for this request; None for one that has none."""
+        return self._log.seen(client_id, request)
+
+    def earlier(self, client_id: bytes, request: int) -> bytes | None:
+        """The answer of an earlier attempt of this request; None where this is the one to carry out.
+
+        Raises:
+            WrongStateError: The client has said that it asks for this no more. An answer may have been forgotten since:
+                whoever carried this attempt out might do so for the second time.
+        """
+        if self._log.is_over(client_id, request):
+            raise WrongStateError(state="over", event=f"another attempt of request {request}")
         return self._log.seen(client_id, request)
 
     def check_room(self, client_id: bytes) -> None:
@@ -76,12 +87,6 @@ class Answers:
             txn.put("requests", _key(client_id, request), answer)
             txn.show(remember)
             yield txn
-
-    def check_wanted(self, client_id: bytes, request: int) -> None:
-        """Raises WrongStateError where the client has said that it asks for this no more: to carry out an attempt that
-        was overtaken by another would store it twice."""
-        if self._log.is_over(client_id, request):
-            raise WrongStateError(state="over", event=f"another attempt of request {request}")
 
     def forget(self, client_id: bytes, answered: control_pb2.Answered) -> None:
         """Drops what the client says it will not ask for again."""

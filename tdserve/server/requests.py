@@ -166,16 +166,14 @@ class Requests:
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
-        if kind in _ONCE:
-            answered = self._answers.seen(session.client_id, request)
-            if answered is not None:
-                if kind in _WITH_CONTENT:
-                    session.discard(request, asked.content)
-                await self._sync(kind, asked)
-                await session.done(request, control_pb2.Done.FromString(answered))
-                return
         try:
             if kind in _ONCE:
+                if (answered := self._answers.earlier(session.client_id, request)) is not None:
+                    if kind in _WITH_CONTENT:
+                        session.discard(request, asked.content)
+                    await self._sync(kind, asked)
+                    await session.done(request, control_pb2.Done.FromString(answered))
+                    return
                 self._answers.check_room(session.client_id)
             if self._stores.is_long_to_open(name := getattr(asked, "store", "")):
                 with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):

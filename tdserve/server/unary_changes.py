@@ -67,7 +67,7 @@ class UnaryChanges:
         self._answers.forget(name.client_id, name.answered)
         task = self._under_way.get(key)
         if task is None:
-            answered = self._answers.seen(*key)
+            answered = self._answers.earlier(*key)
             if answered is not None:
                 answer.ParseFromString(answered)
                 return answer

@@ -307,6 +307,7 @@ class ClientSession:
         """
         if channel_number is None:
             channel_number = self._channel_of.get(request, self.channel_number)
+            self.accepted_requests.add(request)  # once is enough, whatever becomes of its answer
         self._hear_of(channel_number)
         if content.message_nbytes and channel_number == self.channel_number and not self.ended.is_set():
             order = self.order()

@@ -49,7 +49,7 @@ class Changes:
             return done
         async with entry.write_lock:  # no row is half written
             entry.check_present()
-            if (answered := self._answers.seen(session.client_id, request)) is not None:
+            if (answered := self._answers.earlier(session.client_id, request)) is not None:
                 return control_pb2.Done.FromString(answered)  # by a session that has ended since
             self._stores.db.check_room()
             done = await self._apply(session, entry, kind, asked)

@@ -84,7 +84,7 @@ class Replays:
         table = entry.replay_table()
         if table.claims is not None:
             table.claims.check_committed()  # this may be a retry of what they still have to bring
-        if (answered := self._answers.seen(session.client_id, request)) is not None:
+        if (answered := self._answers.earlier(session.client_id, request)) is not None:
             session.discard(request, asked.content)  # the client had claimed and filled rows, as was seen just now
             return control_pb2.Done.FromString(answered)
         if asked.content.fingerprint != entry.spec_of_row().fingerprint:
@@ -105,10 +105,9 @@ class Replays:
                 while lacking := [path for path in entry.group_keys if group_column(path) not in arrival.groups]:
                     ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
                     arrival = replace(arrival, groups={**arrival.groups, group_column(lacking[0]): ids})
-                if (answered := self._answers.seen(session.client_id, request)) is not None:
+                if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     self._give_up(session, request, entry, reservation)  # it was tried over another session
                     return control_pb2.Done.FromString(answered)
-                self._answers.check_wanted(session.client_id, request)
                 settle = partial(made_by.settle, arrival)
                 done = await self._commit(session, request, entry, reservation, settle, is_long=is_long)
         except BaseException:

@@ -118,7 +118,7 @@ class Alterations:
                 await self._fill(session, request, entry, made, asked.content)
                 self._traffic.received(session.transport, asked.content)
             async with self._alone(session, entry, deadline):
-                answered = self._answers.seen(session.client_id, request)
+                answered = self._answers.earlier(session.client_id, request)
                 if answered is not None:  # this was tried before, over a session that has ended
                     return control_pb2.Done.FromString(answered)
                 altered = wanted.apply(entry.spec, store=entry.name)

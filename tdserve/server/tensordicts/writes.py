@@ -138,7 +138,7 @@ class Writes:
                 await session.worker.order(receiving)
             self._traffic.received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
-                if (answered := self._answers.seen(session.client_id, request)) is not None:
+                if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # tried before, over a session that has ended
                 rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
                 async with holding(entry, rows, _keys_of(asked)) as held:
@@ -166,7 +166,7 @@ class Writes:
 
         rows = await row_set_of(from_message(asked.selection), entry.spec.batch_size)
         await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
-        if (answered := self._answers.seen(session.client_id, request)) is not None:
+        if (answered := self._answers.earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
         _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
         self._traffic.received(session.transport, asked.content)

@@ -81,6 +81,17 @@ def test_forget_when_the_client_says_what_has_come_then_gone_from_disk_with_the_
     assert [Answers(world.db).seen(CLIENT, request) for request in (1, 2, 3)] == [None, b"done", None]
 
 
+def test_earlier_when_the_client_has_said_that_it_asks_no_more_then_refused(world: World) -> None:
+    for request in (1, 2):
+        record(world, world.answers, request)
+    world.answers.forget(CLIENT, control_pb2.Answered(below=4, but_for=[2]))
+    for request in (1, 3):
+        with pytest.raises(WrongStateError):
+            world.answers.earlier(CLIENT, request)
+    assert [world.answers.earlier(CLIENT, request) for request in (2, 4)] == [b"done", None]
+    assert world.answers.earlier(OTHER, 1) is None
+
+
 def test_forget_when_the_next_commit_fails_then_gone_from_disk_with_the_one_after_it(world: World) -> None:
     record(world, world.answers, 1)
     world.answers.forget(CLIENT, control_pb2.Answered(below=2))

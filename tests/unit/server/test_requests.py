@@ -56,6 +56,27 @@ def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
     assert len(replay.replay_table()) == 6
 
 
+@pytest.mark.parametrize("kind", ["extend", "change"])
+def test_change_when_its_client_asks_for_it_no_more_then_refused_and_nothing_is_changed(
+    world: World, run: Loop, requests: Requests, replay: Entry, kind: str
+) -> None:
+    assert replay.row_spec is not None
+    session = world.session()
+    message = extending(7, replay.row_spec.fingerprint)
+    run(requests.serve(session, message))
+    world.answers.forget(session.client_id, control_pb2.Answered(below=10, but_for=[8]))
+    if kind == "change":
+        message = control_pb2.ClientMessage(request=7, change=control_pb2.ChangeRequest(store="r"))
+        message.change.clear = True
+    late = world.session_of(session.hello, 2)
+    run(requests.serve(late, message))  # an attempt that was overtaken by another, whose answer is forgotten
+    assert isinstance(outbox(late).error(), WrongStateError)
+    message.request = 8
+    assert len(replay.replay_table()) == 3
+    run(requests.serve(late, message))
+    assert len(replay.replay_table()) == (6 if kind == "extend" else 0)
+
+
 def sampling(request: int, **fields: Any) -> control_pb2.ClientMessage:
     """Asks for five rows of the replay."""
     asked = control_pb2.SampleRequest(**{"store": "r", "num_rows": 5, "timeout_s": 0.01, **fields})
