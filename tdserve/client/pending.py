@@ -37,8 +37,8 @@ class Pending:
     """A request that was sent; its answers arrive here, in order.
 
     Args:
-        on_answer: Called instead of keeping the answer for ``wait``, in the thread that brings it; must not block. It is
-            called once: the answer and the loss of the session may come at the same time, by two threads.
+        on_answer: Called instead of keeping the answer for ``wait``, in the thread that brings it; must not block. It
+            is called once: the answer and the loss of the session may come at the same time, by two threads.
         on_silence: Called when ``wait`` has waited in vain: what may still come, nobody would take.
         place: Of a write of a local session: called in the stream's thread when the server lets it write.
 
