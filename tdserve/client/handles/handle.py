@@ -170,34 +170,14 @@ class StoreHandle(MemmappedHandle, StoreRows, ByAddress, TensorDictCalls):
         self.write_rows(..., value, at=checked_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
         return self
 
-    def set_at_(
-        self,
-        key: str | Path,
-        value: Any,
-        index: Any,
-        *,
-        timeout_s: float | None = None,
-        return_early: bool = False,
-    ) -> Any:
-        """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would.
-
-        Args:
-            return_early: True returns a future at once; ``value`` and ``index`` must not change before it is done, and
-                of several that are under way any may be the last.
-
-        Returns:
-            This handle, or a future of it.
-        """
-        path = checked_path(key)
-
+    def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreHandle]:
         def write() -> StoreHandle:
             self.write_rows(index, value, at=path, timeout_s=timeout_s)
             return self
 
-        return self.perform_write(write, return_early)
+        return write
 
     def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
-        """Runs a write now, or in the background, and returns a future of its result."""
         return self._client.perform(write, return_early)
 
     def update_(

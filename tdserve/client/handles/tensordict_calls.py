@@ -65,7 +65,23 @@ class TensorDictCalls(ViewCalls, Operators):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Writes rows of one leaf or nested part."""
+        """Writes rows of one leaf or nested part; a tensor is broadcast as ``leaf[index] = value`` would.
+
+        Args:
+            return_early: True returns a future at once; ``value`` and ``index`` must not change before it is done, and
+                of several that are under way any may be the last.
+
+        Returns:
+            This handle or view, or a future of it.
+        """
+        return self.perform_write(self._write_of_rows(checked_path(key), value, index, timeout_s), return_early)
+
+    def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
+        """What ``set_at_`` does, once it is called. What can be told at once is checked before."""
+        raise NotImplementedError
+
+    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
+        """Runs a write now, or in the background, and returns a future of its result."""
         raise NotImplementedError
 
     def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> Any:

@@ -189,22 +189,11 @@ class StoreView(TensorDictCalls, Epochs):
         """As ``set``; what is behind the batch dimensions is broadcast."""
         return self._write_whole(checked_path(key), value, Manner.BEHIND, timeout_s)
 
-    def set_at_(
-        self,
-        key: str | Path,
-        value: Any,
-        index: Any,
-        *,
-        timeout_s: float | None = None,
-        return_early: bool = False,
-    ) -> Any:
-        """Writes rows of one leaf or nested part; ``return_early`` as of the store's own ``set_at_``."""
-        path = checked_path(key)
+    def _write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], StoreView]:
         check_whole_rows(index, self.spec, path, store=self.name)
+        return lambda: self._write({path: as_local(value)}, index, Manner.ROWS, timeout_s)
 
-        def write() -> StoreView:
-            return self._write({path: as_local(value)}, index, Manner.ROWS, timeout_s)
-
+    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
         return self._store.perform_write(write, return_early)
 
     def _write_whole(self, path: Path, value: Any, manner: Manner, timeout_s: float | None) -> StoreView:
