@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from tests.integration.local_roles import is_claiming
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
+
+T = TypeVar("T")
 
 MANY = 300
 """More than a server once remembered of a client."""
@@ -121,49 +124,69 @@ def test_extends_when_many_handles_wait_then_no_more_are_under_way_than_a_client
         assert client.requests.num_writes == 0
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_delete_when_its_answer_is_lost_then_the_next_store_of_that_name_stays(
-    crashing: Crashing, is_restarted: bool
-) -> None:
-    name = f"deleted-{is_restarted}"
+@dataclass
+class Deaf:
+    """A client that can be cut off just before it hears an answer.
+
+    Attributes:
+        other: Another, which cannot.
+        cutting: Stands between it and the server.
+        pool: Runs its calls.
+    """
+
+    client: tdserve.Client
+    other: tdserve.Client
+    cutting: Cutting
+    pool: ThreadPoolExecutor
+
+    def begin(self, call: Callable[..., T], *args: Any, **options: Any) -> Future[T]:
+        """Runs a call of ``client`` until it is cut off; its future is done after ``cutting.mend()``."""
+        running = self.pool.submit(call, *args, **options)
+        assert self.cutting.was_cut.wait(60.0)
+        return running
+
+
+@pytest.fixture
+def deaf(crashing: Crashing) -> Iterator[Deaf]:
+    """Whose calls are sent again for a minute."""
     with (
         Cutting(crashing.server.address) as cutting,
         ThreadPoolExecutor(1) as pool,
         crashing.server.client(transport="gloo", timeout_s=60.0) as other,
         tdserve.connect(cutting.address, transport="gloo", timeout_s=60.0) as client,
     ):
-        other.init_remote(rows(1), name)
-        cutting.cut_when(lambda: not (crashing.root / "stores" / name).exists())
-        deleting = pool.submit(client.delete, name)
-        assert cutting.was_cut.wait(60.0)
-        if is_restarted:
-            crashing.restart()
-        other.init_remote(rows(2), name)
-        cutting.mend()
-        deleting.result(60.0)
-        assert other.from_remote_init(name)["number"].tolist() == [2]
-        client.delete(name)
-        assert name not in other
+        yield Deaf(client, other, cutting, pool)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_delete_when_its_answer_is_lost_then_the_next_store_of_that_name_stays(
+    crashing: Crashing, deaf: Deaf, is_restarted: bool
+) -> None:
+    name = f"deleted-{is_restarted}"
+    deaf.other.init_remote(rows(1), name)
+    deaf.cutting.cut_when(lambda: not (crashing.root / "stores" / name).exists())
+    deleting = deaf.begin(deaf.client.delete, name)
+    if is_restarted:
+        crashing.restart()
+    deaf.other.init_remote(rows(2), name)
+    deaf.cutting.mend()
+    deleting.result(60.0)
+    assert deaf.other.from_remote_init(name)["number"].tolist() == [2]
+    deaf.client.delete(name)
+    assert name not in deaf.other
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_create_when_its_answer_is_lost_then_it_does_not_refuse_its_own_store(
-    crashing: Crashing, is_restarted: bool
+    crashing: Crashing, deaf: Deaf, is_restarted: bool
 ) -> None:
     name = f"created-{is_restarted}"
-    with (
-        Cutting(crashing.server.address) as cutting,
-        ThreadPoolExecutor(1) as pool,
-        crashing.server.client(transport="gloo", timeout_s=60.0) as other,
-        tdserve.connect(cutting.address, transport="gloo", timeout_s=60.0) as client,
-    ):
-        cutting.cut_when(lambda: name in other)
-        creating = pool.submit(client.create_replay, name, like=rows(0)[0], capacity=10)
-        assert cutting.was_cut.wait(60.0)
-        if is_restarted:
-            crashing.restart()
-        cutting.mend()
-        creating.result(60.0).extend(rows(3))
-        assert numbers_in(other.replay(name)) == [3]
-        with pytest.raises(tdserve.StoreExistsError):
-            client.create_replay(name, like=rows(0)[0], capacity=10)
+    deaf.cutting.cut_when(lambda: name in deaf.other)
+    creating = deaf.begin(deaf.client.create_replay, name, like=rows(0)[0], capacity=10)
+    if is_restarted:
+        crashing.restart()
+    deaf.cutting.mend()
+    creating.result(60.0).extend(rows(3))
+    assert numbers_in(deaf.other.replay(name)) == [3]
+    with pytest.raises(tdserve.StoreExistsError):
+        deaf.client.create_replay(name, like=rows(0)[0], capacity=10)
