@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.content_channel import MAX_BROKEN
+from tdserve.client.session import Session
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -231,13 +232,18 @@ def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_w
     assert channel_number(client) >= num_breaks
 
 
+def make_ring(client: tdserve.Client, name: str) -> tuple[tdserve.ReplayHandle, Session]:
+    """A ring with a small row, and the session that wrote it."""
+    made = client.create_replay(name, like=rows(SMALL)[0], capacity=100)
+    made.extend(rows(SMALL))
+    assert client._session is not None
+    return made, client._session
+
+
 def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes_on(
     client: tdserve.Client, name: str
 ) -> None:
-    made = client.create_replay(name, like=rows(SMALL)[0], capacity=100)
-    made.extend(rows(SMALL))
-    session = client._session
-    assert session is not None
+    made, session = make_ring(client, name)
     for count in range(MAX_BROKEN - 1):
         early = [made.extend(rows(SMALL), return_early=True) for _ in range(2)]
         session.channel(session.content).close()
@@ -250,10 +256,7 @@ def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes
 def test_channel_when_it_breaks_too_often_then_the_session_ends_and_another_is_opened(
     client: tdserve.Client, name: str
 ) -> None:
-    made = client.create_replay(name, like=rows(SMALL)[0], capacity=100)
-    made.extend(rows(SMALL))
-    session = client._session
-    assert session is not None
+    made, session = make_ring(client, name)
     for _ in range(MAX_BROKEN + 1):
         session.channel(session.content).close()
         made.sample(3)

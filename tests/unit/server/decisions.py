@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -284,17 +283,6 @@ def watching_writes(monkeypatch: pytest.MonkeyPatch, on_write: Callable[[Callabl
     with monkeypatch.context() as patch:
         patch.setattr(CatalogDB, "_write", lambda db, changes: on_write(lambda: write(db, changes)))
         yield
-
-
-@contextmanager
-def no_page_can_be_written() -> Iterator[None]:
-    """A block in which the file system refuses whatever lies behind the first pages of a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def session_of(world: World) -> ClientSession:

@@ -14,11 +14,11 @@ from tests.unit.server.decisions import (
     LOST,
     Killed,
     Kind,
-    no_page_can_be_written,
     session_of,
     watching_writes,
 )
 from tests.unit.server.world import Loop, World
+from tests.unit.store.short_files import no_page_can_be_written
 
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 

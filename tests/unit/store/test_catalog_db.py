@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from tdserve.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.catalog_db import CatalogDB
 from tests.unit.store.conftest import SMALL_DISK_BYTES
+from tests.unit.store.short_files import no_page_can_be_written
 
 COMMIT_THEN_WAIT = """
 import signal, sys
@@ -152,17 +151,6 @@ def fill(db: CatalogDB) -> int:
         except CapacityError:
             return number
     raise AssertionError("it does not get full")
-
-
-@contextmanager
-def no_page_can_be_written() -> Iterator[None]:
-    """A block in which the file system refuses whatever lies behind the first pages of a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def check_decided(db: CatalogDB) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tdserve.errors import CapacityError, CorruptDataError
 from tdserve.store import object_folders
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.objects import ObjectColumn, Objects
+from tests.unit.store.short_files import no_page_can_be_written
 
 UID = "0123456789abcdef" * 2
 PATH = ("v",)
@@ -110,13 +110,8 @@ def test_compact_when_killed_before_the_old_folder_is_gone_then_the_next_one_rem
 
 
 def test_compact_when_there_is_no_room_for_the_copy_then_values_stay_and_no_copy_does(store: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    try:
-        with pytest.raises(CapacityError):
-            object_folders.compact(store, UID)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with no_page_can_be_written(), pytest.raises(CapacityError):
+        object_folders.compact(store, UID)
     assert not (store / "objects.1").exists()
     assert values_of(store) == EXPECTED
 
