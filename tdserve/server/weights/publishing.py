@@ -80,6 +80,9 @@ class Publishing:
                 await session.worker.order(self._receiving(session, request, entry, publishing, spec, asked))
             entry.check_present()
             self._traffic.received(session.transport, asked.content)
+            if (answered := self._answers.earlier(session.client_id, request)) is not None:
+                self._give_up(session, request, entry, publishing)  # it was tried over another session
+                return control_pb2.Done.FromString(answered)
             kept = {record.version for record in versions.kept}
             done = control_pb2.Done(version=publishing.version)
             answer = done.SerializeToString()

@@ -23,6 +23,7 @@ from tdserve.errors import (
     RemoteProtocolError,
     StoreNotFoundError,
     TDServeError,
+    WrongStateError,
 )
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
@@ -31,10 +32,10 @@ from tdserve.spec.capture import capture
 from tdserve.spec.dtypes import WIRE
 from tdserve.spec.sent import converted, encode_numbers, only_leaves
 from tdserve.store.versions import VersionFile
-from tdserve.v1 import control_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.weights import MAX_METADATA_BYTES, Versions
 from tests.unit.server.local_peer import LocalPeer
-from tests.unit.server.world import Loop, World, columns_of, content_of
+from tests.unit.server.world import Loop, World, columns_of, content_of, outbox
 
 
 def weights(number: int) -> TensorDict:
@@ -67,6 +68,41 @@ def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
 def files(world: World) -> list[Path]:
     """Of versions that can be read."""
     return sorted(world.stores.get("w").folder.glob("versions/*.safetensors"))
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_publish_when_an_attempt_before_is_overtaken_by_its_retry_then_one_version(
+    world: World, run: Loop, requests: Requests, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    first = world.session()
+    again = world.session_of(first.hello, 2)  # the first was lost, but for its worker, which has not reported yet
+    message = control_pb2.ClientMessage(request=7, publish=asked(1))
+    order, began, reported = world.worker.order, asyncio.Event(), asyncio.Event()
+
+    async def hold_back(filling: worker_pb2.Order) -> worker_pb2.Worked:
+        began.set()
+        worked = await order(filling)
+        await reported.wait()
+        return worked
+
+    async def retry() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.worker, "order", lambda filling: asyncio.ensure_future(hold_back(filling)))
+            overtaken = asyncio.ensure_future(requests.serve(first, message))
+            await began.wait()
+        await requests.serve(again, message)
+        if is_over:
+            world.answers.forget(first.client_id, control_pb2.Answered(below=8))
+        reported.set()
+        await overtaken
+
+    run(retry())
+    done = outbox(again).done()
+    assert [kept.version for kept in world.stores.get("w").weight_versions().kept] == [done.version]
+    if is_over:
+        assert isinstance(outbox(first).error(), WrongStateError)
+    else:
+        assert outbox(first).done() == done
 
 
 def test_publish_when_repeated_then_versions_grow_and_the_newest_is_read(world: World, run: Loop) -> None:
