@@ -269,17 +269,23 @@ def _fetch(order: _Order, progress: _Progress) -> None:
 
 
 def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
+    """Asks with the room that was reserved for it, which is free again where that fails."""
     request = order.client.requests.next()
     deadline = Deadline.after(order.timeout_s)
-    asked = ask(
-        order.client,
-        session,
-        request,
-        order.query,
-        order.num_rows,
-        num_batches=order.num_batches,
-        deadline=deadline,
-    )
+    try:
+        asked = ask(
+            order.client,
+            session,
+            request,
+            order.query,
+            order.num_rows,
+            num_batches=order.num_batches,
+            deadline=deadline,
+        )
+    except BaseException:
+        order.release()
+        session.forget(request)
+        raise
     order.under_way[request] = session
     return request, asked, deadline
 

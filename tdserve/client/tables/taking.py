@@ -22,6 +22,7 @@ from tdserve.errors import (
     EndOfStreamError,
     TDServeError,
     TransferAbortedError,
+    WrongStateError,
 )
 from tdserve.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
@@ -193,7 +194,13 @@ class TakenBatches:
             give_back(self._client, self._query, held, GIVE_BACK_TIMEOUT_S)
 
     def _acknowledge(self) -> None:
-        held = self._held
-        if held is not None:
+        held, self._held = self._held, None  # also for close(): nobody gives back what is being acknowledged
+        if held is None:
+            return
+        try:
             acknowledge(self._client, self._query, held, self._client.deadline(None))
-            self._held = None
+        except WrongStateError:  # they are on lease no more, and what comes next has nothing to do with them
+            raise
+        except BaseException:
+            self._held = held
+            raise

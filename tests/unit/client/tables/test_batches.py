@@ -10,7 +10,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.deadline import Deadline
 from tdserve.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
+from tests.integration.processes import wait_for
 
 ROWS = TensorDict({"a": torch.arange(8)}, [8])
 
@@ -43,6 +45,18 @@ def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client
                 break
             except DeadlineExceededError:
                 continue  # those that were asked for before the rows came
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_next_when_the_session_is_lost_while_nothing_is_under_way_then_goes_on_however_often(
+    client: tdserve.Client, replay: tdserve.ReplayHandle, prefetch: int
+) -> None:
+    with replay.batches(4, prefetch=prefetch, timeout_s=20.0) as batches:
+        for _ in range(4 * prefetch):
+            assert len(next(batches)) == 4
+            wait_for(lambda: not batches._order.under_way and not batches._order.room._value, "full prefetch")
+            client.session(Deadline.after(20.0)).close()
+        assert len(next(batches)) == 4
 
 
 def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Client, name: str) -> None:

@@ -84,6 +84,19 @@ def test_taken_when_given_back_twice_then_the_second_does_nothing(queue: tdserve
     assert len(queue) == 4
 
 
+def test_batches_when_the_session_of_the_last_one_is_lost_then_said_once_and_the_next_comes(
+    client: tdserve.Client, queue: tdserve.QueueHandle
+) -> None:
+    with queue.batches(2, timeout_s=20.0) as batches:
+        assert next_of(batches)["a"].tolist() == [1, 2]
+        client.session(Deadline.after(20.0)).close()
+        with pytest.raises(WrongStateError):
+            next(batches)
+        assert next_of(batches)["a"].tolist() == [1, 2]
+        assert next_of(batches)["a"].tolist() == [3, 4]
+    assert len(queue) == 0
+
+
 def test_taken_when_its_session_is_lost_then_acknowledged_no_more(
     client: tdserve.Client, queue: tdserve.QueueHandle
 ) -> None:
