@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +37,8 @@ class Group(GroupCalls):
     def __init__(self, client: SessionClient, ask: GroupAsk, epoch: GroupEpoch, backend: str) -> None:
         super().__init__(client, ask, epoch)
         self.backend = backend
+        self._lock = Lock()
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r}, epoch {self.epoch}: rank {self.rank} of {self.world_size}>"
@@ -221,18 +224,28 @@ class Group(GroupCalls):
         self._epoch.check_owner()
         if world_size is not None:
             world_size = check_integer("world_size", world_size, 1)
-        if self._epoch.is_closed:
+        if self._is_closed or self._epoch.is_closed:
             raise ClosedError(what=f"group {self.name!r}")
         self._epoch.retire()
-        self._epoch = self._ask.join(world_size=world_size, rank=None, last=self._epoch, deadline=deadline)
+        epoch = self._ask.join(world_size=world_size, rank=None, last=self._epoch, deadline=deadline)
+        with self._lock:
+            self._epoch = epoch
+            is_closed = self._is_closed
+        if is_closed:  # by another thread, which has left the epoch before
+            epoch.leave()
+            raise ClosedError(what=f"group {self.name!r}")
         return self
 
     def close(self) -> None:
         """Leaves the group, as closing the client and the end of the program do. Idempotent.
 
-        For the others its epoch is over but for calls of two of them.
+        For the others its epoch is over but for calls of two of them. A call of ``next_epoch`` that waits in another
+        thread ends with ClosedError, and leaves what it has joined.
         """
-        self._epoch.leave()
+        with self._lock:
+            self._is_closed = True
+            epoch = self._epoch
+        epoch.leave()
 
     def __enter__(self) -> Group:
         return self

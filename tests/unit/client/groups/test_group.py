@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tdserve.errors import (
     SpecMismatchError,
     TransferAbortedError,
 )
+from tests.integration.processes import wait_for
 from tests.unit.client.groups.teams import LARGE, SMALL, Team, content, number_in
 
 SIZE = 3
@@ -42,6 +44,25 @@ def test_group_when_formed_then_all_see_the_same_members_and_no_registry_knows(t
     team.each(lambda group: group.barrier())
     assert not torch.distributed.is_initialized()
     assert os.environ == before
+
+
+def test_close_when_another_thread_waits_for_the_next_epoch_then_that_ends_and_the_place_is_left(
+    server: tdserve.Server,
+) -> None:
+    with Team(server, 2) as team, ThreadPoolExecutor(1) as thread:
+        one, other = team.groups
+        waiting = thread.submit(one.next_epoch, timeout_s=20.0)
+        wait_for(lambda: any(one._epoch.session._pending), "its request")
+        one.close()
+        try:
+            other.next_epoch(timeout_s=20.0)
+            other.barrier(timeout_s=20.0)
+        except (PeerLostError, TransferAbortedError):
+            pass
+        else:
+            assert other.world_size == 1, "it had left before it joined"
+        with pytest.raises(ClosedError):
+            waiting.result(20.0)
 
 
 @pytest.mark.parametrize("num_floats", [SMALL, LARGE])
