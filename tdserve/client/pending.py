@@ -44,6 +44,8 @@ class Pending:
 
     Attributes:
         has_failed: Whether ``wait`` has raised what the server answered, or how the session ended.
+        has_ended: Whether the server is through with the request, or the session has ended.
+        is_given_up: Whether ``wait`` has waited in vain, and nobody will take what comes.
         is_mailed: Whether the request went as mail.
         content: The channel of its data messages, once it is known.
     """
@@ -59,16 +61,34 @@ class Pending:
         self._on_silence = on_silence
         self._on_answer = on_answer
         self.has_failed = False
+        self.has_ended = False
+        self.is_given_up = False
         self.is_mailed = False
         self.content: ContentChannel | None = None
 
     def put(self, answer: Answer) -> None:
         """Takes an answer, or how the session ended."""
-        on_answer = self._on_answer
-        if on_answer is not None:
-            with self._answering:
-                on_answer, self._on_answer = self._on_answer, None
-        (on_answer or self._answers.put)(answer)
+        self.has_ended = isinstance(answer, TDServeError) or not answer.HasField("accepted")
+        (self._take_callback() or self._answers.put)(answer)
+
+    def disown(self) -> None:
+        """Nobody waits for an answer any more, and the content may change from now on: what comes is for nobody."""
+        self._take_callback()
+        self.withdraw()
+
+    def _take_callback(self) -> OnAnswer | None:
+        if self._on_answer is None:
+            return None
+        with self._answering:
+            on_answer, self._on_answer = self._on_answer, None
+        return on_answer
+
+    def take_late(self) -> Answer | None:
+        """What came when ``wait`` had given up already."""
+        try:
+            return self._answers.get_nowait()
+        except Empty:
+            return None
 
     def grant(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
         """Writes the content where the server lets it. Raises what ``place`` raises."""
@@ -116,6 +136,7 @@ class Pending:
                     on_slow()
                 elif remaining_s <= poll_s:
                     if is_owed:
+                        self.is_given_up = True
                         self._on_silence()
                     raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")

@@ -202,12 +202,36 @@ class Session:
         (self.local or self._stream).flush(FLUSH_TIMEOUT_S)
 
     def forget(self, request: int) -> None:
-        """The request is answered, or its answer does not matter any more."""
+        """The request is answered, or its answer does not matter any more.
+
+        The server may still read what was spooled for one that it has not answered: that stays until it has.
+        """
         with self._lock:
-            self._pending.pop(request, None)
-            spooled = self._spooled.pop(request, None) if self._spooled else None
+            pending = self._pending.pop(request, None)
         if self._mailbox is not None:
             self._mailbox.forget(request)
+        if pending is None or pending.has_ended:
+            self._free_spooled(request)
+
+    def disown(self, request: int, *, is_sent: bool) -> None:
+        """The caller was interrupted in the middle of a request that returns early: it is not tried again.
+
+        Args:
+            is_sent: Whether some of its content may be on its way, and the rest does not come: the session ends.
+        """
+        with self._lock:
+            pending = self._pending.get(request)
+        if pending is not None:
+            pending.disown()
+            if is_sent:
+                self.close()
+            self.forget(request)
+
+    def _free_spooled(self, request: int) -> None:
+        if not self._spooled:
+            return
+        with self._lock:
+            spooled = self._spooled.pop(request, None)
         if spooled is not None and self.local is not None:
             self.local.free(spooled)
 
@@ -344,6 +368,10 @@ class Session:
 
     def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
         self._given_up.add(request, body)
+        pending = self._pending.get(request)
+        late = None if pending is None else pending.take_late()  # between the end of the wait and this
+        if isinstance(late, control_pb2.ServerMessage):
+            self._is_unwanted(late)
         self.cancel(request)
 
     def close(self) -> None:
@@ -375,12 +403,7 @@ class Session:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
 
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
-        brings = self._given_up.look(message, is_local=self.local is not None)
-        if brings is Brings.PLACE:
-            self._give_up()
-            return
-        if brings is Brings.CONTENT:
-            self._lose_channel(message.accepted.channel, "nobody takes the content of a call that was given up")
+        if self._is_unwanted(message):
             return
         if message.HasField("rendezvous"):
             self._on_rendezvous(message.rendezvous)
@@ -399,8 +422,21 @@ class Session:
             self._write_in_place(message.request, pending, message.accepted)
         elif pending is not None:
             pending.put(message)
+            if pending.is_given_up:  # meanwhile
+                self._is_unwanted(message)
         elif message.HasField("accepted") and self.local is not None:  # nobody waits for this request any more
             self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
+        if self._spooled and message.request not in self._pending and not message.HasField("accepted"):
+            self._free_spooled(message.request)  # of one that nobody waits for
+
+    def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
+        """Deals with what a message brings to a call that was given up; whether there was such a thing."""
+        brings = self._given_up.look(message, is_local=self.local is not None)
+        if brings is Brings.PLACE:
+            self._give_up()
+        elif brings is Brings.CONTENT:
+            self._lose_channel(message.accepted.channel, "nobody takes the content of a call that was given up")
+        return brings is not Brings.NOTHING
 
     def _on_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         if entry.link:

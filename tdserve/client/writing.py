@@ -149,6 +149,16 @@ class _Sent:
             **body,
         )
 
+    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> None:
+        """Sends the request, and begins to send the content. Who is interrupted meanwhile, such as by Ctrl-C, will not
+        be told of an answer. Errors as of ``ask``."""
+        try:
+            self.ask(request, body, on_answer=on_answer)
+            self.post(request, pool)
+        except BaseException as error:
+            self._session.disown(request, is_sent=not isinstance(error, TDServeError))
+            raise
+
     def send(self, pending: Pending, request: int, pool: BufferPool, timeout_s: float) -> None:
         """Sends the content. Where the channel is lost meanwhile, the answer will say that too: the request must not be
         tried again before it has come.
@@ -260,14 +270,12 @@ def write_early(
         sent = _Sent(session, outgoing)
         sent.check_formed()
         body = make_body(session, outgoing, deadline)
-        sent.ask(request, body, on_answer=settle)
+        sent.ask_early(request, body, client.pool, on_answer=settle)
     except TransportError:
         retry()
-        return future
     except BaseException:
         client.requests.end(request)
         raise
-    sent.post(request, client.pool)
     return future
 
 

@@ -58,6 +58,32 @@ def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_
     assert told == [answer]
 
 
+def test_disown_when_called_then_nobody_is_told_and_nothing_is_written() -> None:
+    pending = Pending(pytest.fail, on_silence=lambda: None, place=pytest.fail)
+    pending.disown()
+    pending.put(FAILURE)
+    with pytest.raises(TransferAbortedError):
+        pending.grant(control_pb2.Accepted())
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_put_when_the_wait_has_just_ended_then_whoever_gives_up_finds_it_or_who_brings_it_knows(
+    is_in_time: bool,
+) -> None:
+    found: list[Answer | None] = []
+
+    def on_silence() -> None:
+        if is_in_time:
+            pending.put(FAILURE)
+        found.append(pending.take_late())
+
+    pending = Pending(on_silence=on_silence)
+    with pytest.raises(DeadlineExceededError):
+        pending.wait(0.0, "an answer")
+    assert found == [FAILURE if is_in_time else None]
+    assert pending.is_given_up
+
+
 def test_wait_when_it_is_slow_then_that_is_told_once_and_the_answer_still_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,6 +21,7 @@ from tdserve.deadline import Deadline
 from tdserve.errors import (
     CapacityError,
     ConnectError,
+    DeadlineExceededError,
     InvalidRequestError,
     LocalProtocolError,
     PeerLostError,
@@ -32,6 +33,7 @@ from tdserve.spec.capture import capture
 from tdserve.transport import gloo
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import content_pb2, control_pb2
+from tests.integration.processes import wait_for
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
 
@@ -239,6 +241,25 @@ def test_local_write_when_its_caller_gave_up_before_it_was_let_then_the_rows_are
         given_up.wait(10.0, "an extend")
     assert queue.extend(ROWS).tolist() == [0, 1, 2, 3]
     assert not local_session.is_lost
+
+
+def test_spooled_values_when_the_caller_gives_up_then_kept_until_the_server_has_answered(
+    local_session: Session, name: str
+) -> None:
+    assert local_session.local is not None
+    spooled = local_session.local.spool([bytes(100_000)])
+    assert spooled is not None
+    waiting = control_pb2.LatestRequest(store=name, timeout_s=20.0)  # of weights that nobody has published
+    pending = local_session.send(1, latest=waiting, spooled=spooled)
+    with pytest.raises(DeadlineExceededError):
+        pending.wait(0.01, "an answer", is_owed=False)
+    local_session.forget(1)
+    other = local_session.local.spool([bytes(100_000)])
+    assert other is not None
+    assert other[0] != spooled[0]
+    local_session.cancel(1)
+    wait_for(lambda: not local_session._spooled, "the server's answer")
+    assert local_session.local.spool([bytes(100_000)]) == spooled
 
 
 def test_local_write_when_it_cannot_be_done_then_the_caller_is_told_why_and_the_rows_are_free(

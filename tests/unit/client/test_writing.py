@@ -9,6 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.client.outgoing import Outgoing
 from tdserve.deadline import Deadline
 from tdserve.errors import StoreNotFoundError
 from tdserve.v1 import control_pb2
@@ -112,6 +113,30 @@ def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_aga
     assert len(replay.extend(rows(num_rows), return_early=True).result(20.0)) == num_rows
     assert len(retries) == 1
     assert replay.info()["inserts"] == num_rows
+
+
+@pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+def test_write_when_interrupted_while_it_is_sent_then_over_and_never_tried_again(
+    client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay.extend(rows(1))
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    batch, session = rows(num_rows), client.session(Deadline.after(20.0))
+    monkeypatch.setattr(client, "later", pytest.fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(Outgoing, "post", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            replay.extend(batch, return_early=True)
+    batch["a"].fill_(-1)  # the caller's again
+    session.close()
+    assert client.requests.num_writes == 0
+    found = replay[replay.extend(rows(2))]["a"].tolist()
+    assert found == [0, 1]
+    assert (replay[:]["a"] >= 0).all()
+    assert replay.info()["inserts"] in (3, 3 + num_rows)
 
 
 def test_write_when_the_session_is_lost_while_values_are_on_their_way_then_stored_once(
