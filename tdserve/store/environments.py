@@ -30,6 +30,8 @@ MAX_TABLES = 16
 MAX_READERS = 1024
 """Concurrent read transactions of all processes. LMDB's default of 126 is few for a big actor host; 64 B each."""
 
+LOCK_FILE_BYTES = 64 * MAX_READERS + 128
+"""As LMDB makes it: a line of the cache for each reader, and two for what they share."""
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
@@ -89,6 +91,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
                 )
             shared.num_users += 1
             return shared
+        if writable:
+            _reserve_lock_file(folder / LOCK_FILE)
         env = lmdb.open(
             os.fspath(folder),
             map_size=max_bytes,
@@ -111,6 +115,25 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         )
         _environments[_inode(folder)] = opened
         return opened
+
+
+def _reserve_lock_file(path: Path) -> None:
+    """LMDB maps this file with holes: a page for which the disk has no room would end the process.
+
+    Not to be called of an environment that is open here: to close a file ends all locks of this process on it.
+    """
+    if path.exists() and path.stat().st_blocks * 512 >= LOCK_FILE_BYTES:
+        return
+    is_new = not path.exists()
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.posix_fallocate(fd, 0, LOCK_FILE_BYTES)
+    except BaseException:
+        if is_new:
+            path.unlink()
+        raise
+    finally:
+        os.close(fd)
 
 
 def _find(folder: Path) -> Environment | None:

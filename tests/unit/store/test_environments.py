@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn, cast
 
@@ -32,6 +33,29 @@ def test_environment_when_acquired_by_two_names_then_is_one(tmp_path: Path) -> N
     again = environments.acquire(tmp_path / "a", writable=True, max_bytes=MAX_BYTES)
     assert again is not first
     environments.release(again)
+
+
+def test_environment_when_the_disk_is_full_then_refused_and_nothing_stays_whose_pages_could_be_missing(
+    small_disk: Path,
+) -> None:
+    with suppress(OSError), (small_disk / "filled").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    made = (
+        "import pathlib, sys\n"
+        "from tdserve.store import environments\n"
+        "environments.acquire(pathlib.Path(sys.argv[1]), writable=True, max_bytes=1 << 20)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", made, str(small_disk)], capture_output=True, text=True, check=False)
+    assert "CapacityError" in done.stderr
+    assert not (small_disk / environments.LOCK_FILE).exists()
+
+
+def test_environment_when_made_then_its_lock_file_has_no_holes(tmp_path: Path) -> None:
+    environments.release(environments.acquire(tmp_path, writable=True, max_bytes=MAX_BYTES))
+    found = (tmp_path / environments.LOCK_FILE).stat()
+    assert found.st_size == environments.LOCK_FILE_BYTES
+    assert found.st_blocks * 512 >= found.st_size
 
 
 def test_environment_when_open_for_reading_then_refuses_a_writer(tmp_path: Path) -> None:
