@@ -17,7 +17,7 @@ from functools import partial
 
 from tdserve.catalog import StoreRecord
 from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, LocalProtocolError, PeerLostError, TDServeError
+from tdserve.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.server.entry import Entry
 from tdserve.server.opening import stored_spec
 from tdserve.server.stores import Stores
@@ -75,7 +75,6 @@ class Syncing:
         Args:
             uid: Of the store; "" is of none: the catalog alone.
 
-
         Raises:
             ClosedError: The server ends.
         """
@@ -114,7 +113,9 @@ class Syncing:
                 return False
             failures = await asyncio.wait_for(self._pass(is_all=True), deadline.remaining_s)
         except (asyncio.TimeoutError, TDServeError) as error:
-            _log.warning("not everything could be synced at the end: %s", error or f"it took more than {timeout_s} s")
+            _log.warning(
+                "not everything could be synced at the end: %s", str(error) or f"it took more than {timeout_s} s"
+            )
             return False
         finally:
             self._end_process()
@@ -134,10 +135,11 @@ class Syncing:
             wanted, self._wanted = self._wanted, set()
             try:
                 failures = await self._pass(is_all=is_due, wanted=wanted)
-                if not wanted.isdisjoint(failures):
-                    raise LocalProtocolError(reason=str(failures))
+                reason = "; ".join(failures[uid] for uid in wanted if uid in failures)
             except Exception as error:  # noqa: BLE001 (the outermost frame: whoever waits goes on to do so)
-                _log.warning("stores could not be synced, and will be later: %r", error)
+                reason = repr(error)
+            if reason:  # such as of a file that took another name meanwhile, as a key of the store did
+                _log.warning("stores could not be synced, and will be later: %s", reason)
                 self._waiting, self._wanted = waiting + self._waiting, wanted | self._wanted
                 await asyncio.sleep(RETRY_S)
             else:

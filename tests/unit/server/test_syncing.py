@@ -12,6 +12,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.catalog import StoreRecord
 from tdserve.errors import ClosedError
+from tdserve.server import syncing
 from tdserve.server.entry import Entry
 from tdserve.server.syncing import Syncing
 from tdserve.spec.capture import capture
@@ -82,22 +83,29 @@ def test_wait_when_several_wait_and_the_process_is_killed_then_all_are_told_once
     run(sync())
 
 
-def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(world: World, run: Loop) -> None:
+def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(
+    world: World, run: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syncing, "RETRY_S", 0.01)
     entry = _make(world, run)
     hidden = entry.folder / "rows/hidden"
     (entry.folder / "rows/x.memmap").rename(hidden)
 
     async def sync() -> None:
-        syncing = Syncing(world.stores, interval_s=0.0, before=_nothing)
-        await syncing.start()
-        waiting = asyncio.create_task(syncing.wait_synced(entry.record.uid))
-        done, _ = await asyncio.wait({waiting}, timeout=0.5)
-        assert not done
+        passes: asyncio.Queue[None] = asyncio.Queue()
+        made = Syncing(world.stores, interval_s=0.0, before=lambda: passes.put_nowait(None))
+        await made.start()
+        waiting = asyncio.create_task(made.wait_synced(entry.record.uid))
+        for _ in range(3):
+            await asyncio.wait_for(passes.get(), 20.0)
+        assert not waiting.done()
         hidden.rename(entry.folder / "rows/x.memmap")
         await waiting
-        assert await syncing.stop(60.0)
+        assert await made.stop(60.0)
 
     run(sync())
+    assert "x.memmap" in caplog.text
+    assert "bug" not in caplog.text
 
 
 def test_version_when_synced_then_its_file_stays_until_a_newer_one_is(tmp_path: Path) -> None:
