@@ -114,8 +114,9 @@ class Creation:
 
         Raises:
             StoreExistsError: Somebody has, or it is another one by now. Nothing was changed.
-            StoreNotFoundError: There is none.
         """
+        if name not in self._stores.catalog:
+            return  # an attempt before this one has got so far
         entry = self._stores.get(name)
         table = None if entry.table is None else entry.replay_table()
         if entry.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:

@@ -41,6 +41,17 @@ def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: A
     assert list((world.root.path / answer.description.path).iterdir())
 
 
+def test_create_when_an_attempt_before_has_only_made_way_then_made(world: World, run: Loop) -> None:
+    """A widened table: the server was killed when the one that nobody had written to was gone."""
+    first = run(world.creation.create(asked(kind=REPLAY, capacity=10))).description
+    run(world.creation.delete("x"))
+    again = asked(kind=REPLAY, capacity=10, replaces_empty_uid=first.uid)
+    made = run(world.creation.create(again)).description
+    assert made.uid != first.uid
+    with pytest.raises(StoreExistsError):
+        run(world.creation.create(again))
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
