@@ -42,11 +42,15 @@ def check_text(argument: str, text: str, *, max_bytes: int = MAX_TEXT_BYTES) -> 
     """Returns ``text`` if the server may be made to keep it.
 
     Raises:
-        InvalidRequestError: It is longer.
+        InvalidRequestError: It is longer, or no valid unicode.
     """
     if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
         reason = f"{text[:40]!r}... has {len(text)} characters; at most {max_bytes} bytes in UTF-8 are allowed"
         raise InvalidRequestError(argument=argument, reason=reason)
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        raise InvalidRequestError(argument=argument, reason=f"{text[:40]!r} is not valid unicode") from fault
     return text
 
 

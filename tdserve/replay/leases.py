@@ -95,7 +95,8 @@ class Leases:
         rows = each_once(rows)
         is_held = self.held_by(owner, rows, consumer)
         if not is_held.all():
-            state = f"{np.count_nonzero(~is_held)} of these {len(rows)} rows are not held by this owner"
+            lost = f"{np.count_nonzero(~is_held)} of these {len(rows)} rows are not held by this owner"
+            state = f"{lost}: its leases end with its session, as a restart of the server does, and the rows come again"
             raise WrongStateError(state=state, event="acknowledging rows")
         self._end(consumer, rows)
         return rows

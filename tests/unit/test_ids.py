@@ -94,4 +94,6 @@ def test_text_when_too_long_then_refused_with_the_argument_and_a_piece_of_it() -
             check_text("consumer", text)
         assert caught.value.argument == "consumer"
         assert len(str(caught.value)) < 300
+    with pytest.raises(InvalidRequestError, match="unicode"):
+        check_text("consumer", "a\ud800")
     assert check_text("settings", "x" * 300, max_bytes=300)

@@ -40,6 +40,7 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
+from tdserve.ids import check_text
 from tdserve.integers import check_integer
 from tdserve.replay.order import Fifo, Lifo
 from tdserve.replay.sampled import added_columns
@@ -332,6 +333,7 @@ class TableHandle(TableRows, ByAddress):
             self.spec.find(path, store=self.name)
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is no str")
+        check_text("consumer", consumer)
         if group is not None:
             group_size = check_integer("group_size", group_size, 1)
         elif group_size:
