@@ -15,8 +15,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)."""
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_THP_DISABLE = 41
 """Of prctl(2): the signal that this process gets when the thread that started it ends."""
+
+_PR_SET_THP_DISABLE = 41
+"""The same: whether it gets its memory by small pages alone."""
 
 EXIT_NO_DESCRIPTORS = 75
 """Exit code of a data worker that had none left; EX_TEMPFAIL of sysexits.h."""
@@ -48,8 +50,7 @@ def why_not_shared(machine: str) -> str:
     """
     if machine.lower() in _ORDERED_MACHINES:
         return ""
-    known = "x86-64"
-    return f"this machine is {machine or 'of a kind that cannot be told'}; rows are shared in memory on {known} only"
+    return f"this machine is {machine or 'of a kind that cannot be told'}; rows are shared in memory on x86-64 only"
 
 
 def pid_namespace() -> str:

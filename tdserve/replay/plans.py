@@ -31,7 +31,7 @@ class RowsPlan:
         spent_generations: and their generations.
         sequence: The rows' places in the order of commits, by which they are known again.
         lease: Owner and consumer, where the rows are handed out on lease.
-        num_missing: Rows that are still to be drawn, see ``Table.complete``; they count as sampled already.
+        num_missing: Rows that are still to be drawn, see ``Table.draw_more``; they count as sampled already.
         num_clears: How often the table had been cleared when they were counted.
     """
 

@@ -20,7 +20,9 @@ from tdserve.replay.live_rows import Rows, compact
 from tdserve.replay.reservation import Reservation
 
 _PART_SHIFT = 44
-_NAME_MASK = (1 << _PART_SHIFT) - 1
+NAME_MASK = (1 << _PART_SHIFT) - 1
+"""The part of a generation that names the row: a partial write leaves it as it is."""
+
 _PART_MASK = (1 << 18) - 1
 """Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
 
@@ -172,7 +174,7 @@ class Ring:
 
     def names(self, rows: Rows) -> Rows:
         """What names these rows: the lower parts of their generations, as they are when no part of a row is written."""
-        return (self._generations[rows] - self._is_held[rows]) & _NAME_MASK
+        return (self._generations[rows] - self._is_held[rows]) & NAME_MASK
 
     def state(self) -> dict[str, int]:
         """What the generations do not tell and a restart needs."""
@@ -356,7 +358,7 @@ class Ring:
             self._give_up(given_up)
         held = self._generations[rows]
         parts = ((held >> _PART_SHIFT) + 1) & _PART_MASK
-        self._generations[rows] = ((held - 1) & _NAME_MASK) | (parts << _PART_SHIFT)
+        self._generations[rows] = ((held - 1) & NAME_MASK) | (parts << _PART_SHIFT)
         self._is_held[rows] = False
         self._num_live += len(rows)
         self._num_held -= len(rows)

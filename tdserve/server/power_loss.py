@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tdserve.catalog import StoreRecord
 from tdserve.errors import TDServeError
+from tdserve.replay.ring import NAME_MASK
 from tdserve.row_sets import RowSet
 from tdserve.server.opening import stored_spec
 from tdserve.server.recovery.lost import POWER_LOSS, Overwrite
@@ -35,9 +36,6 @@ from tdserve.store.value_copy import ValueCopy
 from tdserve.store.version_marks import whole_versions
 from tdserve.store.watermark import SyncedStore, find_whole
 from tdserve.weights import STEP_AFTER_LOSS
-
-_NAME_MASK = (1 << 44) - 1
-"""The lower part of a generation, which names a row (``replay.ring``)."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -124,7 +122,7 @@ def _recover_rows(db: CatalogDB, folder: Path, record: StoreRecord, stored: Spec
     was_written = (generations[:-1] > 0) | (seen[:-1] > 0)
     # Under a number that nobody has seen: a client elsewhere may know a row that is gone by its generation.
     step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
-    moved = (((generations & _NAME_MASK) | 1) - 1 + step) & _NAME_MASK
+    moved = (((generations & NAME_MASK) | 1) - 1 + step) & NAME_MASK
     lost = np.flatnonzero(~is_whole & (was_written if record.kind == "replay" else True))
     moved[:-1][~was_written] = 0
     moved[lost] |= 1

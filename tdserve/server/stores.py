@@ -166,10 +166,15 @@ class Stores:
 
     def get_loading(self, name: str, session: int) -> Entry:
         """A store that this session is still filling for the first time."""
-        entry = self._entries.get(name)
-        if entry is None or not entry.record.loading or entry.owner_session != session:
+        entry = self._own_loading(name, session)
+        if entry is None:
             raise StoreNotFoundError(name=name)
         return entry
+
+    def _own_loading(self, name: str, session: int) -> Entry | None:
+        entry = self._entries.get(name)
+        is_own = entry is not None and entry.record.loading and entry.owner_session == session
+        return entry if is_own else None
 
     def find_unpublished(self, name: str) -> Entry | None:
         """The weights store of this name that nobody sees before its first version; None when there is none."""
@@ -183,14 +188,13 @@ class Stores:
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
         """Whether this session has begun just such a store under this name."""
-        entry = self._entries.get(name)
-        is_own = entry is not None and entry.record.loading and entry.owner_session == session
-        return is_own and entry is not None and entry.spec.fingerprint == spec.fingerprint
+        entry = self._own_loading(name, session)
+        return entry is not None and entry.spec.fingerprint == spec.fingerprint
 
     def is_being_filled(self, name: str, session: int) -> bool:
         """Whether a request of this session is just filling a store of this name for the first time."""
-        entry = self._entries.get(name)
-        return entry is not None and entry.record.loading and entry.owner_session == session and entry.is_filling
+        entry = self._own_loading(name, session)
+        return entry is not None and entry.is_filling
 
     async def wait(self, name: str, deadline: Deadline) -> Entry:
         """The store of this name, waited for if it does not exist yet.

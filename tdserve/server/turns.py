@@ -28,17 +28,12 @@ async def in_turns(steps: Iterable[object]) -> None:
 
 
 async def sum_in_turns(steps: Iterable[int]) -> int:
-    """The sum of what the steps of some work give; they are taken as ``over_pieces`` takes them."""
-    total, is_first = 0, True
-    iterator = iter(steps)
-    while True:
-        if not is_first:
-            await asyncio.sleep(0)
-        is_first = False
-        number = next(iterator, None)
-        if number is None:
-            return total
+    """The sum of what the steps of some work give, with a turn for others after each."""
+    total = 0
+    for number in steps:
         total += number
+        await asyncio.sleep(0)
+    return total
 
 
 async def over_pieces(
@@ -51,11 +46,9 @@ async def over_pieces(
         do: Gets a piece.
         run_rows: As of :meth:`RowSet.pieces`.
     """
-    is_first = True
-    for piece in rows.pieces(run_rows):
-        if not is_first:
+    for number, piece in enumerate(rows.pieces(run_rows)):
+        if number:
             await asyncio.sleep(0)
-        is_first = False
         do(piece)
 
 

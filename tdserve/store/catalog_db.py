@@ -53,14 +53,12 @@ class Transaction:
     Attributes:
         changes: New values by table and key; None deletes.
         shown: What is to be done once they are on record.
-        is_owed: Whether it is over and waits for room.
     """
 
     def __init__(self, db: CatalogDB) -> None:
         self._db = db
         self.changes: _Changes = {}
         self.shown: list[Callable[[], None]] = []
-        self.is_owed = False
 
     def show(self, what: Callable[[], None]) -> None:
         """Has something done right behind the commit, such as to show what it has decided; not at all if it fails."""
@@ -154,7 +152,6 @@ class CatalogDB:
         txn = Transaction(self)
         yield txn
         self._commit(txn.changes, is_decided=is_decided, takes_room=not (is_decided or frees_room))
-        txn.is_owed = self.owes
         for show in txn.shown:
             show()
 

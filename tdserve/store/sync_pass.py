@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tdserve.errors import TDServeError
@@ -51,7 +51,7 @@ class Pass:
     catalog: str
     target: str
     stores: Sequence[SyncedStore] = ()
-    weights: Sequence[SyncedWeights] = field(default=())
+    weights: Sequence[SyncedWeights] = ()
 
     def run(self) -> dict[str, str]:
         """Does it; blocks for the disk.

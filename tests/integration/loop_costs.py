@@ -13,9 +13,7 @@ import select
 import struct
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,13 @@ class WatchedServer:
     """
 
     def __init__(self, root: Path, scratch: Path, **settings: Any) -> None:
-        costs, self._stacks = scratch / "worst", scratch / "stacks"
+        costs = scratch / "worst"
         costs.write_bytes(WORST.pack(0.0))
-        self._stacks.touch()
         with open(costs, "r+b") as file:
             self._worst = mmap.mmap(file.fileno(), WORST.size)
         read_fd, self._lifeline_fd = os.pipe()
         config = ServerConfig(root=str(root), port=0, **settings)
-        command = [sys.executable, "-m", "tests.integration.loop_costs", str(read_fd), str(costs), str(self._stacks)]
+        command = [sys.executable, "-m", "tests.integration.loop_costs", str(read_fd), str(costs)]
         self._process = subprocess.Popen(
             command,
             pass_fds=[read_fd],
@@ -68,18 +65,12 @@ class WatchedServer:
     def begin(self) -> None:
         """Forgets the longest callback so far."""
         self._worst[:] = WORST.pack(0.0)
-        os.truncate(self._stacks, 0)
 
     @property
     def worst_s(self) -> float:
         """The longest callback since ``begin``."""
         found: float = WORST.unpack(self._worst[:])[0]
         return found
-
-    @property
-    def stacks(self) -> str:
-        """What the loop was doing in long callbacks since ``begin``, newest last."""
-        return self._stacks.read_text()
 
     def close(self) -> None:
         """Ends it."""
@@ -96,59 +87,23 @@ class WatchedServer:
         self.close()
 
 
-class _Watch:
-    """Measures the callbacks of the loop; with ``TDSERVE_TEST_STACKS`` set, a thread notes what long ones do."""
+def measure_callbacks(costs: str) -> None:
+    """From here on each callback is measured."""
+    with open(costs, "r+b") as file:
+        worst = mmap.mmap(file.fileno(), WORST.size)
+    run = asyncio.Handle._run
 
-    def __init__(self, costs: str, stacks: str) -> None:
-        with open(costs, "r+b") as file:
-            self._worst = mmap.mmap(file.fileno(), WORST.size)
-        self._stacks = stacks
-        self._thread_id = threading.get_ident()
-        self._number = 0
-        self._began_s = 0.0
-        if os.environ.get("LOOP_STACKS"):
-            threading.Thread(target=self._look, daemon=True).start()
+    def measured(handle: asyncio.Handle) -> None:
+        began_s = time.thread_time()
+        run(handle)
+        spent_s = time.thread_time() - began_s
+        if spent_s > WORST.unpack(worst[:])[0]:
+            worst[:] = WORST.pack(spent_s)
 
-    def install(self) -> None:
-        """From here on each callback is measured."""
-        run = asyncio.Handle._run
-        watch = self
-
-        def measured(handle: asyncio.Handle) -> None:
-            watch._number += 1
-            began_s = watch._began_s = time.thread_time()
-            run(handle)
-            spent_s = time.thread_time() - began_s
-            watch._began_s = 0.0
-            if spent_s > WORST.unpack(watch._worst[:])[0]:
-                watch._worst[:] = WORST.pack(spent_s)
-
-        asyncio.Handle._run = measured  # type: ignore[method-assign, assignment]
-
-    def _look(self) -> None:
-        seen, number_at, pause = 0, 0.0, threading.Event()
-        while True:
-            pause.wait(0.003)
-            number = self._number
-            if not self._began_s:
-                continue
-            if number == seen and time.monotonic() - number_at > 0.003:
-                frame = sys._current_frames().get(self._thread_id)
-                with open(self._stacks, "a") as file:
-                    stack = traceback.extract_stack(frame)[-7:]
-                    file.write(
-                        " < ".join(
-                            f"{each.filename.split('/tdserve/')[-1]}:{each.lineno} {each.name}"
-                            for each in reversed(stack)
-                        )
-                        + "\n"
-                    )
-                number_at = time.monotonic() + 1e-9
-            elif number != seen:
-                seen, number_at = number, time.monotonic()
+    asyncio.Handle._run = measured  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
-    lifeline_fd, costs_path, stacks_path = sys.argv[1:]
-    _Watch(costs_path, stacks_path).install()
+    lifeline_fd, costs_path = sys.argv[1:]
+    measure_callbacks(costs_path)
     sys.exit(server_main.main([lifeline_fd]))

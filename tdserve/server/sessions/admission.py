@@ -14,7 +14,8 @@ from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
 from tdserve.server.workers import DataWorker
 
 NCCL_DESCRIPTORS = 8
-"""The same where content goes from GPU to GPU: one more for gloo; what NCCL takes was not measured."""
+"""Of a session at its worker where content goes from GPU to GPU (``NUM_PAIRS`` over gloo): one more for gloo; what NCCL
+takes was not measured."""
 
 CONTROL_DESCRIPTORS = 2
 """Of a client at the control process: its gRPC connection is there already, a local one has a socket and a lock."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
+from typing import NoReturn
 
 import pytest
 
@@ -59,7 +60,10 @@ def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_
 
 
 def test_disown_when_called_then_nobody_is_told_and_nothing_is_written() -> None:
-    pending = Pending(pytest.fail, on_silence=lambda: None, place=pytest.fail)
+    def fail(_: object) -> NoReturn:
+        pytest.fail("it was told")
+
+    pending = Pending(fail, on_silence=lambda: None, place=fail)
     pending.disown()
     pending.put(FAILURE)
     with pytest.raises(TransferAbortedError):

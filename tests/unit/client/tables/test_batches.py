@@ -51,6 +51,7 @@ def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client
 def test_next_when_the_session_is_lost_while_nothing_is_under_way_then_goes_on_however_often(
     client: tdserve.Client, replay: tdserve.ReplayHandle, prefetch: int
 ) -> None:
+    batches: Any
     with replay.batches(4, prefetch=prefetch, timeout_s=20.0) as batches:
         for _ in range(4 * prefetch):
             assert len(next(batches)) == 4
