@@ -185,9 +185,7 @@ class Syncing:
             before, entry.synced_version = entry.synced_version, number
             if before:
                 let_go(entry, before)
-        for uid in failures.keys() - {record.uid for record in self._stores.catalog}:
-            del failures[uid]  # deleted meanwhile
-        return failures
+        return {uid: reason for uid, reason in failures.items() if self._stores.catalog.name_of(uid)}  # not deleted
 
     async def _records(self, *, is_all: bool, wanted: AbstractSet[str]) -> AsyncIterator[StoreRecord]:
         """The stores of a pass, found a few at a time."""
