@@ -27,6 +27,9 @@ MAX_DESCRIPTORS = 1 << 20
 """More are of no use, and some systems allow a thousand times as many, which programs that go through all do not
 survive."""
 
+OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
+"""Where the kernel tells how many processes it has ended for want of memory."""
+
 _ORDERED_MACHINES = ("x86_64", "amd64")
 
 
@@ -100,13 +103,13 @@ def count_oom_kills() -> int:
 
     Two counts tell whether it did between them.
     """
-    return _read_counter("/proc/vmstat", "oom_kill") + _read_counter("/sys/fs/cgroup/memory.events", "oom_kill")
+    return sum(map(_read_oom_kills, OOM_COUNTERS))
 
 
-def _read_counter(path: str, name: str) -> int:
+def _read_oom_kills(path: str) -> int:
     try:
         with open(path, encoding="ascii") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(f"{name} "))
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
     except OSError:
         return 0
 

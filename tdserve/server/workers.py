@@ -44,6 +44,16 @@ class _Pending:
     on_prepared: Callable[[worker_pb2.Prepared], None] | None
 
 
+def rest_after(rest_s: float, lived_s: float) -> float:
+    """Seconds until a worker that has died is started again: who ends them one after the other is slowed.
+
+    Args:
+        rest_s: Before the last one was started.
+        lived_s: How long it lived.
+    """
+    return RESTART_BACKOFF_S if lived_s > HEALTHY_AFTER_S else min(2 * rest_s, MAX_RESTART_BACKOFF_S)
+
+
 class DataWorker:
     """One worker process, through all its restarts.
 
@@ -179,7 +189,7 @@ class DataWorker:
             if self._is_stopping:
                 return
             lived_s = time.monotonic() - started
-            backoff_s = RESTART_BACKOFF_S if lived_s > HEALTHY_AFTER_S else min(2 * backoff_s, MAX_RESTART_BACKOFF_S)
+            backoff_s = rest_after(backoff_s, lived_s)
             self.num_restarts += 1
             why = explain_death(exit_code, num_oom_kills=count_oom_kills() - num_oom_kills)
             _log.warning("data worker %d died after %.1f s (%s), starting it again", self.number, lived_s, why)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 
@@ -62,6 +62,20 @@ def test_store_when_the_disk_is_full_then_it_stays_as_it_is_over_a_restart_until
         assert (client["kept"]["more"] == 1).all()
         client["kept"].set_at_("x", torch.zeros(1, 1024, dtype=torch.int64), [0])
         assert not client["kept"]["x"][0].any()
+
+
+def test_table_when_its_first_values_find_a_full_disk_then_refused_and_no_worker_ends(disk: Path) -> None:
+    like = TensorDict({"number": torch.tensor(0), "text": ""}, [])
+    with tdserve.Server(disk / "root") as server, server.client(transport="gloo", timeout_s=60.0) as client:
+        table = client.create_replay("texts", like=like, capacity=1000)
+        fill(disk)
+        row = TensorDict({"number": torch.tensor([1]), "text": NonTensorStack("z" * 2000)}, [1])
+        with pytest.raises(tdserve.CapacityError):
+            table.extend(row)
+        assert [worker["num_restarts"] for worker in client.stats()["workers"]] == [0]
+        assert len(table) == 0
+        (disk / "filling").unlink()
+        assert table[table.extend(row)].get("text").tolist() == ["z" * 2000]
 
 
 def check_full(client: tdserve.Client) -> None:

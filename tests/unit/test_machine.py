@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tdserve import machine
 from tdserve.machine import boot_id, count_descriptors, count_oom_kills, pid_namespace, why_not_shared
 
 TOLD = "from tdserve.machine import boot_id, pid_namespace; print(boot_id(), pid_namespace())"
@@ -86,6 +88,14 @@ def test_use_small_pages_when_an_array_is_large_then_it_gets_its_memory_by_small
 
 def test_count_oom_kills_when_nobody_ran_out_of_memory_between_then_the_same_number() -> None:
     assert count_oom_kills() == count_oom_kills() >= 0
+
+
+def test_count_oom_kills_when_the_kernel_tells_them_then_read_by_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told").write_text("oom 7\noom_kill 3\noom_kill_group 9\n")
+    monkeypatch.setattr(machine, "OOM_COUNTERS", (str(tmp_path / "told"), str(tmp_path / "none")))
+    assert count_oom_kills() == 3
 
 
 def run_limited(limits: tuple[int, int], code: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,21 @@ from tdserve.errors import CorruptDataError
 from tdserve.store.files import is_in_memory, sync_file
 
 
-def test_sync_when_of_a_file_or_a_folder_then_leaves_both_as_they_are(tmp_path: Path) -> None:
+def test_sync_when_of_a_file_or_a_folder_then_synced_and_left_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
     (tmp_path / "file").write_bytes(b"content")
     sync_file(tmp_path / "file")
     sync_file(tmp_path)
+    assert synced == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
     assert (tmp_path / "file").read_bytes() == b"content"
 
 

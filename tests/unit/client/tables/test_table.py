@@ -87,6 +87,20 @@ def test_clear_when_done_then_empty_and_goes_on(table: tdserve.ReplayHandle) -> 
     assert len(table.extend(rows(8))) == 8
 
 
+def test_counts_when_answers_tell_them_then_known_without_asking_and_begin_anew_when_cleared(
+    table: tdserve.ReplayHandle,
+) -> None:
+    table.clear(reset_counts=True)
+    assert table.counts() == (0, 0)
+    table.extend(rows(3))
+    assert table.counts() == (3, 3) == (len(table), table.info()["inserts"])
+    table.clear()
+    assert table.counts() == (0, 3)
+    assert table.clear(reset_counts=True) == 0
+    assert table.counts() == (0, 0)
+    assert table.info()["inserts"] == 0
+
+
 def test_set_limiter_when_it_could_let_nothing_through_then_refused(table: tdserve.ReplayHandle) -> None:
     with pytest.raises(InvalidRequestError):
         table.set_limiter(tdserve.MinSize(9))

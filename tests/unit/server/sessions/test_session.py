@@ -10,7 +10,7 @@ from tdserve.errors import LocalProtocolError, PeerLostError, StoreNotFoundError
 from tdserve.server.sessions.session import ClientSession, as_error, local_address_towards
 from tdserve.server.waiting import Waiters
 from tdserve.session import tag_of
-from tdserve.v1 import control_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
 
 
@@ -267,13 +267,25 @@ def test_request_when_it_names_a_later_channel_then_those_before_are_lost(world:
     run(scenario())
 
 
-def test_refused_content_when_on_a_later_channel_then_taken_there(world: World, run: Loop) -> None:
+def test_refused_content_when_on_a_later_channel_then_taken_there(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordered: list[worker_pb2.Order] = []
+    order = world.worker.order
+
+    def note(asked: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
+        ordered.append(asked)
+        return order(asked)
+
     async def scenario() -> None:
         session = world.session(98)
+        monkeypatch.setattr(session.worker, "order", note)
         session.discard(7, control_pb2.Content(message_nbytes=[8]), channel_number=2)  # mail has overtaken the stream
         assert session.channel_number == 2
 
     run(scenario())
+    (asked,) = ordered
+    assert (asked.channel, asked.tag, list(asked.discard.message_nbytes)) == (2, tag_of(7), [8])
 
 
 def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:
