@@ -9,12 +9,10 @@ from queue import Empty, SimpleQueue
 from threading import Lock, current_thread, main_thread
 
 from tdserve.client.content_channel import ContentChannel
+from tdserve.client.request_numbers import SIGNAL_POLL_S
 from tdserve.control.status import decode_failure
 from tdserve.errors import DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.v1 import control_pb2
-
-SIGNAL_POLL_S = 0.5
-"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
 
 SLOW_S = 1.0
 """An answer that has not come by then waits for something."""

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Lock
 
-from tdserve.client.pending import SIGNAL_POLL_S
 from tdserve.deadline import Deadline, grace_s
 from tdserve.errors import DeadlineExceededError
 from tdserve.v1 import control_pb2
@@ -16,6 +15,9 @@ MAX_WRITES_UNDER_WAY = 64
 
 TELL_EVERY = 64
 """Requests between two messages that tell the server which answers have come."""
+
+SIGNAL_POLL_S = 0.5
+"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
 
 OnRoom = Callable[[], None]
 
