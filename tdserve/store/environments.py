@@ -124,14 +124,14 @@ def _reserve_lock_file(path: Path) -> None:
     """
     if path.exists() and path.stat().st_blocks * 512 >= LOCK_FILE_BYTES:
         return
-    is_new = not path.exists()
+    is_new = not path.exists()  # else it has the pages that were used, and a full disk must not keep anybody out
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.posix_fallocate(fd, 0, LOCK_FILE_BYTES)
-    except BaseException:
+    except OSError:
         if is_new:
             path.unlink()
-        raise
+            raise
     finally:
         os.close(fd)
 

@@ -28,7 +28,7 @@ def test_catalog_when_it_is_opened_then_has_its_reserve_on_disk(tmp_path: Path) 
 def test_put_when_the_disk_was_full_and_has_room_again_then_goes_on(small_disk: Path) -> None:
     filling = small_disk / "filling"
     with CatalogDB(small_disk / "catalog") as db:
-        filling.write_bytes(bytes(SMALL_DISK_BYTES - 2 * RESERVE_BYTES - (1 << 16)))
+        filling.write_bytes(bytes(SMALL_DISK_BYTES - 2 * RESERVE_BYTES - (1 << 17)))
         value = bytes(RESERVE_BYTES)
         with pytest.raises(CapacityError) as caught:
             db.put("states", b"large", value)
