@@ -14,7 +14,13 @@ from tdserve.client.pending import Pending
 from tdserve.client.received import Received, views
 from tdserve.client.session import Session
 from tdserve.content import values_messages
-from tdserve.errors import DeadlineExceededError, RemoteProtocolError, TransportError
+from tdserve.errors import (
+    DeadlineExceededError,
+    RemoteProtocolError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
 from tdserve.layout import Layout, Message
 from tdserve.session import tag_of
 from tdserve.spec.torch_types import to_torch
@@ -24,6 +30,9 @@ from tdserve.transport.ends import FlatEnd, LeafEnd, Sink
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.stream import recv_messages, unpack
 from tdserve.v1 import control_pb2
+
+ANSWER_GRACE_S = 1.0
+"""The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
 
 
 class Posted(NamedTuple):
@@ -61,7 +70,7 @@ def post(
     try:
         return _post(layout, session.channel(pending.content or session.content), tag, buffer)
     except (TransportError, DeadlineExceededError) as error:
-        raise session.failure_of(pending, error) from error
+        raise failure_of(session, pending, error) from error
 
 
 def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> Posted:
@@ -157,7 +166,7 @@ def receive_answer(
             device=device,
         )
     except (TransportError, DeadlineExceededError) as error:
-        raise session.failure_of(pending, error) from error
+        raise failure_of(session, pending, error) from error
 
 
 def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
@@ -175,3 +184,24 @@ def _shown(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Te
 def _empty(layout: Layout, number: int) -> torch.Tensor:
     slot = layout.slots[number]
     return torch.empty(slot.shape, dtype=to_torch(slot.dtype))
+
+
+def failure_of(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
+    """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
+
+    Replaces the channel: content of this transfer may still be under way, and nobody takes it any more. Who may try
+    again is told so by a TransferAbortedError.
+    """
+    if pending.content is not None:
+        session.give_up(pending.content, error)
+    told, content = error, pending.content
+    if not pending.has_failed and not isinstance(error, DeadlineExceededError):
+        # Content on a lost channel may have been the answer. All that were under way there wait the same second.
+        grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
+        try:
+            pending.wait(grace_s, "the transfer", is_owed=content is None)
+        except TDServeError as failure:
+            told = failure if pending.has_failed else error
+    if isinstance(told, TransportError) and not session.is_lost:
+        return TransferAbortedError(transfer=0, reason=str(told))
+    return told

@@ -10,7 +10,7 @@ import torch
 
 from tdserve.client.calls import SessionClient
 from tdserve.client.devices import to_device
-from tdserve.client.incoming import Posted, receive_answer
+from tdserve.client.incoming import Posted, failure_of, receive_answer
 from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.padding import Pad, padded
 from tdserve.client.pending import Pending, accepted_in
@@ -236,7 +236,7 @@ def finish_posted(
     try:
         received = posted.finish(layout, sending_timeout_s(deadline, layout.nbytes))
     except (TransportError, DeadlineExceededError) as error:
-        raise session.failure_of(pending, error) from error
+        raise failure_of(session, pending, error) from error
     if received.is_void:
         pending.wait(answer_timeout_s(deadline), "a read that found nothing to grant")
         return None

@@ -43,9 +43,6 @@ from tdserve.v1 import control_pb2
 LOSS_NOTICE_S = 1.0
 """Within it a client hears that a server on its own machine has ended."""
 
-ANSWER_GRACE_S = 1.0
-"""The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
-
 FLUSH_TIMEOUT_S = 1.0
 """For the server to take what was sent before the end; it takes longer only where it hardly runs."""
 
@@ -219,8 +216,7 @@ class Session:
         Args:
             is_sent: Whether some of its content may be on its way, and the rest does not come: the session ends.
         """
-        with self._lock:
-            pending = self._pending.get(request)
+        pending = self._pending.get(request)
         if pending is not None:
             pending.disown()
             if is_sent:
@@ -319,26 +315,6 @@ class Session:
         self.close()
         return told
 
-    def failure_of(self, pending: Pending, error: TDServeError) -> TDServeError:
-        """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
-
-        Replaces the channel: content of this transfer may still be under way, and nobody takes it any more. Who may try
-        again is told so by a TransferAbortedError.
-        """
-        if pending.content is not None:
-            self.give_up(pending.content, error)
-        told, content = error, pending.content
-        if not pending.has_failed and not isinstance(error, DeadlineExceededError):
-            # Content on a lost channel may have been the answer. All that were under way there wait the same second.
-            grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
-            try:
-                pending.wait(grace_s, "the transfer", is_owed=content is None)
-            except TDServeError as failure:
-                told = failure if pending.has_failed else error
-        if isinstance(told, TransportError) and not self.is_lost:
-            return TransferAbortedError(transfer=0, reason=str(told))
-        return told
-
     def give_up(self, content: ContentChannel, error: TDServeError) -> None:
         """A channel is lost, or stands in the middle of content that nobody takes or gives: another takes its place.
         Where none can, the session ends. No buffer is read or written any more when this returns."""
@@ -389,14 +365,10 @@ class Session:
         return address_towards(self.address, self.welcome.interface)
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
+        host, timeout_s = self.interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
+        bond = session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
         return open_channel(
-            kv_store,
-            CLIENT_RANK,
-            host=self.interface(),
-            bond=session_bond(self.welcome.secret, self.welcome.session, channel_number=number),
-            device=self.device,
-            peer=self._peer,
-            timeout_s=CONNECT_TIMEOUT_S if number else self.connect_timeout_s,
+            kv_store, CLIENT_RANK, host=host, bond=bond, device=self.device, peer=self._peer, timeout_s=timeout_s
         )
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:

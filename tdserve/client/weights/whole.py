@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.calls import SessionClient
-from tdserve.client.incoming import receive_answer
+from tdserve.client.incoming import failure_of, receive_answer
 from tdserve.client.pending import Pending, accepted_in
 from tdserve.client.reading import Content, Destination
 from tdserve.client.session import Session
@@ -64,7 +64,7 @@ def take_whole(
                 client, session, request, pending, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
             )
         except (TransportError, DeadlineExceededError) as error:
-            raise session.failure_of(pending, error) from error
+            raise failure_of(session, pending, error) from error
     else:
         received = receive_answer(
             layout,

@@ -11,8 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client import given_up
-from tdserve.client import session as session_module
+from tdserve.client import given_up, incoming
 from tdserve.client.request_numbers import RequestNumbers
 from tdserve.client.session import Session
 from tdserve.config import DEFAULT_INLINE_BYTES, MAIL_BYTES, MAIL_INLINE_BYTES, PROTOCOL_VERSION
@@ -92,7 +91,7 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
     connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(given_up, "SILENT_S", 0.0)
-    monkeypatch.setattr(session_module, "ANSWER_GRACE_S", 0.5)
+    monkeypatch.setattr(incoming, "ANSWER_GRACE_S", 0.5)
     session = opened(connection, bytes(15) + b"\4")
     content = session.content
     session.channel(content)
@@ -100,7 +99,7 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
     waiting = [session.send(request, content=content, read=asked) for request in range(1, 9)]
     began_s = time.monotonic()
     for pending in waiting:
-        error = session.failure_of(pending, PeerLostError(peer="the server", reason="its bytes were lost"))
+        error = incoming.failure_of(session, pending, PeerLostError(peer="the server", reason="its bytes were lost"))
         assert isinstance(error, TransferAbortedError)
     assert time.monotonic() - began_s < 4 * 0.5
     assert session.content.number == 1
