@@ -4,6 +4,8 @@ Facts this file rests on beside those in ``proven``, measured with torch 2.13 on
 
 * A receive that times out closes the pair on both sides, for good. So that is how a pair is closed on purpose.
 * A dead peer is noticed at once, but a wait for a message that was half on its way is not told: it lasts its timeout.
+  Nor is the wait for a send that met the closed connection before gloo's own thread had seen it: gloo queues such a
+  message, and of its queue it tells nobody (``Pair::signalException``). A receive that was posted is always told.
 * A message longer than the posted receive ends the receiving process (SIGABRT): lengths are agreed beforehand.
 """
 
