@@ -4,7 +4,8 @@ Facts this file rests on, measured with torch 2.13 on Linux:
 
 * ``ProcessGroupGloo`` built directly on a ``Store`` leaves the user's default group, ``MASTER_ADDR`` and so on alone.
 * A Python subclass of ``Store`` serves as rendezvous, if a reference to it is kept.
-* A group runs collectives in threads of its own, one pair of them by default. It needs none for sends and receives.
+* A group runs collectives in threads of its own, one pair of them by default. It needs none for sends and receives, so
+  it has none here.
 * A device listens on a port of its own, in a thread of its own, and has four descriptors; making one takes half a
   millisecond. It keeps every connection that nobody waits for as long as it lives.
 * A connection belongs to the pair whose number it tells, the first one that tells it. So a stranger who is quicker than
@@ -230,7 +231,7 @@ def _connect(kv_store: KVStore, rank: int, world_size: int, device: _Device, tim
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device.device]
     options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 1  # with none, the other end does not hear that a timed-out receive has closed a pair (measured)
+    options._threads = 0
     kv_store.timeout_s = timeout_s
     return dist.ProcessGroupGloo(kv_store, rank, world_size, options)
 
