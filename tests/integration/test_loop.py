@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.loop_costs import WatchedServer
+from tests.integration.loop_costs import NUM_TRIES, WatchedServer, long_ones
 
 pytestmark = pytest.mark.integration
 
@@ -23,31 +23,12 @@ SIZES = [
 ]
 """Rows, and seconds of the loop's own CPU that a callback may take."""
 
-NUM_TRIES = 3
-"""The best of them counts: a callback may have to wait for memory, whatever it does."""
-
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[WatchedServer]:
     """A server whose loop is watched."""
     with WatchedServer(tmp_path / "root", tmp_path) as server:
         yield server
-
-
-def long_ones(server: WatchedServer, calls: dict[str, Callable[[], object]], limit_s: float) -> dict[str, float]:
-    """The calls that keep the loop busy for longer, each of three times, and for how many milliseconds at best."""
-    found = {}
-    for name, call in calls.items():
-        costs = []
-        for _ in range(NUM_TRIES):
-            server.begin()
-            call()
-            costs.append(server.worst_s)
-            if costs[-1] <= limit_s:
-                break
-        if min(costs) > limit_s:
-            found[name] = round(min(costs) * 1e3, 1)
-    return found
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
