@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,11 @@ ROW = TensorDict({"number": torch.tensor(0), "large": torch.zeros(20_000)}, [])
 
 def fork_server_of(server_pid: int) -> int:
     """The one of a server, when it has forked a data worker."""
-    wait_for(lambda: workers_of(server_pid) or None, "a data worker", timeout_s=START_TIMEOUT_S)
-    (found,) = fork_servers_of(server_pid)
-    return found
+
+    def look() -> int | None:
+        return next((found for found in fork_servers_of(server_pid) if children_of(found)), None)
+
+    return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -73,7 +76,8 @@ def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_ro
 def test_fork_server_when_killed_under_process_one_then_no_zombie_is_left(tmp_path: Path) -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "tdserve", "serve"]
     process = subprocess.Popen([*command, str(tmp_path), "--port", "0"], cwd=REPOSITORY, stdout=subprocess.PIPE)
-    with process:
+    with process, ExitStack() as stack:
+        stack.callback(process.kill)  # and all below it
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"tdserve ready at ")
         (first,) = children_of(process.pid)
@@ -83,6 +87,6 @@ def test_fork_server_when_killed_under_process_one_then_no_zombie_is_left(tmp_pa
             orphans += [before, *workers_of(first)]
             os.kill(before, signal.SIGKILL)
             wait_for(lambda pid=before: fork_server_of(first) != pid, "another one")  # type: ignore[misc]
-        assert [state_of(pid) for pid in orphans] == [None] * 4
+        wait_for(lambda: not any(map(state_of, orphans)), "that the dead ones are reaped")
         os.kill(first, signal.SIGTERM)
         assert process.wait(30.0) == 0
