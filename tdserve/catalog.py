@@ -8,6 +8,7 @@ import json
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from tdserve.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
@@ -29,6 +30,9 @@ _OBJECT_BYTES_STEP = 1 << 16
 
 OTHER_STRUCTURE = "its structure differs"
 """What ``matches`` says where only the structures themselves tell more."""
+
+_AFTER_FOLDER = "\0"
+"""No path and no name has it."""
 
 _USUAL = "the default"
 """Of a setting that the JSON leaves out."""
@@ -127,6 +131,7 @@ class Catalog:
             self._records[record.name] = record
         self._visible = sorted(name for name, record in self._records.items() if not record.loading)
         self._names = {record.uid: record.name for record in self._records.values()}
+        self._folders = sorted(_folder_key(record) for record in self._records.values() if record.adopted)
 
     def __len__(self) -> int:
         return len(self._visible)
@@ -152,6 +157,8 @@ class Catalog:
             raise StoreExistsError(name=record.name, **({"reason": "it is being created"} if present.loading else {}))
         self._records[record.name] = record
         self._names[record.uid] = record.name
+        if record.adopted:
+            insort(self._folders, _folder_key(record))
         if not record.loading:
             insort(self._visible, record.name)
 
@@ -180,6 +187,8 @@ class Catalog:
         if record is None:
             raise StoreNotFoundError(name=name)
         self._names.pop(record.uid, None)
+        if record.adopted:
+            del self._folders[bisect_left(self._folders, _folder_key(record))]
         if not record.loading:
             del self._visible[bisect_left(self._visible, name)]
         return record
@@ -202,6 +211,20 @@ class Catalog:
         if record is None or (record.loading and not with_loading):
             raise StoreNotFoundError(name=name)
         return record
+
+    def overlapping(self, folder: str) -> list[StoreRecord]:
+        """Stores that were adopted from a folder, from one below it or from one above it, loading ones too.
+
+        Args:
+            folder: Absolute and without symlinks.
+        """
+        prefixes = [_below(folder), *(_below(str(above)) + _AFTER_FOLDER for above in PurePosixPath(folder).parents)]
+        found = []
+        for prefix in prefixes:
+            begin = bisect_left(self._folders, prefix)
+            keys = self._folders[begin : _end_of_prefix(self._folders, prefix, begin)]
+            found += [self._records[key.rpartition(_AFTER_FOLDER)[2]] for key in keys]
+        return found
 
     def page(self, prefix: str = "", *, after: str = "", size: int = 0) -> tuple[list[str], str]:
         """A page of names, sorted by code point.
@@ -236,6 +259,16 @@ class Catalog:
         if size < 0:
             raise InvalidRequestError(argument="page size", reason=f"{size} is negative")
         return self._visible[_around(bisect_left(self._visible, name), min(size, MAX_PAGE_SIZE), len(self._visible))]
+
+
+def _below(folder: str) -> str:
+    """What the paths of a folder and of all below it begin with."""
+    return folder.rstrip("/") + "/"
+
+
+def _folder_key(record: StoreRecord) -> str:
+    """The folder of an adopted store, and its name: sorted, those below a folder follow one another."""
+    return f"{_below(record.adopted)}{_AFTER_FOLDER}{record.name}"
 
 
 def _around(begin: int, size: int, total: int) -> slice:

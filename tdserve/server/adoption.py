@@ -82,7 +82,7 @@ class Adoption:
         try:
             with transaction as txn:
                 self._stores.publish_loaded(entry, txn)
-        except CapacityError:
+        except BaseException:
             await self._stores.delete(entry)
             raise
 
@@ -123,10 +123,9 @@ class Adoption:
             raise InvalidRequestError(argument="path", reason=reason)
         found = await asyncio.to_thread(read_folder, path, writable=not read_only)
         block = await asyncio.to_thread(value_block, found)
-        for other in self._stores.catalog:
-            why = other.adopted and conflict(other, path, read_only=read_only)
-            if why:
-                raise StoreExistsError(name=other.name, reason=why)
+        for other in self._stores.catalog.overlapping(path):
+            if not (other.read_only and read_only):
+                raise StoreExistsError(name=other.name, reason=_shared(other))
         spec = found.spec
         record = StoreRecord(
             name=name,
@@ -171,11 +170,7 @@ def _origin(record: StoreRecord) -> str:
     return f"it was adopted from {record.adopted}" if record.adopted else "it was not adopted from a folder"
 
 
-def conflict(other: StoreRecord, path: str, *, read_only: bool) -> str:
-    """Why a folder cannot be adopted beside another store that was; "" when it can."""
-    overlaps = is_within(path, other.adopted) or is_within(other.adopted, path)
-    if not overlaps or (other.read_only and read_only):
-        return ""
+def _shared(other: StoreRecord) -> str:
     return f"it was adopted from {other.adopted}, and two stores would share files; adopt both with read_only=True"
 
 

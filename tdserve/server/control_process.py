@@ -361,8 +361,10 @@ class ControlProcess:
         return answer
 
     async def _delete(self, name: str, record: Record) -> control_pb2.DeleteStoreResponse:
+        entry = self._stores.used(name)
         answer = await self._creation.delete(name, record)
-        self._relays.forget_deleted()
+        if entry is not None:
+            self._relays.forget_deleted(entry)
         return answer
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:

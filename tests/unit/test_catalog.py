@@ -22,6 +22,7 @@ from tdserve.replay.limiter import MinSize
 from tdserve.replay.prioritized import Prioritized
 from tdserve.replay.sampler import Uniform
 from tdserve.replay.settings import Settings
+from tdserve.store.adopted import is_within
 
 
 def _record(name: str = "frames", **changed: Any) -> StoreRecord:
@@ -260,3 +261,24 @@ def test_matches_when_another_durability_is_asked_for_then_says_so_but_not_witho
     existing = _record(durability="disk")
     assert matches(existing, _record(durability="")) is None
     assert matches(existing, _record(durability="process")) == "its durability is 'disk', asked is 'process'"
+
+
+_folders = st.lists(st.sampled_from(["a", "b", "a b", "é", "..."]), max_size=4).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.lists(_folders), st.lists(st.integers(0, 20)), _folders)
+def test_overlapping_when_asked_then_all_that_lie_on_one_way(folders: list[str], removed: list[int], path: str) -> None:
+    catalog = Catalog([_record("plain")])
+    for number, folder in enumerate(folders):
+        catalog.add(_record(str(number), adopted=folder, loading=number % 2 == 0))
+    for number in removed:
+        if catalog.is_taken(str(number)):
+            catalog.remove(str(number))
+    catalog = Catalog(catalog) if len(folders) % 2 else catalog
+    expected = {
+        record.name
+        for record in catalog
+        if record.adopted and (is_within(path, record.adopted) or is_within(record.adopted, path))
+    }
+    found = [record.name for record in catalog.overlapping(path)]
+    assert (set(found), len(found)) == (expected, len(expected))

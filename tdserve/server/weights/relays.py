@@ -62,6 +62,14 @@ class _Store:
     resting: asyncio.TimerHandle | None = None
 
 
+@dataclass
+class _Member:
+    """A session that has asked for versions, and the stores that it asked for some of."""
+
+    session: ClientSession
+    uids: set[str] = field(default_factory=set)
+
+
 class Relays:
     """The trees of all weights stores.
 
@@ -72,7 +80,7 @@ class Relays:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._stores: dict[str, _Store] = {}  # by uid
-        self._sessions: dict[int, ClientSession] = {}  # that have asked for a version
+        self._members: dict[int, _Member] = {}  # by number of the session
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -104,7 +112,7 @@ class Relays:
             store.fanout.failed(session.number, each.link, was_connected=each.was_connected)
         if asked.failed:
             self._moved(store)
-        self._sessions[session.number] = session
+        self._members.setdefault(session.number, _Member(session)).uids.add(entry.record.uid)
         content = (version.version, asked.dtype)
 
         def look() -> Placement | None:
@@ -141,13 +149,13 @@ class Relays:
                 store.fanout.end(placed.link, is_whole=is_whole)
                 self._moved(store)
 
-    def forget_deleted(self) -> None:
-        """Stores were deleted: those of which nothing is under way are forgotten at once, the others at their rest."""
-        for uid, store in list(self._stores.items()):
-            if store.entry.changed.is_deleted and not store.fanout.num_links:
-                del self._stores[uid]
-                if store.resting is not None:
-                    store.resting.cancel()
+    def forget_deleted(self, entry: Entry) -> None:
+        """A store was deleted: it is forgotten, at its rest where something of it is under way."""
+        store = self._stores.get(entry.record.uid)
+        if store is not None and not store.fanout.num_links:
+            del self._stores[entry.record.uid]
+            if store.resting is not None:
+                store.resting.cancel()
 
     def published(self, entry: Entry) -> None:
         """There is a newer version."""
@@ -157,20 +165,20 @@ class Relays:
 
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
         """An entry of the rendezvous of a link goes to its other end, if this one is an end of it."""
-        store = self._store_of(entry.link)
+        store = self._store_of(session, entry.link)
         if store is None:
             return
         ends = {store.fanout.puller_of(entry.link), store.fanout.source_of(entry.link)}
         if session.number in ends:
             for other in ends - {session.number, SERVER, None}:
-                if other in self._sessions:
-                    self._sessions[other].tell(control_pb2.ServerMessage(rendezvous=entry))
+                if other in self._members:
+                    self._members[other].session.tell(control_pb2.ServerMessage(rendezvous=entry))
 
     def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
         """A client tells what it has, or that a link is over."""
         kind = report.WhichOneof("report")
         link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
-        store = self._store_of(link)
+        store = self._store_of(session, link)
         if store is None:
             return
         if kind == "holds":
@@ -194,7 +202,7 @@ class Relays:
             InvalidRequestError: This link is none of its links.
             DeadlineExceededError: What they must be is not known in time.
         """
-        store = self._store_of(asked.link)
+        store = self._store_of(session, asked.link)
         found = store.fanout.content_of(asked.link) if store is not None else None
         if store is None or found is None or store.fanout.puller_of(asked.link) != session.number:
             raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
@@ -213,9 +221,8 @@ class Relays:
 
     def on_session_ended(self, number: int) -> None:
         """A session is over: who takes a version from it is told at once."""
-        if self._sessions.pop(number, None) is None:
-            return
-        for store in self._stores.values():
+        member = self._members.pop(number, None)
+        for store in self._stores_of(member):
             for orphan in store.fanout.lose(number):
                 puller = store.fanout.puller_of(orphan.link)
                 if puller is not None:
@@ -300,9 +307,9 @@ class Relays:
         store.checksums = {content: said for content, said in store.checksums.items() if content in live}
 
     def _tell(self, number: int, order: control_pb2.RelayOrder) -> None:
-        session = self._sessions.get(number)
-        if session is not None and not session.ended.is_set():
-            session.tell(control_pb2.ServerMessage(relay_order=order))
+        member = self._members.get(number)
+        if member is not None and not member.session.ended.is_set():
+            member.session.tell(control_pb2.ServerMessage(relay_order=order))
 
     def _store(self, entry: Entry) -> _Store:
         uid = entry.record.uid
@@ -311,5 +318,11 @@ class Relays:
             store = self._stores[uid] = _Store(entry, Fanout(numbers=self._numbers))
         return store
 
-    def _store_of(self, link: int) -> _Store | None:
-        return next((store for store in self._stores.values() if store.fanout.content_of(link) is not None), None)
+    def _stores_of(self, member: _Member | None) -> list[_Store]:
+        uids = () if member is None else member.uids
+        return [self._stores[uid] for uid in uids if uid in self._stores]
+
+    def _store_of(self, session: ClientSession, link: int) -> _Store | None:
+        """The store of a link, if this session asked for a version of it."""
+        stores = self._stores_of(self._members.get(session.number))
+        return next((store for store in stores if store.fanout.content_of(link) is not None), None)

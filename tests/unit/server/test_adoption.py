@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from tdserve.catalog import StoreRecord
 from tdserve.errors import (
     CapacityError,
     CorruptDataError,
@@ -21,7 +21,7 @@ from tdserve.errors import (
 )
 from tdserve.selection import parse
 from tdserve.server import adoption
-from tdserve.server.adoption import Adoption, conflict, value_block
+from tdserve.server.adoption import Adoption, value_block
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
 from tdserve.store.adoptable import read_folder
@@ -226,20 +226,22 @@ def test_delete_when_nobody_can_open_it_then_gone_all_the_same(world: World, run
         world.stores.get("x")
 
 
-@pytest.mark.parametrize(
-    ("path", "other_read_only", "read_only", "is_refused"),
-    [
-        ("/d", False, False, True),
-        ("/d", True, False, True),
-        ("/d", False, True, True),
-        ("/d", True, True, False),
-        ("/d/n", False, True, True),
-        ("/", False, True, True),
-        ("/data", False, False, False),
-    ],
-)
-def test_conflict_when_folders_overlap_then_unless_both_are_only_read(
-    path: str, other_read_only: bool, read_only: bool, is_refused: bool
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("", "n"), ("n", "")])
+@pytest.mark.parametrize("read_only", [(False, False), (True, False), (False, True), (True, True)])
+def test_adopt_when_folders_overlap_then_refused_unless_both_are_only_read(
+    world: World, run: Loop, folder: Path, first: str, second: str, read_only: tuple[bool, bool]
 ) -> None:
-    other = StoreRecord("o", "tensordict", "u", adopted="/d", read_only=other_read_only)
-    assert bool(conflict(other, path, read_only=read_only)) is is_refused
+    adopt(world, run, folder / first, read_only=read_only[0])
+    expected: Any = nullcontext() if all(read_only) else pytest.raises(StoreExistsError, match="would share files")
+    with expected:
+        adopt(world, run, folder / second, name="y", read_only=read_only[1])
+    assert ("y" in world.stores.catalog) is all(read_only)
+
+
+def test_adopt_when_a_folder_lies_beside_another_then_both_are_stores(
+    world: World, run: Loop, folder: Path, tmp_path: Path
+) -> None:
+    TD.memmap(tmp_path / "data 2")
+    adopt(world, run, folder)
+    adopt(world, run, tmp_path / "data 2", name="y")
+    assert {record.name for record in world.stores.catalog} == {"x", "y"}

@@ -372,11 +372,11 @@ def test_forget_deleted_when_nothing_is_under_way_then_all_of_the_store_is_forgo
         root = await trees.root()
         placed = await trees.place(2)
         trees.entry.changed.delete("w")
-        trees.relays.forget_deleted()
+        trees.relays.forget_deleted(trees.entry)
         assert len(trees.relays) == 1  # one client still takes it from another
         trees.report(2, ended=placed.link)
         trees.relays.on_session_ended(1)
-        trees.relays.forget_deleted()
+        trees.relays.forget_deleted(trees.entry)
         assert len(trees.relays) == 0
         trees.report(1, ended=root.link)
 
