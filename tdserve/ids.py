@@ -21,6 +21,14 @@ MAX_TEXT_BYTES = 255
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")
 
 
+def check_client_id(client_id: bytes) -> bytes:
+    """Returns a client's id if it can be one; raises InvalidRequestError."""
+    if len(client_id) != CLIENT_ID_BYTES:
+        reason = f"it has {len(client_id)} bytes, not {CLIENT_ID_BYTES}"
+        raise InvalidRequestError(argument="client_id", reason=reason)
+    return client_id
+
+
 def check_store_name(name: str) -> str:
     """Returns ``name`` if a store may have it.
 

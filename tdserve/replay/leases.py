@@ -96,7 +96,8 @@ class Leases:
         is_held = self.held_by(owner, rows, consumer)
         if not is_held.all():
             lost = f"{np.count_nonzero(~is_held)} of these {len(rows)} rows are not held by this owner"
-            state = f"{lost}: its leases end with its session, as a restart of the server does, and the rows come again"
+            why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"
+            state = f"{lost}: they were {why}"
             raise WrongStateError(state=state, event="acknowledging rows")
         self._end(consumer, rows)
         return rows

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.replay.live_rows import Rows, compact
+from tdserve.row_numbers import each_once
 
 Weights = NDArray[np.float64]
 
@@ -174,7 +175,7 @@ class _Minima:
         """Writes numbers of the lowest level, and carries them up."""
         self.levels[0].reshape(-1)[entries] = numbers
         for num_level, above in enumerate(self.levels[1:]):
-            entries = _each_once(entries >> _SHIFT)
+            entries = each_once(entries >> _SHIFT)
             above.reshape(-1)[entries] = self._join(num_level, entries)
 
     def _join(self, num_level: int, blocks: Rows) -> Weights:
@@ -230,15 +231,7 @@ class _Waiting:
             return None
         blocks = np.concatenate(self._blocks)
         self._blocks, self._num_blocks = [], 0
-        return _each_once(blocks)
-
-
-def _each_once(blocks: Rows) -> Rows:
-    """Sorted; np.unique takes ten times as long."""
-    blocks = np.sort(blocks)
-    is_first = np.ones(len(blocks), np.bool_)
-    np.not_equal(blocks[1:], blocks[:-1], out=is_first[1:])
-    return blocks[is_first]
+        return each_once(blocks)
 
 
 def _lowest_places(numbers: Weights, num_wanted: int) -> Rows:

@@ -132,7 +132,7 @@ class Adoption:
             kind="tensordict",
             uid="",
             fingerprint=spec.fingerprint,
-            num_rows=spec.batch_size[0] if spec.batch_size else 1,
+            num_rows=spec.num_rows,
             loading=True,
             max_object_bytes=0,
             adopted=path,

@@ -148,7 +148,7 @@ class Creation:
 
 def _wanted(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
     if kind != "replay":
-        num_rows = spec.batch_size[0] if spec.batch_size and kind == "tensordict" else 1
+        num_rows = spec.num_rows if kind == "tensordict" else 1
         return StoreRecord(
             name=name,
             kind=kind,

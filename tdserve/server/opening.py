@@ -196,7 +196,7 @@ def make_files(folder: FilePath, spec: Spec, record: StoreRecord, adopted: Adopt
     else:
         adopted.link(folder)
         extra = []
-    num_rows = spec.batch_size[0] if spec.batch_size else 1
+    num_rows = spec.num_rows
     # One more than rows: the last number is the store's own, its content version doubled.
     Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1).close()
     return [".".join(path) for path in extra]

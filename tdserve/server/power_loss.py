@@ -147,7 +147,7 @@ def _synced_rows(folder: Path, record: StoreRecord, stored: Spec) -> tuple[NDArr
 
 def _generations_now(folder: Path, record: StoreRecord, stored: Spec) -> NDArray[np.int64]:
     """What the generation file says, true or not; zeros where it says nothing."""
-    num_rows = stored.batch_size[0] if stored.batch_size else 1
+    num_rows = stored.num_rows
     try:
         values = Generations.open(folder / GENERATION_FILE, uid=record.uid).values
     except TDServeError:

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from tdserve.errors import InvalidRequestError
-from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.ids import check_client_id
 from tdserve.server.answers import Answers
 from tdserve.server.sessions.clients import Clients
+from tdserve.server.waiting import hear
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.v1 import control_pb2
 
@@ -58,11 +58,9 @@ class UnaryChanges:
         """
         if not name.request:
             unnumbered = asyncio.ensure_future(change(self._begin_unnumbered))
-            unnumbered.add_done_callback(_hear)
+            unnumbered.add_done_callback(hear)
             return await asyncio.shield(unnumbered)
-        if len(name.client_id) != CLIENT_ID_BYTES:
-            raise InvalidRequestError(argument="client_id", reason=f"it has {len(name.client_id)} bytes, not 16")
-        key = name.client_id, name.request
+        key = check_client_id(name.client_id), name.request
         self._clients.on_call(name.client_id)
         self._answers.forget(name.client_id, name.answered)
         task = self._under_way.get(key)
@@ -83,10 +81,4 @@ class UnaryChanges:
 
     def _finished(self, key: tuple[bytes, int], task: asyncio.Future[Any]) -> None:
         del self._under_way[key]
-        _hear(task)
-
-
-def _hear(task: asyncio.Future[Any]) -> None:
-    """Keeps asyncio from complaining of a change that failed: nobody may wait for it any more."""
-    if not task.cancelled():
-        task.exception()
+        hear(task)

@@ -17,6 +17,13 @@ from tdserve.errors import DeadlineExceededError, StoreNotFoundError
 
 _State = TypeVar("_State")
 
+
+def hear(task: asyncio.Future[Any]) -> None:
+    """A callback for what ended with nobody waiting: asyncio complains of exceptions that nobody looks at."""
+    if not task.cancelled():
+        task.exception()
+
+
 MAX_LOOKS = 256
 """Of those that wait for one thing, one after the other without a turn for anybody else: a few microseconds each."""
 

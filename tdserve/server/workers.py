@@ -15,6 +15,7 @@ from tdserve.errors import CapacityError, ClosedError, LocalProtocolError, PeerL
 from tdserve.machine import count_oom_kills
 from tdserve.server.entry import Entry
 from tdserve.server.told_specs import ToldSpecs
+from tdserve.server.waiting import hear
 from tdserve.server.worker_deaths import explain_death
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
 from tdserve.v1 import worker_pb2
@@ -264,12 +265,6 @@ async def drop_store(workers: Iterable[DataWorker], uid: str) -> None:
     """
     orders = [worker.order(worker_pb2.Order(drop_store=worker_pb2.DropStore(uid=uid))) for worker in workers]
     for order in orders:
-        order.add_done_callback(_look)
+        order.add_done_callback(hear)  # of a worker that died: it has let go of everything
     if orders:
         await asyncio.wait(orders, timeout=DROP_TIMEOUT_S)
-
-
-def _look(order: asyncio.Future[worker_pb2.Worked]) -> None:
-    """Keeps asyncio from complaining of a worker that died: it has let go of everything."""
-    if not order.cancelled():
-        order.exception()

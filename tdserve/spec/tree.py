@@ -64,6 +64,11 @@ class Spec:
         """Batch size of the root."""
         return self.root.batch_size
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that are written and read on their own: along the first batch dimension, one where there is none."""
+        return self.root.batch_size[0] if self.root.batch_size else 1
+
     @cached_property
     def fingerprint(self) -> bytes:
         """SHA-256, 32 bytes; the same for every order of entries."""

@@ -76,7 +76,7 @@ class SyncedStore:
     def of(cls, spec: Spec, *, uid: str, folder: str, structure: int) -> SyncedStore:
         """Of a store with files of its own; ``spec`` is as stored, rows included."""
         planned = plan(spec)
-        num_rows = spec.batch_size[0] if spec.batch_size else 1
+        num_rows = spec.num_rows
         tops = [top for top in (planned.rows, planned.extra) if top is not None]
         leaves = [each for top in tops for each in _files_of(top, top.name, num_rows)]
         values = tuple((path, math.prod(leaf.batch_size) // max(num_rows, 1)) for path, leaf in spec.values)

@@ -102,7 +102,7 @@ class Lane:
     @property
     def is_idle(self) -> bool:
         """Whether an order that comes now need not wait."""
-        return self._num_queued == self._num_done and (self._channel is not None or self.session == 0)
+        return not self.is_busy and (self._channel is not None or self.session == 0)
 
     @property
     def may_send_at_once(self) -> bool:

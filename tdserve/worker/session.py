@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tdserve.errors import TransferAbortedError
-from tdserve.layout import Message
-from tdserve.transport.ends import Source
 from tdserve.transport.mail import MAX_SENT
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane, Perform, Surroundings
@@ -95,10 +93,5 @@ class WorkerSession:
     def _answer(self, mail: bytes) -> bytes | None:
         """As of ``SmallReads.answer``; called by the thread that reads mail."""
         lane = self.lane
-
-        def send(tag: int, messages: Sequence[Message], source: Source) -> None:
-            lane.send_at_once(tag, messages, source)
-
-        return self.surroundings.small_reads.answer(
-            mail, send if lane.may_send_at_once else None, channel_number=lane.channel_number
-        )
+        send = lane.send_at_once if lane.may_send_at_once else None
+        return self.surroundings.small_reads.answer(mail, send, channel_number=lane.channel_number)

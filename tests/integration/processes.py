@@ -15,9 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tests.lent.lender import copy_for
+
+if TYPE_CHECKING:
+    import tdserve
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -161,6 +164,16 @@ def workers_of(pid: int) -> list[int]:
         pid: Its control process.
     """
     return [worker for forking in fork_servers_of(pid) for worker in children_of(forking)]
+
+
+def ready_worker(client: tdserve.Client) -> dict[str, int]:
+    """What a server says of its only data worker, when that is up."""
+
+    def look() -> dict[str, int] | None:
+        (worker,) = client.stats()["workers"]
+        return worker if worker["is_ready"] else None
+
+    return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
 
 
 def all_below(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ from tests.integration.processes import (
     alarm,
     listening_ports,
     num_threads,
+    ready_worker,
     wait_for,
 )
 
@@ -50,16 +51,6 @@ def serving(root: Path, soft: int, hard: int) -> Iterator[str]:
             process.wait(30.0)
 
 
-def worker_of(client: tdserve.Client) -> dict[str, int]:
-    """The only data worker, when it is up."""
-
-    def look() -> dict[str, int] | None:
-        (worker,) = client.stats()["workers"]
-        return worker if worker["is_ready"] else None
-
-    return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
-
-
 @pytest.mark.parametrize("limit", [128, pytest.param(256, marks=pytest.mark.full)])
 def test_connect_when_clients_fill_the_descriptors_then_the_next_is_refused_and_all_others_go_on(
     tmp_path: Path, limit: int
@@ -67,7 +58,7 @@ def test_connect_when_clients_fill_the_descriptors_then_the_next_is_refused_and_
     with serving(tmp_path, limit, limit) as address, ExitStack() as stack:
         first = stack.enter_context(tdserve.connect(address, transport="gloo", timeout_s=60.0))
         first.init_remote(TensorDict({"k": torch.arange(20_000)}, []), "s")
-        before = worker_of(first)
+        before = ready_worker(first)
         clients = [first]
         threads_before = num_threads(before["pid"])
 
@@ -87,14 +78,14 @@ def test_connect_when_clients_fill_the_descriptors_then_the_next_is_refused_and_
         clients.pop().close()
         with tdserve.connect(address, transport="gloo", timeout_s=30.0) as later:
             assert later.from_remote_init("s")["k"][5] == 5
-        after = worker_of(first)
+        after = ready_worker(first)
         assert (after["pid"], after["num_restarts"]) == (before["pid"], 0)
 
 
 def test_start_when_the_soft_limit_is_low_then_it_is_raised(tmp_path: Path) -> None:
     with serving(tmp_path, 100, 300) as address, tdserve.connect(address, transport="gloo", timeout_s=60.0) as client:
         client.init_remote(TensorDict({"k": torch.arange(20_000)}, []), "s")
-        assert resource.prlimit(worker_of(client)["pid"], resource.RLIMIT_NOFILE) == (300, 300)
+        assert resource.prlimit(ready_worker(client)["pid"], resource.RLIMIT_NOFILE) == (300, 300)
 
 
 def test_connections_when_a_stranger_makes_many_and_says_nothing_then_he_gets_no_more_and_clients_go_on(
@@ -103,7 +94,7 @@ def test_connections_when_a_stranger_makes_many_and_says_nothing_then_he_gets_no
     with serving(tmp_path, 256, 256) as address, ExitStack() as stack:
         client = stack.enter_context(tdserve.connect(address, transport="gloo", timeout_s=60.0))
         client.init_remote(TensorDict({"k": torch.arange(20_000)}, []), "s")
-        before = worker_of(client)
+        before = ready_worker(client)
         (port,) = listening_ports(before["pid"])
         for _ in range(130):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -120,5 +111,5 @@ def test_connections_when_a_stranger_makes_many_and_says_nothing_then_he_gets_no
         with tdserve.connect(address, transport="gloo", timeout_s=30.0) as later:
             assert later.from_remote_init("s")["k"][5] == 5
         assert client.from_remote_init("s")["k"][5] == 5
-        after = worker_of(client)
+        after = ready_worker(client)
         assert (after["pid"], after["num_restarts"]) == (before["pid"], 0)

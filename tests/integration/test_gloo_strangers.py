@@ -15,7 +15,7 @@ import tdserve
 from tdserve.transport import proven
 from tdserve.transport.proving import MESSAGE_BYTES
 from tests.integration.crashing import Writer
-from tests.integration.processes import START_TIMEOUT_S, listening_ports, wait_for
+from tests.integration.processes import listening_ports, ready_worker, wait_for
 from tests.unit.transport.stranger import CONTENT, PREAMBLE, Line, device_of_this_process, taken
 
 pytestmark = pytest.mark.integration
@@ -42,16 +42,6 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
         yield connected
 
 
-def worker_of(client: tdserve.Client) -> dict[str, int]:
-    """The only data worker, when it is up."""
-
-    def look() -> dict[str, int] | None:
-        (worker,) = client.stats()["workers"]
-        return worker if worker["is_ready"] else None
-
-    return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
-
-
 def order_of(port: int) -> int:
     """Of two ends at one address the one listens whose port comes first in this order, as gloo has it."""
     return socket.htons(port)
@@ -75,7 +65,7 @@ def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Lin
     for _ in range(NUM_TRIES):
         with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as first:
             first.from_remote_init("secret")  # the worker has a port by now that the next pair will use
-        ports = listening_ports(worker_of(client)["pid"])
+        ports = listening_ports(ready_worker(client)["pid"])
         have_port_above(max(ports, key=order_of))
         with ExitStack() as stack:
             became = [stack.enter_context(taken(port, range(NUM_TAKEN), behave)) for port in ports]
@@ -98,9 +88,9 @@ def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_an
             line.say(b"\x00" * MESSAGE_BYTES)
 
     client.init_remote(TensorDict({"k": torch.arange(50_000)}, []), "secret")
-    before = worker_of(client)
+    before = ready_worker(client)
     with strike(server, client, ask):
-        assert worker_of(client)["pid"] == before["pid"]
+        assert ready_worker(client)["pid"] == before["pid"]
     assert heard
     assert {len(message) for message in heard} == {MESSAGE_BYTES}
 
@@ -117,9 +107,9 @@ def test_read_when_a_stranger_ends_the_worker_of_all_then_the_next_one_answers_s
     with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as other:
         store = other["secret"]
         assert store["k"].sum() == torch.arange(50_000).sum()
-        num_restarts = worker_of(client)["num_restarts"]
+        num_restarts = ready_worker(client)["num_restarts"]
         strike(server, client, spoil).close()
-        wait_for(lambda: worker_of(client)["num_restarts"] > num_restarts, "a restart")
+        wait_for(lambda: ready_worker(client)["num_restarts"] > num_restarts, "a restart")
         assert store["k"].sum() == torch.arange(50_000).sum()
 
 
@@ -138,9 +128,9 @@ def test_extend_when_a_stranger_sends_garbage_again_and_again_then_goes_on_and_n
     with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as watching:
         for _ in range(2):
             writer.goes_on()
-            num_restarts = worker_of(watching)["num_restarts"]
+            num_restarts = ready_worker(watching)["num_restarts"]
             strike(server, watching, spoil).close()
-            wait_for(lambda: worker_of(watching)["num_restarts"] > num_restarts, "a restart")  # noqa: B023
+            wait_for(lambda: ready_worker(watching)["num_restarts"] > num_restarts, "a restart")  # noqa: B023
             writer.goes_on()
     acknowledged = writer.end()
     assert sorted(replay[: len(replay)]["number"].tolist()) == acknowledged

@@ -12,12 +12,11 @@ from tdserve.control.servicer import SessionLink
 from tdserve.deadline import Deadline
 from tdserve.errors import (
     DeadlineExceededError,
-    InvalidRequestError,
     NotSupportedError,
     ProtocolVersionError,
     TransferAbortedError,
 )
-from tdserve.ids import CLIENT_ID_BYTES, check_text
+from tdserve.ids import check_client_id, check_text
 from tdserve.machine import boot_id
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
@@ -143,8 +142,7 @@ class Sessions:
         if hello.transport not in TRANSPORTS_HERE:
             reason = "this server has gloo, shm and nccl"
             raise NotSupportedError(feature=f"transport {hello.transport!r}", reason=reason)
-        if len(hello.client_id) != CLIENT_ID_BYTES:
-            raise InvalidRequestError(argument="client_id", reason=f"it has {len(hello.client_id)} bytes, not 16")
+        check_client_id(hello.client_id)
         for argument in ("host", "boot_id", "gpu"):
             check_text(argument, getattr(hello, argument))
 

@@ -18,7 +18,7 @@ from tdserve.errors import ConnectError, LocalProtocolError, PeerLostError, TDSe
 from tdserve.ids import new_secret
 from tdserve.server import eager
 from tdserve.server.sessions.local_client import Invitation, LocalClient
-from tdserve.server.waiting import Waiters
+from tdserve.server.waiting import Waiters, hear
 from tdserve.server.workers import DataWorker
 from tdserve.session import SessionEvent, SessionProtocol, tag_of
 from tdserve.spec.tree import Spec
@@ -294,7 +294,7 @@ class ClientSession:
             opening.open_session.transport = "gloo" if entry.is_mail else self.transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
-            self.worker.order(opening).add_done_callback(lambda done: done.cancelled() or done.exception())
+            self.worker.order(opening).add_done_callback(hear)
         order = self.order()
         order.rendezvous.CopyFrom(entry)
         self.worker.send(order)
@@ -313,7 +313,7 @@ class ClientSession:
             order = self.order()
             order.tag = tag_of(request)
             order.discard.message_nbytes.extend(content.message_nbytes)
-            self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
+            self.worker.order(order).add_done_callback(hear)
 
     def send_void(self, request: int, message_nbytes: Sequence[int]) -> None:
         """Has the worker send what the client of a refused read already waits for, marked as failed."""
@@ -321,7 +321,7 @@ class ClientSession:
             return  # together with its channel
         order = self.order(request, is_accepted=True)
         order.send_void.message_nbytes.extend(message_nbytes)
-        self.worker.order(order).add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.worker.order(order).add_done_callback(hear)
 
     def inline_limit(self, request: int) -> int:
         """Bytes of content that may ride in the answer to a request."""

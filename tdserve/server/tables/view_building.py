@@ -12,6 +12,7 @@ from tdserve.server.entry import Entry
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.turns import in_turns
+from tdserve.server.waiting import hear
 
 
 class ViewBuilding:
@@ -50,9 +51,7 @@ class ViewBuilding:
         task.result()
 
     def _end(self, name: tuple[str, ViewKey]) -> None:
-        task = self._under_way.pop(name)
-        if not task.cancelled():
-            task.exception()  # it is raised where somebody waits; asyncio complains of those that nobody looks at
+        hear(self._under_way.pop(name))
 
 
 async def _build(entry: Entry, key: ViewKey) -> None:

@@ -53,7 +53,7 @@ class StoredTensorDict:
         captured = capture(td)
         self.spec: Spec = captured.spec
         row_files.create(folder, self.spec)
-        num_rows = self.spec.batch_size[0] if self.spec.batch_size else 1
+        num_rows = self.spec.num_rows
         self.generations = Generations.create(folder / FILE_NAME, uid=uid, num_rows=num_rows + 1)
         self.generations.values[:] = 2
         self.leaves = open_leaves(folder, self.spec)
