@@ -33,33 +33,15 @@ def watched(tmp_path: Path) -> Iterator[WatchedServer]:
         yield server
 
 
-def calls_of(watched: WatchedServer, client: tdserve.Client, folder: Path) -> dict[str, Callable[[], object]]:
-    """One of every kind of request, of small stores."""
+def uses_of_stores(client: tdserve.Client) -> dict[str, Callable[[], object]]:
+    """One of every kind of request to stores that are there."""
     rows = TensorDict({"x": torch.arange(NUM_ROWS)}, [NUM_ROWS])
-    names = (f"new {number}" for number in itertools.count())
     store = client.memmap(rows, "store")
     table = client.create_replay("table", like=rows[0], capacity=4 * NUM_ROWS, sampler=tdserve.Prioritized())
     queue = client.create_queue("queue", like=rows[0], max_size=4 * NUM_ROWS)
     numbers = table.extend(rows)
     weights = TensorDict({"w": torch.zeros(8)}, [])
     client.publish("weights", weights)
-
-    def create_and_delete() -> None:
-        client.memmap(rows, name := next(names))
-        client.delete(name)
-
-    def create_table_and_delete() -> None:
-        client.create_replay(name := next(names), like=rows[0], capacity=NUM_ROWS)
-        client.delete(name)
-
-    def publish_and_delete() -> None:
-        client.publish(name := next(names), weights)
-        client.delete(name)
-
-    def adopt_and_delete() -> None:
-        rows.memmap(str(folder / (name := next(names))))
-        client.adopt(folder / name, name)
-        client.delete(name)
 
     def take_and_acknowledge() -> None:
         queue.extend(rows)
@@ -69,26 +51,7 @@ def calls_of(watched: WatchedServer, client: tdserve.Client, folder: Path) -> di
         with suppress(tdserve.DeadlineExceededError):
             client.from_remote_init("stor", timeout_s=1.5)
 
-    def come_and_go() -> None:
-        for transport in ("gloo", "shm"):
-            with watched.client(transport=transport) as other:
-                other.from_remote_init("store")["x"]
-
-    def meet() -> None:
-        name = next(names)
-
-        def join(rank: int) -> None:
-            with watched.client(transport="gloo") as other, other.group(name, 2, rank) as group:
-                group.broadcast(TensorDict({"x": torch.zeros(2)}, []), src=0)
-
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(join, range(2)))
-
     return {
-        "create": create_and_delete,
-        "create a table": create_table_and_delete,
-        "publish the first version": publish_and_delete,
-        "adopt": adopt_and_delete,
         "list": client.stores,
         "list some": lambda: client.stores("store 7"),
         "keys": lambda: client.keys("store"),
@@ -108,6 +71,53 @@ def calls_of(watched: WatchedServer, client: tdserve.Client, folder: Path) -> di
         "publish": lambda: client.publish("weights", weights),
         "latest": lambda: client.latest("weights"),
         "what is not there": look_for_what_is_not_there,
+    }
+
+
+def beginnings_and_ends(
+    watched: WatchedServer, client: tdserve.Client, folder: Path
+) -> dict[str, Callable[[], object]]:
+    """Stores, sessions and groups of every kind that are made, and go again."""
+    rows = TensorDict({"x": torch.arange(NUM_ROWS)}, [NUM_ROWS])
+    names = (f"new {number}" for number in itertools.count())
+
+    def create_and_delete() -> None:
+        client.memmap(rows, name := next(names))
+        client.delete(name)
+
+    def create_table_and_delete() -> None:
+        client.create_replay(name := next(names), like=rows[0], capacity=NUM_ROWS)
+        client.delete(name)
+
+    def publish_and_delete() -> None:
+        client.publish(name := next(names), rows)
+        client.delete(name)
+
+    def adopt_and_delete() -> None:
+        rows.memmap(str(folder / (name := next(names))))
+        client.adopt(folder / name, name)
+        client.delete(name)
+
+    def come_and_go() -> None:
+        for transport in ("gloo", "shm"):
+            with watched.client(transport=transport) as other:
+                other.from_remote_init("store 0")["x"]
+
+    def meet() -> None:
+        name = next(names)
+
+        def join(rank: int) -> None:
+            with watched.client(transport="gloo") as other, other.group(name, 2, rank) as group:
+                group.broadcast(TensorDict({"x": torch.zeros(2)}, []), src=0)
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(join, range(2)))
+
+    return {
+        "create": create_and_delete,
+        "create a table": create_table_and_delete,
+        "publish the first version": publish_and_delete,
+        "adopt": adopt_and_delete,
         "come and go": come_and_go,
         "meet": meet,
     }
@@ -123,4 +133,5 @@ def test_loop_when_there_are_very_many_stores_then_no_call_keeps_it_busy(
         few = TensorDict({"x": torch.zeros(2)}, [2])
         for number in range(num_stores):
             client.init_remote(few, f"store {number}")
-        assert long_ones(watched, calls_of(watched, client, tmp_path), limit_s) == {}
+        calls = {**uses_of_stores(client), **beginnings_and_ends(watched, client, tmp_path)}
+        assert long_ones(watched, calls, limit_s) == {}
