@@ -452,14 +452,18 @@ class Rows(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
 
 class Priorities(_message.Message):
-    __slots__ = ("rows", "generations", "priorities")
+    __slots__ = ("rows", "generations", "priorities", "checks_only", "is_checked")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    IS_CHECKED_FIELD_NUMBER: _ClassVar[int]
     rows: bytes
     generations: bytes
     priorities: bytes
-    def __init__(self, rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., priorities: _Optional[bytes] = ...) -> None: ...
+    checks_only: bool
+    is_checked: bool
+    def __init__(self, rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., priorities: _Optional[bytes] = ..., checks_only: bool = ..., is_checked: bool = ...) -> None: ...
 
 class Leased(_message.Message):
     __slots__ = ("rows", "consumer", "generations")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from tdserve.replay.plans import check_priorities
 from tdserve.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
+MAX_MESSAGE_ROWS = 1 << 17
+"""Whose priorities go in one message, of a megabyte: one of many would keep the server's event loop busy."""
+
 
 def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) -> control_pb2.Done:
     """Has a table changed, once, also when it is tried again.
@@ -31,6 +35,23 @@ def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) ->
         return pending.wait(answer_timeout_s(deadline), f"a change of {name!r}").done
 
     return client.call(attempt, deadline, request=client.requests.begin_change())
+
+
+def change_priorities(
+    client: SessionClient, name: str, deadline: Deadline, messages: Sequence[control_pb2.Priorities]
+) -> int:
+    """Gives rows of a table other priorities; returns how many of them were skipped.
+
+    Args:
+        messages: Of ``priorities_messages``. All of them are looked at before the first changes anything.
+    """
+    if len(messages) > 1:
+        for message in messages:
+            message.checks_only = True
+            change(client, name, deadline, priorities=message)
+        for message in messages:
+            message.checks_only, message.is_checked = False, True
+    return sum(change(client, name, deadline, priorities=message).num_skipped for message in messages)
 
 
 def row_numbers(rows: Any) -> NDArray[np.int64]:
@@ -54,8 +75,8 @@ def row_numbers(rows: Any) -> NDArray[np.int64]:
     return numbers
 
 
-def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2.Priorities:
-    """The new priorities of rows.
+def priorities_messages(rows: Any, priority: Any, generation: Any) -> list[control_pb2.Priorities]:
+    """The new priorities of rows, of ``MAX_MESSAGE_ROWS`` in each message.
 
     Args:
         rows: As of ``row_numbers``; a batch brings its generations.
@@ -67,14 +88,20 @@ def priorities_message(rows: Any, priority: Any, generation: Any) -> control_pb2
     """
     numbers = row_numbers(rows)
     priorities = np.minimum(as_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
-    return control_pb2.Priorities(
-        rows=encode_few_bytes(numbers),
-        priorities=priorities.tobytes(),
-        generations=generations_of(rows, generation, len(numbers)),
-    )
+    generations = generations_of(rows, generation, len(numbers))
+
+    def message(part: slice) -> control_pb2.Priorities:
+        return control_pb2.Priorities(
+            rows=encode_few_bytes(numbers[part]),
+            priorities=(priorities if len(priorities) == 1 else priorities[part]).tobytes(),
+            generations=(generations if len(generations) == 1 else generations[part]).tobytes(),
+        )
+
+    begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
+    return [message(slice(begin, begin + MAX_MESSAGE_ROWS)) for begin in begins]
 
 
-def generations_of(rows: Any, generation: Any, num_rows: int) -> bytes:
+def generations_of(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:
     """The lower halves of the rows' generations, which tell as well and keep messages short; none where none are given.
 
     Args:
@@ -87,13 +114,13 @@ def generations_of(rows: Any, generation: Any, num_rows: int) -> bytes:
     if generation is None and is_batch(rows):
         generation = rows.get(GENERATION_KEY, None)
     if generation is None:
-        return b""
+        return np.zeros(0, "<u4")
     generations = row_numbers(generation).astype("<u4")
     if len(generations) not in (1, num_rows):
         reason = f"{len(generations)} generations for {num_rows} rows"
         raise InvalidRequestError(argument="generation", reason=reason)
     is_one = len(generations) > 0 and bool((generations == generations[0]).all())
-    return (generations[:1] if is_one else generations).tobytes()
+    return generations[:1] if is_one else generations
 
 
 def is_batch(rows: Any) -> bool:

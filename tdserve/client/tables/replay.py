@@ -8,7 +8,7 @@ from tdserve.client.devices import to_device
 from tdserve.client.fake_modes import ROWS, check_real
 from tdserve.client.padding import Pad
 from tdserve.client.tables.batches import Batches
-from tdserve.client.tables.changes import change, priorities_message
+from tdserve.client.tables.changes import change_priorities, priorities_messages
 from tdserve.client.tables.sampling import Query, check_num_rows, sampled
 from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken
@@ -161,11 +161,11 @@ class ReplayHandle(TableHandle):
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
         check_real("writing priorities", ROWS)
-        message = priorities_message(index, priority, generation)
+        messages = priorities_messages(index, priority, generation)
         deadline = self._client.deadline(timeout_s)
 
         def update() -> int:
-            return change(self._client, self.name, deadline, priorities=message).num_skipped
+            return change_priorities(self._client, self.name, deadline, messages)
 
         return self._client.perform(update, return_early)
 

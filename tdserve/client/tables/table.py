@@ -200,7 +200,7 @@ class TableHandle(TableRows, ByAddress):
         """
         path = checked_path(key)
         rows = row_numbers(index)
-        generations = generations_of(index, None, len(rows))
+        generations = generations_of(index, None, len(rows)).tobytes()
         deadline = self._client.deadline(timeout_s)
 
         def write() -> None:

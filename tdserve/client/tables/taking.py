@@ -88,7 +88,7 @@ def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) 
 
 def _leased(query: Query, rows: Any) -> control_pb2.Leased:
     numbers = row_numbers(rows)
-    generations = generations_of(rows, None, len(numbers))
+    generations = generations_of(rows, None, len(numbers)).tobytes()
     return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)
 
 

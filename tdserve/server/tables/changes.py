@@ -45,7 +45,8 @@ class Changes:
         kind = asked.WhichOneof("change")
         if kind == "priorities":  # to set one twice does no harm, so nothing is written down
             done = await _set_priorities(entry, asked.priorities)
-            entry.changed.wake()
+            if not asked.priorities.checks_only:
+                entry.changed.wake()
             return done
         async with entry.write_lock:  # no row is half written
             entry.check_present()
@@ -98,7 +99,8 @@ async def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> contro
     table = entry.replay_table()
     part_rows = max(TREE_PIECE_ROWS // len(table.views), 64)  # each may have a tree
     parts = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
-    if len(parts) > 1:  # all of them are looked at before the first is changed
+    skips_gone = asked.is_checked or len(parts) > 1
+    if asked.checks_only or len(parts) > 1:  # all of them are looked at before the first is changed
 
         def check() -> Iterator[None]:
             for part in parts:
@@ -106,13 +108,13 @@ async def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> contro
                 yield
 
         await in_turns(check())
+    if asked.checks_only:
+        return control_pb2.Done()
 
     def update() -> Iterator[int]:
         for part in parts:
             same = None if generations is None else generations[part]
-            yield table.update_priority(
-                rows[part], priorities[part].astype(np.float64), same, skips_gone=len(parts) > 1
-            )
+            yield table.update_priority(rows[part], priorities[part].astype(np.float64), same, skips_gone=skips_gone)
 
     num_skipped = await sum_in_turns(update())
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client.tables import changes
 from tdserve.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
 from tests.integration.processes import wait_for
 
@@ -110,3 +111,19 @@ def test_sample_when_the_device_is_none_then_refused_before_anything_is_drawn(re
 def test_update_priority_when_the_table_has_none_then_refused(replay: tdserve.ReplayHandle) -> None:
     with pytest.raises(InvalidRequestError, match=replay.name):
         replay.update_priority([0], 1.0)
+
+
+def test_update_priority_when_a_late_one_of_very_many_rows_is_wrong_then_none_is_changed(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "MAX_MESSAGE_ROWS", 3)
+    rows = TensorDict({"x": torch.arange(8)}, [8])
+    table = client.create_replay(name, like=rows[0], capacity=16, sampler=tdserve.Prioritized())
+    numbers = table.extend(rows)
+    with pytest.raises(SelectionError):
+        table.update_priority([*range(7), 9], 5.0)
+    assert set(table.sample(64)["priority"].tolist()) == {1.0}
+    table.delete([4])
+    assert table.update_priority(numbers, [*range(8)], generation=[2] * 8) == 1
+    sample = table.sample(64)
+    assert sample["priority"].tolist() == sample["index"].tolist()
