@@ -65,3 +65,15 @@ async def row_set_of(selection: Selection, batch_size: Sequence[int]) -> RowSet:
     if not (selection.is_long or (is_strided and num_rows > RUN_PIECE_ROWS)):
         return selection.row_set(batch_size)
     return await asyncio.to_thread(selection.row_set, batch_size)
+
+
+def free_apart(last_references: list[Any], *, num_rows: int) -> None:
+    """Lets go of what was made of rows, in a thread where they are very many: the kernel takes milliseconds to get a
+    hundred megabytes back.
+
+    Args:
+        last_references: Emptied, by then.
+        num_rows: How many rows they are made of.
+    """
+    if num_rows > RUN_PIECE_ROWS:
+        asyncio.get_running_loop().run_in_executor(None, last_references.clear)

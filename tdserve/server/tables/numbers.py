@@ -22,6 +22,8 @@ Rows = NDArray[np.int64]
 
 NONE = RowSet.run(0, 0)
 
+NO_ROWS = np.empty(0, np.int64)
+
 _FOUND_ROWS = 2 * PIECE_ROWS
 """Numbers that are looked at in one turn for those of live rows, which are noted."""
 
@@ -56,9 +58,7 @@ async def numbers_of(selection: Selection, table: Holdings, *, lost: RowSet = NO
         return item.reshape(-1).astype(np.int64)
     pieces: list[Rows] = []
     await in_turns(_find_live(table, item, num_numbers, lost, pieces))
-    if sum(map(len, pieces)) <= PIECE_ROWS:
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-    return await asyncio.to_thread(np.concatenate, pieces)
+    return _join(pieces) if sum(map(len, pieces)) <= PIECE_ROWS else await asyncio.to_thread(_join, pieces)
 
 
 async def plan_read(table: Table, rows: Rows) -> RowsPlan:
@@ -76,6 +76,13 @@ async def plan_read(table: Table, rows: Rows) -> RowsPlan:
 
     await in_turns(look())
     return RowsPlan(rows, generations, {})
+
+
+def _join(pieces: list[Rows]) -> Rows:
+    """All rows together. The pieces go here: to give their memory back takes long as well."""
+    joined = np.concatenate([NO_ROWS, *pieces])
+    pieces.clear()
+    return joined
 
 
 def _needs_last_row(selection: Selection) -> bool:

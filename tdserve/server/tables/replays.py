@@ -33,7 +33,7 @@ from tdserve.server.tables.policies import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import RuleKeys, group_column
 from tdserve.server.tables.samples import Samples, older_store
-from tdserve.server.turns import row_set_of
+from tdserve.server.turns import free_apart, row_set_of
 from tdserve.server.workers import DataWorker
 from tdserve.spec.tree import Path
 from tdserve.store.catalog_db import Transaction
@@ -136,8 +136,12 @@ class Replays:
             if is_free(entry, rows):
                 break
             await wait_for_others(session, entry, rows, deadline)  # by then it may mean other rows
-        plan = await plan_read(table, numbers)
-        return await self._samples.send(session, request, entry, plan, tells_spec=False)
+        plans = [await plan_read(table, numbers)]
+        del numbers
+        try:
+            return await self._samples.send(session, request, entry, plans[0], tells_spec=False)
+        finally:
+            free_apart(plans, num_rows=len(plans[0].rows))
 
     async def _receive(
         self,
