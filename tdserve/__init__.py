@@ -17,19 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tdserve.client.client import Client, connect
-    from tdserve.client.description import StoreDescription, VersionInfo
-    from tdserve.client.groups.group import Group
-    from tdserve.client.handles.handle import StoreHandle
-    from tdserve.client.tables.batches import Batches
-    from tdserve.client.tables.nstep import NStep
-    from tdserve.client.tables.queue import QueueHandle
-    from tdserve.client.tables.replay import ReplayHandle
-    from tdserve.client.tables.taking import Taken, TakenBatches
-    from tdserve.client.tables.writer import ReplayWriter
-    from tdserve.client.weights.subscription import Subscription
-    from tdserve.client.weights.versions import Weights
-    from tdserve.errors import (
+    from tdserve.base.errors import (
         CapacityError,
         ClosedError,
         ConnectError,
@@ -67,19 +55,31 @@ if TYPE_CHECKING:
         WriterFailedError,
         WrongStateError,
     )
+    from tdserve.client.client import Client, connect
+    from tdserve.client.groups.group import Group
+    from tdserve.client.handles.handle import StoreHandle
+    from tdserve.client.session.description import StoreDescription, VersionInfo
+    from tdserve.client.tables.batches import Batches
+    from tdserve.client.tables.nstep import NStep
+    from tdserve.client.tables.queue import QueueHandle
+    from tdserve.client.tables.replay import ReplayHandle
+    from tdserve.client.tables.taking import Taken, TakenBatches
+    from tdserve.client.tables.writer import ReplayWriter
+    from tdserve.client.weights.subscription import Subscription
+    from tdserve.client.weights.versions import Weights
     from tdserve.launcher import Server
-    from tdserve.replay.limiter import MinSize, Queue, SampleToInsertRatio
-    from tdserve.replay.order import Fifo, Lifo
-    from tdserve.replay.prioritized import Prioritized
-    from tdserve.replay.remover import LowestPriority
-    from tdserve.replay.sampler import Uniform
-    from tdserve.replay.slices import Slices
-    from tdserve.replay.without_replacement import WithoutReplacement
+    from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
+    from tdserve.rules.replay.order import Fifo, Lifo
+    from tdserve.rules.replay.prioritized import Prioritized
+    from tdserve.rules.replay.remover import LowestPriority
+    from tdserve.rules.replay.sampler import Uniform
+    from tdserve.rules.replay.slices import Slices
+    from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 _HOMES = {
     "tdserve.client.tables.batches": ("Batches",),
     "tdserve.client.client": ("Client", "connect"),
-    "tdserve.client.description": ("StoreDescription", "VersionInfo"),
+    "tdserve.client.session.description": ("StoreDescription", "VersionInfo"),
     "tdserve.client.groups.group": ("Group",),
     "tdserve.client.handles.handle": ("StoreHandle",),
     "tdserve.client.tables.nstep": ("NStep",),
@@ -89,7 +89,7 @@ _HOMES = {
     "tdserve.client.tables.taking": ("Taken", "TakenBatches"),
     "tdserve.client.weights.versions": ("Weights",),
     "tdserve.client.tables.writer": ("ReplayWriter",),
-    "tdserve.errors": (
+    "tdserve.base.errors": (
         "CapacityError",
         "ClosedError",
         "ConnectError",
@@ -128,13 +128,13 @@ _HOMES = {
         "WrongStateError",
     ),
     "tdserve.launcher": ("Server",),
-    "tdserve.replay.limiter": ("MinSize", "Queue", "SampleToInsertRatio"),
-    "tdserve.replay.order": ("Fifo", "Lifo"),
-    "tdserve.replay.prioritized": ("Prioritized",),
-    "tdserve.replay.remover": ("LowestPriority",),
-    "tdserve.replay.sampler": ("Uniform",),
-    "tdserve.replay.slices": ("Slices",),
-    "tdserve.replay.without_replacement": ("WithoutReplacement",),
+    "tdserve.rules.replay.limiter": ("MinSize", "Queue", "SampleToInsertRatio"),
+    "tdserve.rules.replay.order": ("Fifo", "Lifo"),
+    "tdserve.rules.replay.prioritized": ("Prioritized",),
+    "tdserve.rules.replay.remover": ("LowestPriority",),
+    "tdserve.rules.replay.sampler": ("Uniform",),
+    "tdserve.rules.replay.slices": ("Slices",),
+    "tdserve.rules.replay.without_replacement": ("WithoutReplacement",),
 }
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

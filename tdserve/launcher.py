@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO, cast
 
+from tdserve.base.config import ServerConfig
+from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, error_classes
 from tdserve.client.client import Client, connect
-from tdserve.config import ServerConfig
-from tdserve.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, error_classes
 from tdserve.server.main import FAILED_PREFIX, READY_PREFIX
 
 START_TIMEOUT_S = 60.0
@@ -34,8 +34,8 @@ class Server:
         port: 0 takes a free one, ``address`` tells which.
         num_workers: Data workers; None is one, or one per device.
         devices: GPUs, one per data worker, such as ``["cuda:0", "cuda:1"]``.
-        settings: Further fields of ``tdserve.config.ServerConfig``. ``log_level`` is ``"warning"`` here by default: the
-            lines appear among those of the program.
+        settings: Further fields of ``tdserve.base.config.ServerConfig``. ``log_level`` is ``"warning"`` by default:
+            the lines appear among those of the program.
 
     Raises:
         InvalidRequestError: A setting cannot be. Nothing was started.

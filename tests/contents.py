@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tdserve.client.leaves import leaves_of
-from tdserve.content import write_layout
-from tdserve.spec.capture import Captured
-from tdserve.transport.ends import LeafEnd
+from tdserve.client.content.leaves import leaves_of
+from tdserve.messages.content import write_layout
+from tdserve.structure.capture import Captured
+from tdserve.transport.sources_sinks import LeafEnd
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
 

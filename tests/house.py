@@ -12,22 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-_SELECTIONS = (
-    "selection",
-    "selection_items",
-    "selection_names",
-    "selection_torch",
-    "row_numbers",
-    "row_sets",
-    "integers",
-)
-_SETTINGS = ("config", "deadline", "logs", "machine", "addresses", "adoptions")
-_VALUES = ("values", "value_messages", "value_encoding", "value_decoding", "value_bundles", "value_columns", "pickled")
-
 FLOORS: Mapping[int, tuple[str, ...]] = {
-    0: ("errors", "ids", "v1"),
-    1: ("spec", "layout", "content", *_SETTINGS, *_SELECTIONS, *_VALUES),
-    2: ("catalog", "session", "transfer", "replay", "weights", "groups", "fanout"),
+    0: ("base", "v1"),
+    1: ("structure", "messages"),
+    2: ("rules",),
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
@@ -45,16 +33,16 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "torch.distributed": ("transport", "examples"),
     "lmdb": ("store",),
     "mmap": ("store",),
-    "os.environ": ("config",),
-    "os.getenv": ("config",),
-    "os.putenv": ("config",),
+    "os.environ": ("base",),
+    "os.getenv": ("base",),
+    "os.putenv": ("base",),
     "gymnasium": ("examples",),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench"),
     "rich": ("cli", "examples", "bench"),
     "click": ("cli", "examples", "bench"),
     "importlib.import_module": ("", "cli"),
-    "pickle": ("pickled",),
+    "pickle": ("messages",),
     "cloudpickle": (),
     "dill": (),
     "marshal": (),
@@ -68,7 +56,7 @@ BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_obj
 BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils")
 BANNED_FILES = ("utils", "util", "common", "misc", "helpers")
 FOREIGN_RAISES = ("Exception", "BaseException", "RuntimeError", "ValueError", "OSError", "KeyError")
-"""Builtin types that callers cannot tell apart by class; tdserve.errors has a class with fields for each case."""
+"""Builtin types that callers cannot tell apart by class; tdserve.base.errors has a class with fields for each case."""
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -167,10 +155,10 @@ def owner_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def private_name_faults(modules: Sequence[Module]) -> list[str]:
-    """Private names of tensordict outside ``spec``: imported, or taken from one of its classes."""
+    """Private names of tensordict outside ``structure``: imported, or taken from one of its classes."""
     faults = []
     for module in modules:
-        if module.head == "spec":
+        if module.head == "structure":
             continue
         for name, line in _foreign_names(module):
             package, *parts = name.split(".")
@@ -293,7 +281,7 @@ def call_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def raise_faults(modules: Sequence[Module]) -> list[str]:
-    """Builtin exceptions raised where a class of tdserve.errors belongs."""
+    """Builtin exceptions raised where a class of tdserve.base.errors belongs."""
     faults = []
     for module in modules:
         for node in ast.walk(module.tree):

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.base.errors import LocalProtocolError, PeerLostError
 from tdserve.transport.rendezvous import KVStore
 
 PACKAGE_FOLDER = Path(__file__).parents[2]

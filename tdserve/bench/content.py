@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdserve.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError
 
 POOL_ROWS = 512
 """Rows of random content that the workloads write again and again. A row names itself in one leaf."""

@@ -3,8 +3,8 @@
 The model. Every host has a full-duplex link of one rate, and the network between them is not the bottleneck. A host
 sends one chunk at a time, to its pullers in turn; a chunk arrives a latency after it was sent, and from then on is
 passed on. All pullers ask at once. The control process handles one request at a time. A pair of clients has to be
-formed before its first chunk, and what came is verified at the end. ``tdserve.fanout`` says who gets it from whom.
-Nothing fails, nobody is slower than others, and copies within a host cost nothing.
+formed before its first chunk, and what came is verified at the end. ``tdserve.rules.fanout`` decides who gets it from
+whom. Nothing fails, nobody is slower than others, and copies within a host cost nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tdserve.fanout import SERVER, Fanout
+from tdserve.rules.fanout import SERVER, Fanout
 
 MIB = 1 << 20
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.measure import Series, latency_ratio, rate_ratio
-from tdserve.errors import InvalidRequestError
 
 Unit = Literal["us", "ms", "rows/s", "GB/s"]
 

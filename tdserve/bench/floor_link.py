@@ -6,10 +6,10 @@ import time
 
 import torch
 
+from tdserve.base.errors import WrongStateError
+from tdserve.base.ids import new_secret
 from tdserve.bench.child import Child
 from tdserve.bench.measure import Round
-from tdserve.errors import WrongStateError
-from tdserve.ids import new_secret
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.proving import Bond
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from tdserve.base.errors import TransportError
 from tdserve.bench.child import LinePipe
 from tdserve.bench.floor_link import PURPOSE, REQUEST_NBYTES, Exchange
-from tdserve.errors import TransportError
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.proving import Bond
 

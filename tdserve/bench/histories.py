@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from tdserve.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError
 
 WORDS = ("the", "agent", "reads", "a", "page", "and", "answers", "café", "with", "numbers", "from", "two", "tables")
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.bench.figures import Figure, Scale, gigabytes, make_figure
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import memcpy_fresh, memcpy_touched
@@ -19,7 +20,6 @@ from tdserve.bench.report import show_figures, show_machine, show_summary, write
 from tdserve.bench.stage import Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads import WORKLOADS
-from tdserve.errors import InvalidRequestError, TDServeError
 
 __all__ = ["BenchOptions", "run"]
 

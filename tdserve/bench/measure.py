@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tdserve.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError
 
 SUBJECT = "tdserve"
 """The name of what is measured against the floors, among the tasks that take turns."""

@@ -10,11 +10,11 @@ from itertools import cycle
 
 import torch
 
+from tdserve.base.config import check_transport
+from tdserve.base.errors import TDServeError
 from tdserve.bench.child import LinePipe
 from tdserve.bench.content import transitions
 from tdserve.client.client import connect
-from tdserve.config import check_transport
-from tdserve.errors import TDServeError
 
 POOL_ROWS = 4_096
 BATCH_ROWS = 64

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tdserve.config import TransportName
+from tdserve.base.config import TransportName
 
 WORKLOAD_NAMES = ("transitions", "pixels", "weights", "small", "prioritized", "mixed", "chat", "dataset")
 

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.figures import Figure, FloorFigure, Target
 from tdserve.bench.machine import Fact
 from tdserve.bench.options import BenchOptions
 from tdserve.cli.render import print_whole
-from tdserve.errors import InvalidRequestError
 
 NOTE = (
     "reached: 100% is as fast as that floor, measured in turn with it; a target in % means the floor in its line\n"

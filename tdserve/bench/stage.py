@@ -9,12 +9,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tdserve.base.errors import NotSupportedError
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.floors import GlooFloors
 from tdserve.bench.measure import Pacing
 from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Sizes, Wire
 from tdserve.client.client import Client, connect
-from tdserve.errors import NotSupportedError
 from tdserve.launcher import Server
 
 SHUTDOWN_TIMEOUT_S = 20.0

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 from tensordict import TensorDict, TensorDictBase
 
+from tdserve.base.config import TransportName, check_transport
+from tdserve.base.errors import CorruptDataError, LocalProtocolError, TDServeError
 from tdserve.bench.child import Child, LinePipe
 from tdserve.bench.content import check_equal, stamp, weights
 from tdserve.client.client import connect
-from tdserve.config import TransportName, check_transport
-from tdserve.errors import CorruptDataError, LocalProtocolError, TDServeError
 
 WATCH_TIMEOUT_S = 60.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from tdserve.base.config import TRANSPORTS, check_transport
 from tdserve.bench.options import WORKLOAD_NAMES, BenchOptions
-from tdserve.config import TRANSPORTS, check_transport
 
 
 @click.command()

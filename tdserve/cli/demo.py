@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from tdserve.base.config import TRANSPORTS
+from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, endpoint
-from tdserve.config import TRANSPORTS
-from tdserve.errors import NotSupportedError
 from tdserve.examples.demo.options import ROLES, DemoOptions, index_of_host
 
 DEFAULTS = DemoOptions()

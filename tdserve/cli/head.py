@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from tdserve.base.errors import DeadlineExceededError
 from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
 from tdserve.cli.render import key_text, print_json, print_table, value_text
-from tdserve.errors import DeadlineExceededError
-from tdserve.spec.nodes import Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -72,7 +72,7 @@ class Column(NamedTuple):
 
 def flat(content: TensorDictBase) -> Iterator[Column]:
     """Every leaf of a tensordict or tensorclass, in the order of its keys."""
-    from tdserve.spec.capture import capture  # imports torch
+    from tdserve.structure.capture import capture  # imports torch
 
     captured = capture(content)
     has_rows = bool(captured.spec.batch_size)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from tdserve.base.config import ClientConfig
+from tdserve.base.errors import TDServeError
 from tdserve.cli.render import one_line, print_json
-from tdserve.config import ClientConfig
 from tdserve.control.connection import check_health
-from tdserve.errors import TDServeError
 
 CHECK_TIMEOUT_S = 3.0
 """For one answer: orchestrators give a check a few seconds, the start of Python included."""

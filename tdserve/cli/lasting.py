@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
+from tdserve.base.config import fail_delay_s
+from tdserve.base.errors import TDServeError
 from tdserve.cli.render import one_line
-from tdserve.config import fail_delay_s
-from tdserve.errors import TDServeError
 
 UNWINDING_S = 5.0
 """Seconds that a process which was told to end has for its clean-up: half of what ``docker stop`` grants."""

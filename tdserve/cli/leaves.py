@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tdserve.cli.render import key_text, nbytes_text
-from tdserve.spec.nodes import Node, TensorLeaf
-from tdserve.spec.tree import Path, Spec
+from tdserve.structure.nodes import Node, TensorLeaf
+from tdserve.structure.tree import Path, Spec
 
 COLUMNS = ("key", "type", "shape", "bytes")
 

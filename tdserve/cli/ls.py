@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.cli.options import catalog_client, client_options
 from tdserve.cli.render import nbytes_text, print_json, print_lines, print_table, printable
-from tdserve.client.catalog_client import CatalogClient
-from tdserve.client.description import StoreDescription
-from tdserve.errors import CorruptDataError, StoreNotFoundError
+from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.description import StoreDescription
 
 COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 

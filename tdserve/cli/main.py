@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
 from tdserve.cli.demo import demo
@@ -18,7 +19,6 @@ from tdserve.cli.keys import keys
 from tdserve.cli.lasting import FAILED, hear_sigterm, tell
 from tdserve.cli.ls import ls
 from tdserve.cli.serve import serve
-from tdserve.errors import TDServeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""

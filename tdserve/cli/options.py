@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import tdserve
-from tdserve.client.catalog_client import CatalogClient
-from tdserve.config import ClientConfig, TransportName
-from tdserve.errors import InvalidRequestError
+from tdserve.base.config import ClientConfig, TransportName
+from tdserve.base.errors import InvalidRequestError
+from tdserve.client.session.catalog_client import CatalogClient
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client

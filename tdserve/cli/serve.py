@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from tdserve.adoptions import parse_folders
+from tdserve.base.adoptions import parse_folders
+from tdserve.base.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 from tdserve.cli.lasting import lasting
-from tdserve.config import ServerConfig, parse_bytes, parse_devices, parse_umask
 
 
 @click.command()

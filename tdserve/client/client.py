@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tdserve.catalog import Durability, checked_durability, checked_max_object_bytes
-from tdserve.client.description import StoreDescription
+from tdserve.base.config import TransportName
+from tdserve.base.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
+from tdserve.base.ids import check_store_name
+from tdserve.base.integers import check_integer
 from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.memmap.adopting import adopt_folder
+from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
+from tdserve.client.tensordicts.memmap.adopting import adopt_folder
 from tdserve.client.weights.calls import WeightsClient
-from tdserve.config import TransportName
-from tdserve.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
-from tdserve.ids import check_store_name
-from tdserve.integers import check_integer
-from tdserve.replay.limiter import MinSize, Queue
-from tdserve.replay.order import Fifo, Lifo
-from tdserve.replay.settings import Settings
-from tdserve.spec import codec
-from tdserve.spec.blank import structure_of
-from tdserve.spec.capture import capture
-from tdserve.spec.declaring import Declared, declared, widens
-from tdserve.spec.matching import quote
+from tdserve.rules.catalog import Durability, checked_durability, checked_max_object_bytes
+from tdserve.rules.replay.limiter import MinSize, Queue
+from tdserve.rules.replay.order import Fifo, Lifo
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.structure.declaring import Declared, declared, widens
+from tdserve.structure.fake_tensors import structure_of
+from tdserve.structure.matching import quote
 from tdserve.v1 import control_pb2
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tdserve.addresses import explain_unreachable, resolve
+from tdserve.base.addresses import explain_unreachable, resolve
+from tdserve.base.deadline import grace_s
+from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import (
     answer_of,
@@ -25,8 +27,6 @@ from tdserve.control.forking import (
 )
 from tdserve.control.parts import PART_BYTES, cut, cut_large
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
-from tdserve.deadline import grace_s
-from tdserve.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from tdserve.errors import DeadlineExceededError
+from tdserve.base.errors import DeadlineExceededError
 
 SENT_TIMEOUT_S = 1.0
 """For messages to leave; they take microseconds, but where the other end stands still."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import cast
 
-from tdserve.errors import PeerLostError, RemoteProtocolError
+from tdserve.base.errors import PeerLostError, RemoteProtocolError
 from tdserve.v1 import worker_pb2
 
 _LENGTH = struct.Struct("<I")

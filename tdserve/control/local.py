@@ -17,8 +17,8 @@ from typing import cast
 
 from google.protobuf.message import DecodeError
 
+from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.framing import MAX_FRAME_BYTES, FrameReader, frame
-from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.v1 import control_pb2
 
 SOCKET_NAME = "control.sock"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from google.protobuf.message import Message
 
-from tdserve.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError
 from tdserve.v1 import control_pb2
 
 MAX_RECEIVED_BYTES = 4 * 1024 * 1024

@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tdserve.addresses import join_address
+from tdserve.base.addresses import join_address
+from tdserve.base.errors import LocalProtocolError, RemoteProtocolError, TDServeError, UnauthenticatedError
+from tdserve.base.logs import SparseLog
 from tdserve.control.connection import CHANNEL_OPTIONS
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from tdserve.control.parts import MAX_RECEIVED_BYTES, PartJoiner
 from tdserve.control.status import abort
-from tdserve.errors import LocalProtocolError, RemoteProtocolError, TDServeError, UnauthenticatedError
-from tdserve.logs import SparseLog
 from tdserve.v1 import control_pb2
 
 SERVICE_NAME: str = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name

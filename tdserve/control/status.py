@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from tdserve.errors import (
+from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
     Field,

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, why_read_only
-from tdserve.errors import (
+from tdserve.base.errors import (
     ClosedError,
     CorruptDataError,
     LocalProtocolError,
@@ -21,16 +20,17 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.layout import Layout
-from tdserve.spec import codec
-from tdserve.spec.tree import Path, Spec
+from tdserve.messages.layout import Layout
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, why_read_only
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects
-from tdserve.transport.ends import row_table
+from tdserve.structure import codec
+from tdserve.structure.tree import Path, Spec
+from tdserve.transport.sources_sinks import row_table
 from tdserve.v1 import spec_pb2, worker_pb2
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.content import ReadStatus, read_layout, selected_spec, status_column
 from tdserve.data.opened import OpenStore
-from tdserve.layout import Layout
-from tdserve.selection import Selection, from_message
-from tdserve.selection_torch import to_torch_index
-from tdserve.spec.torch_types import indexable
-from tdserve.spec.tree import Path, Spec
-from tdserve.transport.ends import IndexedEnd, RowEnd, Trailer
+from tdserve.messages.content import ReadStatus, read_layout, selected_spec, status_column
+from tdserve.messages.layout import Layout
+from tdserve.messages.selection.selection import Selection, from_message
+from tdserve.messages.selection.torch_selection import to_torch_index
+from tdserve.structure.torch_types import indexable
+from tdserve.structure.tree import Path, Spec
+from tdserve.transport.sources_sinks import IndexedEnd, RowEnd, Trailer
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 Asked = control_pb2.ReadRequest | worker_pb2.SendSelection

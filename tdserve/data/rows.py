@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.content import ReadStatus, mark_moved, status_column
 from tdserve.data.opened import OpenStore
-from tdserve.layout import Layout
-from tdserve.transport.ends import RowEnd
+from tdserve.messages.content import ReadStatus, mark_moved, status_column
+from tdserve.messages.layout import Layout
+from tdserve.transport.sources_sinks import RowEnd
 
 
 def rows_source(

@@ -9,17 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tdserve.content import has_bundles
+from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.data.opened import OpenStore
-from tdserve.errors import CorruptDataError, RemoteProtocolError
-from tdserve.row_numbers import decode_rows, spread
-from tdserve.spec import codec
-from tdserve.spec.tree import Path
+from tdserve.messages.content import has_bundles
+from tdserve.messages.row_numbers import decode_rows, spread
+from tdserve.messages.values.bundles import Unbundled, bundles_of
+from tdserve.messages.values.columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
+from tdserve.structure import codec
+from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.value_bundles import Unbundled, bundles_of
-from tdserve.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 
 Elements = npt.NDArray[np.int64]
 

@@ -11,24 +11,30 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from tdserve.catalog import StoreRecord
-from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, NotSupportedError, StoreExistsError
-from tdserve.ids import check_store_name
-from tdserve.server import eager
-from tdserve.server.answers import Answers
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    CapacityError,
+    CorruptDataError,
+    InvalidRequestError,
+    NotSupportedError,
+    StoreExistsError,
+)
+from tdserve.base.ids import check_store_name
+from tdserve.messages.values.columns import Buffer, common_column, row_column, sizes_of
+from tdserve.messages.values.values import encode_bytes, encode_many
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
-from tdserve.server.entry import Entry
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
-from tdserve.spec.tree import Path, ValueLeaf
 from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, has_meta, read_folder
 from tdserve.store.adopted import Adopted, is_within, real_path
 from tdserve.store.catalog_db import Transaction
+from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.value_columns import Buffer, common_column, row_column, sizes_of
-from tdserve.values import encode_bytes, encode_many
 
 
 class Adoption:
@@ -58,7 +64,7 @@ class Adoption:
             StoreExistsError, InvalidRequestError, InvalidSpecError, CorruptDataError, CapacityError: Nothing was
                 created.
         """
-        await eager.in_task()
+        await inline_tasks.in_task()
         name = check_store_name(asked.name)
         path = await asyncio.to_thread(real_path, asked.path)
         self._check_allowed(session, asked.path, path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from tdserve.catalog import StoreRecord
-from tdserve.errors import TDServeError
+from tdserve.base.errors import TDServeError
+from tdserve.rules.catalog import StoreRecord
 from tdserve.store import object_folders
 from tdserve.store.root import Root
 

@@ -12,24 +12,24 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from tdserve.adoptions import split_adoption
-from tdserve.config import ServerConfig
+from tdserve.base.adoptions import split_adoption
+from tdserve.base.config import ServerConfig
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.parts import PartJoiner
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
-from tdserve.deadline import Deadline
-from tdserve.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.server import descriptions
+from tdserve.server.admission_budget import HeldContent
 from tdserve.server.adoption import Adoption
-from tdserve.server.answers import Answers
 from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
 from tdserve.server.groups import Groups
-from tdserve.server.memory import HeldContent
-from tdserve.server.recovery.departures import Departures
+from tdserve.server.idempotency import Answers
+from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.clients import Clients
-from tdserve.server.sessions.local_door import LocalDoor
+from tdserve.server.sessions.local_listener import LocalDoor
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic

@@ -6,9 +6,8 @@ from collections.abc import Container
 from contextlib import AbstractContextManager
 from functools import partial
 
-from tdserve.catalog import StoreKind, StoreRecord, checked_durability, checked_max_object_bytes
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CorruptDataError,
     InvalidRequestError,
     InvalidSpecError,
@@ -16,16 +15,17 @@ from tdserve.errors import (
     StoreExistsError,
     TransferAbortedError,
 )
-from tdserve.ids import check_store_name
-from tdserve.replay.settings import Settings
+from tdserve.base.ids import check_store_name
+from tdserve.rules.catalog import StoreKind, StoreRecord, checked_durability, checked_max_object_bytes
+from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
 from tdserve.server.unary_changes import Record
-from tdserve.spec import codec
-from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import Transaction
+from tdserve.structure import codec
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 KIND_NAMES: dict[int, StoreKind] = {

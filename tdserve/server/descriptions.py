@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of, num_lost

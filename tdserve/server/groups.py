@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError, DeadlineExceededError, InvalidRequestError, NotSupportedError
-from tdserve.groups import Ask, Epoch, GroupRule
-from tdserve.ids import check_store_name, check_text, new_secret
-from tdserve.server import eager
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CapacityError, DeadlineExceededError, InvalidRequestError, NotSupportedError
+from tdserve.base.ids import check_store_name, check_text, new_secret
+from tdserve.rules.groups import Ask, Epoch, GroupRule
+from tdserve.server import inline_tasks
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
 
@@ -58,7 +58,7 @@ class Groups:
         if asked.backend not in BACKENDS:
             raise InvalidRequestError(argument="backend", reason=f"{asked.backend!r} is none of {', '.join(BACKENDS)}")
         deadline = Deadline.after(asked.timeout_s)
-        await eager.in_task()
+        await inline_tasks.in_task()
         group = self._groups.setdefault(asked.name, _Group(asked.name))
         formed: _Formed = asyncio.get_running_loop().create_future()
         try:

@@ -11,12 +11,12 @@ import signal
 import sys
 from contextlib import suppress
 
-from tdserve.addresses import check_listenable, interface_address, join_address, parse_address
-from tdserve.config import ServerConfig
+from tdserve.base.addresses import check_listenable, interface_address, join_address, parse_address
+from tdserve.base.config import ServerConfig
+from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.logs import start_logging
+from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
 from tdserve.control.servicer import ControlServer
-from tdserve.errors import InvalidRequestError, TDServeError
-from tdserve.logs import start_logging
-from tdserve.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
 from tdserve.server.control_process import ControlProcess
 from tdserve.server.power_loss import recover
 from tdserve.store.root import Root

@@ -11,16 +11,16 @@ from itertools import islice
 from pathlib import Path as FilePath
 from typing import Any
 
-from tdserve.catalog import StoreRecord
-from tdserve.content import POLICY_VERSION_KEY, RESERVED_KEYS
-from tdserve.errors import InvalidSpecError
-from tdserve.replay.settings import Settings
-from tdserve.replay.table import Table
-from tdserve.server.entry import Entry
+from tdserve.base.errors import InvalidSpecError
+from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.table import Table
+from tdserve.rules.weights import Versions
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.claim_records import unfilled_claims
 from tdserve.server.specs import Specs
 from tdserve.server.unfinished import Unfinished
-from tdserve.spec.tree import Spec
 from tdserve.store.adopted import Adopted, check_adopted
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
@@ -29,7 +29,7 @@ from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.rows import create
 from tdserve.store.version_names import tidy
-from tdserve.weights import Versions
+from tdserve.structure.tree import Spec
 
 LONG_ROWS = 1 << 15
 """The rules of a table of so many rows are made in a thread: below, that takes a few milliseconds at most, and less

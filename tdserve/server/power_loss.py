@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.catalog import StoreRecord
-from tdserve.errors import TDServeError
-from tdserve.replay.ring import NAME_MASK
-from tdserve.row_sets import RowSet
+from tdserve.base.errors import TDServeError
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.ring import NAME_MASK
+from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server.opening import stored_spec
-from tdserve.server.recovery.lost import POWER_LOSS, Overwrite
+from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
-from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
@@ -35,7 +35,7 @@ from tdserve.store.sync_pass import Pass, put_back
 from tdserve.store.value_copy import ValueCopy
 from tdserve.store.version_marks import whole_versions
 from tdserve.store.watermark import SyncedStore, find_whole
-from tdserve.weights import STEP_AFTER_LOSS
+from tdserve.structure.tree import Spec
 
 _log = logging.getLogger("tdserve.server")
 

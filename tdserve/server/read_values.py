@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.row_numbers import encode_rows
-from tdserve.server.entry import Entry
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.server.opened_store import Entry
 from tdserve.server.workers import DataWorker
-from tdserve.spec.tree import Path
+from tdserve.structure.tree import Path
 from tdserve.v1 import worker_pb2
 
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CapacityError,
     ClosedError,
     CorruptDataError,
@@ -18,11 +18,11 @@ from tdserve.errors import (
     TransferAbortedError,
     WrongStateError,
 )
-from tdserve.server import eager
+from tdserve.server import inline_tasks
+from tdserve.server.admission_budget import HeldContent
 from tdserve.server.adoption import Adoption
-from tdserve.server.answers import Answers
 from tdserve.server.groups import Groups
-from tdserve.server.memory import HeldContent
+from tdserve.server.idempotency import Answers
 from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -177,7 +177,7 @@ class Requests:
                 self._answers.check_room(session.client_id)
             if self._stores.is_long_to_open(name := getattr(asked, "store", "")):
                 with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
-                    await eager.in_task()
+                    await inline_tasks.in_task()
                     await self._stores.open_apart(name)
             with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
                 done = await handler(session, request, asked)
@@ -197,7 +197,7 @@ class Requests:
         """Waits until a write has reached the disk, where its store asks for that before it is answered."""
         entry = self._stores.used(getattr(asked, "store", ""))
         if entry is not None and entry.record.durability == "disk":
-            await eager.in_task()
+            await inline_tasks.in_task()
             await self._syncing.wait_synced(entry.record.uid)
         elif entry is not None and kind == "alter":
             self._syncing.sync_soon(entry.record.uid)
@@ -222,7 +222,7 @@ class Requests:
         if asked.fingerprint:  # who knows the store's structure has seen the store: if it was deleted, nobody waits
             entry = self._stores.get(asked.store)
         else:
-            await eager.in_task()
+            await inline_tasks.in_task()
             with session.waiting():
                 entry = await self._stores.wait(asked.store, deadline)
         if asked.message_nbytes and not self._reads.is_as_expected(entry, asked):

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable
 from itertools import islice
 
-from tdserve.errors import InvalidSpecError
-from tdserve.spec import codec
-from tdserve.spec.tree import Spec
+from tdserve.base.errors import InvalidSpecError
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.structure import codec
+from tdserve.structure.tree import Spec
 from tdserve.v1 import spec_pb2
 
 MIN_KEPT = 64

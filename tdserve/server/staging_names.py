@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 
 _VALUES_SUFFIX = ".values"
 

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import TypeVar
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, matches
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CorruptDataError,
     DeadlineExceededError,
     StoreExistsError,
@@ -24,24 +23,25 @@ from tdserve.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.ids import check_store_name, new_uid
-from tdserve.server.entry import Entry
+from tdserve.base.ids import check_store_name, new_uid
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, matches
+from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import Opener, TableOpening, make_files, stored_spec
-from tdserve.server.recovery.departures import Departures
-from tdserve.server.recovery.redo import Redo
+from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.recovery.redo_log import Redo
 from tdserve.server.specs import Specs, keys_of
 from tdserve.server.unfinished import Unfinished
 from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker, drop_store
-from tdserve.spec.difference import describe_difference
-from tdserve.spec.tree import Node, Spec
 from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.root import Root
-from tdserve.weights import Versions
+from tdserve.structure.difference import describe_difference
+from tdserve.structure.tree import Node, Spec
 
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any, cast
 
-from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
-from tdserve.machine import die_with_parent
+from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
+from tdserve.base.machine import die_with_parent
 from tdserve.store.sync_pass import Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
 

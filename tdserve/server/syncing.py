@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Set as AbstractSet
 from functools import partial
 
-from tdserve.catalog import StoreRecord
-from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, PeerLostError, TDServeError
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import stored_spec
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess

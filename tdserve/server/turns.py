@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.row_numbers import RUN_PIECE_ROWS
-from tdserve.row_sets import RowSet
-from tdserve.selection import Selection
+from tdserve.messages.row_numbers import RUN_PIECE_ROWS
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import Selection
 
 
 async def in_turns(steps: Iterable[object]) -> None:

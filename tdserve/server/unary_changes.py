@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from tdserve.ids import check_client_id
-from tdserve.server.answers import Answers
+from tdserve.base.ids import check_client_id
+from tdserve.server.idempotency import Answers
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.waiting import hear
 from tdserve.store.catalog_db import CatalogDB, Transaction

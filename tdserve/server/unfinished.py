@@ -12,19 +12,19 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.replay.reservation import Reservation
-from tdserve.row_numbers import decode_rows, encode_rows
-from tdserve.row_sets import RowSet
-from tdserve.server.entry import Entry
-from tdserve.server.held import Held
+from tdserve.messages.row_numbers import decode_rows, encode_rows
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.claim_records import ClaimRecord
-from tdserve.server.recovery.departures import Departures
 from tdserve.server.recovery.journal import JOURNAL, Journal
-from tdserve.server.recovery.lost import Overwrite
+from tdserve.server.recovery.lost_rows import Overwrite
+from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.row_write_hold import Held
 from tdserve.server.turns import at_once
-from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.structure.tree import Spec
 
 RETRY_GRACE_S = 5.0
 """After a restart a writer that is still there comes back, and repeats what was cut short, before this is over: gRPC

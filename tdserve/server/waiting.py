@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
 
 _State = TypeVar("_State")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tdserve.machine import EXIT_NO_DESCRIPTORS
+from tdserve.base.machine import EXIT_NO_DESCRIPTORS
 
 _CAUSES: dict[int, str] = {
     signal.SIGABRT: "gloo gave up: what reached its port was no message of ours, or no file descriptor was left",

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from tdserve.config import ServerConfig, single_threaded_environment
-from tdserve.errors import CapacityError, ClosedError, PeerLostError
-from tdserve.machine import count_oom_kills
+from tdserve.base.config import ServerConfig, single_threaded_environment
+from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
+from tdserve.base.machine import count_oom_kills
 from tdserve.server.worker_deaths import explain_death
 
 NUM_LOOKS = 10

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tdserve.config import ServerConfig
+from tdserve.base.config import ServerConfig
+from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, PeerLostError
+from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
-from tdserve.errors import CapacityError, ClosedError, LocalProtocolError, PeerLostError
-from tdserve.machine import count_oom_kills
-from tdserve.server.entry import Entry
-from tdserve.server.told_specs import ToldSpecs
+from tdserve.server.opened_store import Entry
 from tdserve.server.waiting import hear
 from tdserve.server.worker_deaths import explain_death
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
+from tdserve.server.worker_spec_cache import ToldSpecs
 from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1

@@ -18,13 +18,13 @@ from itertools import chain
 from pathlib import Path as FilePath
 from typing import Any, NoReturn
 
-from tdserve.errors import CorruptDataError, InvalidSpecError, NotSupportedError
-from tdserve.spec import codec
-from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.nodes import MAX_DEPTH, DimNames, Entry, Node, TensorLeaf, ValueLeaf
-from tdserve.spec.tree import Path, Spec, quote
+from tdserve.base.errors import CorruptDataError, InvalidSpecError, NotSupportedError
 from tdserve.store.faults import as_tdserve_error, os_faults
 from tdserve.store.format import encode_key
+from tdserve.structure import codec
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.nodes import MAX_DEPTH, DimNames, Entry, Node, TensorLeaf, ValueLeaf
+from tdserve.structure.tree import Path, Spec, quote
 
 META_FILE = "meta.json"
 

@@ -12,11 +12,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 
-from tdserve.errors import CorruptDataError, InvalidRequestError, SpecMismatchError, TDServeError
-from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, SpecMismatchError, TDServeError
 from tdserve.store.adoptable import FileName, FoundFolder, open_folder, read_folder
 from tdserve.store.faults import os_faults
 from tdserve.store.format import ROWS, Folder
+from tdserve.structure.tree import Path, Spec, check_matches
 
 FILE_NAME = "adopted.json"
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import lmdb
 
-from tdserve.errors import CapacityError, ClosedError
+from tdserve.base.errors import CapacityError, ClosedError
 from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.faults import lmdb_faults

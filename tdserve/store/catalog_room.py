@@ -14,7 +14,7 @@ from typing import Any
 
 import lmdb
 
-from tdserve.errors import CapacityError
+from tdserve.base.errors import CapacityError
 from tdserve.store.faults import free_bytes
 
 RESERVE_BYTES = 1 << 20

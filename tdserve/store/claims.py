@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from tdserve.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.faults import os_faults
 from tdserve.store.mapped import map_shared
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import lmdb
 
-from tdserve.errors import TDServeError, WrongStateError
+from tdserve.base.errors import TDServeError, WrongStateError
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.mapped import make_private
 

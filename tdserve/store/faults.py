@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lmdb
 
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     InvalidRequestError,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tdserve.spec.tree import Node, Path, Spec, TensorLeaf
+from tdserve.structure.tree import Node, Path, Spec, TensorLeaf
 
 ROWS = "rows"
 EXTRA = "extra"

@@ -4,7 +4,7 @@ But for one case: a local client makes rows odd that it was let claim (:mod:`tds
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
 zeros, int64 objects epoch, int64 number of the structure, zeros up to 4096, then the generations. What the numbers mean
-is the business of :mod:`tdserve.replay.ring`.
+is the business of :mod:`tdserve.rules.replay.ring`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError
+from tdserve.base.errors import ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.faults import os_faults
 from tdserve.store.files import sync_file
 from tdserve.store.mapped import Mapping, map_shared
@@ -58,7 +58,7 @@ class Generations:
 
         Args:
             path: File that must not exist yet, in a folder that does.
-            uid: 32 hexadecimal digits (:func:`tdserve.ids.new_uid`).
+            uid: 32 hexadecimal digits (:func:`tdserve.base.ids.new_uid`).
             num_rows: Rows of the store; 1 for a store without batch dimensions.
 
         Raises:

@@ -13,15 +13,15 @@ from pathlib import Path as FilePath
 
 import torch
 
-from tdserve.catalog import why_read_only
-from tdserve.errors import CorruptDataError, ReadOnlyError
-from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Path, Spec, TensorLeaf, quote
+from tdserve.base.errors import CorruptDataError, ReadOnlyError
+from tdserve.rules.catalog import why_read_only
 from tdserve.store.adoptable import check_size
 from tdserve.store.adopted import Adopted
 from tdserve.store.faults import os_faults
 from tdserve.store.format import Folder, plan
 from tdserve.store.mapped import Mapping, map_private, map_shared
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
 
 
 def open_leaves(

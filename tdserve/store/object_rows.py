@@ -11,7 +11,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from tdserve.errors import LocalProtocolError
+from tdserve.base.errors import LocalProtocolError
 
 KeyPath = tuple[str, ...]
 

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
-from tdserve.errors import CapacityError, ClosedError
+from tdserve.base.errors import CapacityError, ClosedError
+from tdserve.messages.values.bundles import Unbundled
+from tdserve.messages.values.columns import Buffer, JoinedValues, join
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.store import environments
 from tdserve.store.bundles import Bundle, Bundles
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.object_rows import COMMON, NAME_BYTES, KeyPath, Rows, all_of, clear, has_rows, name_of, tails_of
-from tdserve.value_bundles import Unbundled
-from tdserve.value_columns import Buffer, JoinedValues, join
 
 COMMITS_PER_CHECK = 256
 """A reader that was killed inside a read keeps pages from being used again until somebody looks for such readers."""
@@ -126,7 +126,7 @@ class Objects:
         Args:
             paths: Each once; as far as possible the same ones whenever rows are given all their values.
             rows: Each once.
-            bundles: As of ``tdserve.value_bundles``, one per row; nobody looks into them here.
+            bundles: As of ``tdserve.messages.values.bundles``, one per row; nobody looks into them here.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 
-from tdserve.spec.tree import Path, Spec
 from tdserve.store.faults import os_faults
 from tdserve.store.format import Folder, plan
+from tdserve.structure.tree import Path, Spec
 
 PREFIX = "altering-"
 """Of the folders in which what comes is made."""

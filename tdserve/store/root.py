@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
-from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
-from tdserve.ids import check_store_name, new_uid
-from tdserve.machine import boot_id
+from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.base.ids import check_store_name, new_uid
+from tdserve.base.machine import boot_id
 from tdserve.store.environments import DATA_FILE as CATALOG_FILE
 from tdserve.store.faults import free_bytes, os_faults
 from tdserve.store.files import sync_file

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tdserve.errors import CorruptDataError, LocalProtocolError
+from tdserve.base.errors import CorruptDataError, LocalProtocolError
 from tdserve.store.faults import os_faults
 from tdserve.store.mapped import map_shared
 

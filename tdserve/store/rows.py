@@ -9,10 +9,10 @@ import os
 import shutil
 from pathlib import Path as FilePath
 
-from tdserve.errors import CapacityError
-from tdserve.spec.tree import Path, Spec
+from tdserve.base.errors import CapacityError
 from tdserve.store.faults import free_bytes, os_faults
 from tdserve.store.format import Folder, plan
+from tdserve.structure.tree import Path, Spec
 
 
 def create(folder: str | os.PathLike[str], spec: Spec) -> list[Path]:

@@ -18,7 +18,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import CorruptDataError, PeerLostError
+from tdserve.base.errors import CorruptDataError, PeerLostError
 
 HEADER_NBYTES = 4096
 NUM_MARKS = 256

@@ -12,7 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.store.faults import os_faults
 from tdserve.store.spools import spool_path
 

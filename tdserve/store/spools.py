@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from tdserve.errors import ConnectError, RemoteProtocolError
+from tdserve.base.errors import ConnectError, RemoteProtocolError
+from tdserve.messages.values.columns import Buffer
 from tdserve.store.faults import os_faults
-from tdserve.value_columns import Buffer
 
 _SUFFIX = ".values"
 

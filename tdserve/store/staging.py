@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tdserve.errors import CorruptDataError, InvalidRequestError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.store.faults import os_faults
 from tdserve.store.mapped import map_shared
 

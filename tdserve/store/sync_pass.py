@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tdserve.errors import TDServeError
+from tdserve.base.errors import TDServeError
 from tdserve.store import environments
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import lmdb_faults, os_faults

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.layout import Layout, Message
-from tdserve.spec.tree import Spec
+from tdserve.messages.layout import Layout, Message
 from tdserve.store.version_format import layout_of
+from tdserve.structure.tree import Spec
 
 
 class _Span(NamedTuple):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tdserve.errors import CorruptDataError
-from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.tree import Node, Path, Spec, TensorLeaf
+from tdserve.base.errors import CorruptDataError
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.tree import Node, Path, Spec, TensorLeaf
 
 DATA_ALIGNMENT_BYTES = 4096
 LENGTH = struct.Struct("<Q")

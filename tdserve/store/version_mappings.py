@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Path, Spec, TensorLeaf
-from tdserve.spec.untracked import untracked
 from tdserve.store.mapped import map_private, map_shared
 from tdserve.store.version_format import LENGTH, layout_of
+from tdserve.structure.independent_views import untracked
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Path, Spec, TensorLeaf
 
 
 class _Run(NamedTuple):

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tdserve.errors import CapacityError, CorruptDataError, WrongStateError
-from tdserve.spec.tree import Path, Spec
+from tdserve.base.errors import CapacityError, CorruptDataError, WrongStateError
 from tdserve.store import version_mappings
 from tdserve.store.faults import free_bytes, os_faults
 from tdserve.store.version_format import (
@@ -34,6 +33,7 @@ from tdserve.store.version_format import (
 )
 from tdserve.store.version_mappings import VersionMapping
 from tdserve.store.version_names import PART, discard, part_name, retire, retired_name, values_name
+from tdserve.structure.tree import Path, Spec
 
 __all__ = ["VersionFile", "discard", "retire", "version_layout"]
 

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import CorruptDataError
-from tdserve.spec.tree import Spec
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.faults import os_faults
 from tdserve.store.files import sync_file
 from tdserve.store.format import Folder, plan
@@ -38,6 +37,7 @@ from tdserve.store.mapped import map_shared
 from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
 from tdserve.store.row_sums import Sums, sum_of, sum_rows
 from tdserve.store.value_copy import ValueCopy, ValueLeafRows
+from tdserve.structure.tree import Spec
 
 FILE_NAME = "synced.memmap"
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from tdserve.errors import DeadlineExceededError, PeerLostError, TDServeError
+from tdserve.base.errors import DeadlineExceededError, PeerLostError, TDServeError
 from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.proven import close_pairs, form_proven
 from tdserve.transport.proving import Bond

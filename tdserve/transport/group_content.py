@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from tdserve.deadline import Deadline
-from tdserve.layout import Message
-from tdserve.transport.ends import Sink, Source
+from tdserve.base.deadline import Deadline
+from tdserve.messages.layout import Message
 from tdserve.transport.group_gloo import GroupLink, LinkWork
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import Sink, Source
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
 
 CALL_TAG = 1

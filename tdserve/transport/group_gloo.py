@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tdserve.errors import DeadlineExceededError, PeerLostError
+from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.transport.gloo import LARGE_SEND_BYTES
 from tdserve.transport.proven import close_pairs, form_proven
 from tdserve.transport.proving import Bond

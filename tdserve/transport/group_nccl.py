@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tdserve.errors import ConnectError, DeadlineExceededError, NotSupportedError, PeerLostError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, NotSupportedError, PeerLostError
 from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl_groups import abort_group, make_group
 from tdserve.transport.rendezvous import KVStore

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tdserve.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LinkWork
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tdserve.transport.ends import as_bytes
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LinkWork
+from tdserve.transport.sources_sinks import as_bytes
 from tdserve.transport.stream import MESSAGES_UNDER_WAY
 
 PIECE_BYTES = 4 * 1024 * 1024

@@ -14,7 +14,7 @@ from threading import Condition
 
 import torch
 
-from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+from tdserve.base.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
 from tdserve.transport.channel import PerMessage, Work
 
 _Queue = deque["_LoopbackWork"]

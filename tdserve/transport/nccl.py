@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from tdserve.errors import CapacityError, ConnectError, NotSupportedError, PeerLostError
+from tdserve.base.errors import CapacityError, ConnectError, NotSupportedError, PeerLostError
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.graveyard import GRAVEYARD

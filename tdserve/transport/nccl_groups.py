@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tdserve.addresses import interface_name
-from tdserve.config import client_interface, set_variables
+from tdserve.base.addresses import interface_name
+from tdserve.base.config import client_interface, set_variables
 from tdserve.transport.rendezvous import KVStore
 
 NEVER = timedelta(days=365)

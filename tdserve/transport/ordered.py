@@ -19,9 +19,9 @@ from typing import Protocol
 
 import torch
 
-from tdserve.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError
+from tdserve.base.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.channel import Channel, PerMessage, Work
-from tdserve.transport.mail import Mail
+from tdserve.transport.control_channel import Mail
 
 LARGE_BYTES = 256 * 1024
 """From here on the wire gains more than the leader's word costs, some 50 microseconds."""

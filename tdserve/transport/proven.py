@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
 from tdserve.transport.strangers import describe_connections

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from tdserve.errors import RemoteProtocolError
-from tdserve.ids import SECRET_BYTES
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.ids import SECRET_BYTES
 
 MESSAGE_BYTES = 32
 """Of a nonce, and of an HMAC with SHA-256."""

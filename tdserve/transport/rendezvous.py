@@ -8,7 +8,7 @@ from threading import Condition
 
 import torch.distributed as dist
 
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 
 CONNECT_TIMEOUT_S = 20.0
 """Both ends are alive when they start to connect: this only bounds a network that swallows packets."""

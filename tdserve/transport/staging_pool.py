@@ -12,7 +12,7 @@ from threading import Condition
 
 import torch
 
-from tdserve.errors import CapacityError
+from tdserve.base.errors import CapacityError
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import torch
 
-from tdserve.errors import DeadlineExceededError
-from tdserve.layout import Message
+from tdserve.base.errors import DeadlineExceededError
+from tdserve.messages.layout import Message
 from tdserve.transport.channel import Channel, PerMessage, Work
-from tdserve.transport.ends import Sink, Source
-from tdserve.transport.filling import filled, filled_ahead
+from tdserve.transport.copy_ahead import filled, filled_ahead
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import Sink, Source
 
 MESSAGES_UNDER_WAY = 6
 """Of those that are copied together in staging buffers of 2 to 4 MiB: while one is on the wire, the next is being

@@ -13,9 +13,9 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from tdserve.base.errors import TDServeError
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.errors import TDServeError
 from tdserve.store.version_checksums import DTYPE, leaf_checksum
 from tdserve.store.versions import VersionFile
 from tdserve.v1 import worker_pb2

@@ -11,8 +11,8 @@ import logging
 import os
 from threading import Event, Thread
 
-from tdserve.errors import ServerBusyError
-from tdserve.machine import EXIT_NO_DESCRIPTORS, count_descriptors, descriptor_limit
+from tdserve.base.errors import ServerBusyError
+from tdserve.base.machine import EXIT_NO_DESCRIPTORS, count_descriptors, descriptor_limit
 from tdserve.transport.proven import leave_all_devices
 from tdserve.transport.strangers import Sockets, shut_door
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Lock, RLock, Thread
 
-from tdserve.control.status import encode_failure
-from tdserve.data.opened import OpenStores
-from tdserve.errors import (
+from tdserve.base.errors import (
     DeadlineExceededError,
     LocalProtocolError,
     PeerLostError,
@@ -19,15 +17,17 @@ from tdserve.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.layout import Message
+from tdserve.control.status import encode_failure
+from tdserve.data.opened import OpenStores
+from tdserve.messages.layout import Message
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.ends import Source
+from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.gloo import WORKER_RANK
-from tdserve.transport.mail import MAX_SENT
 from tdserve.transport.nccl import open_channel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
+from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Thread
 
+from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError
 from tdserve.control.status import encode_failure
-from tdserve.errors import DeadlineExceededError, TDServeError, TransportError
+from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
-from tdserve.transport.mail import MAX_SENT, Mail
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2

@@ -12,13 +12,13 @@ from threading import Event, Thread
 
 import torch
 
-from tdserve.config import HEARTBEAT_S, MAIL_INLINE_BYTES
+from tdserve.base.config import HEARTBEAT_S, MAIL_INLINE_BYTES
+from tdserve.base.errors import NotSupportedError, PeerLostError
+from tdserve.base.logs import start_logging
+from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.errors import NotSupportedError, PeerLostError
-from tdserve.logs import start_logging
-from tdserve.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.transport.nccl import MAX_WIRES, gpu_uuid, prepare_staging
 from tdserve.transport.nccl_groups import prepare_process

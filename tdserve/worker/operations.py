@@ -10,7 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tdserve.content import (
+from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
+from tdserve.data.opened import OpenStore
+from tdserve.data.reads import plan_read
+from tdserve.data.rows import rows_source
+from tdserve.data.values import drop_values, move_values, put_values, read_values
+from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
     rows_layout,
@@ -19,19 +24,14 @@ from tdserve.content import (
     write_layout,
     write_messages,
 )
-from tdserve.data.opened import OpenStore
-from tdserve.data.reads import plan_read
-from tdserve.data.rows import rows_source
-from tdserve.data.values import drop_values, move_values, put_values, read_values
-from tdserve.errors import DeadlineExceededError, RemoteProtocolError
-from tdserve.layout import Layout
-from tdserve.row_numbers import decode_repeats, decode_rows, max_rows_of, spread
-from tdserve.selection import from_message
-from tdserve.selection_torch import to_torch_index
-from tdserve.spec.torch_types import indexable
-from tdserve.spec.tree import Path
+from tdserve.messages.layout import Layout
+from tdserve.messages.row_numbers import decode_repeats, decode_rows, max_rows_of, spread
+from tdserve.messages.selection.selection import from_message
+from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.store.staging import Staging
-from tdserve.transport.ends import FlatEnd, LeafEnd, RowEnd, Sink
+from tdserve.structure.torch_types import indexable
+from tdserve.structure.tree import Path
+from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, RowEnd, Sink
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.lane import Lane

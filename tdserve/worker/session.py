@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tdserve.errors import TransferAbortedError
-from tdserve.transport.mail import MAX_SENT
+from tdserve.base.errors import TransferAbortedError
+from tdserve.transport.control_channel import MAX_SENT
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane, Perform, Surroundings
 from tdserve.worker.mailbox import Mailbox

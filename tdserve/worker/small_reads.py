@@ -12,9 +12,9 @@ from threading import Lock
 
 from tdserve.data.opened import OpenStores
 from tdserve.data.reads import plan_read
-from tdserve.layout import Message
-from tdserve.session import tag_of
-from tdserve.transport.ends import Source
+from tdserve.messages.layout import Message
+from tdserve.rules.session import tag_of
+from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
 

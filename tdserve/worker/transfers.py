@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
-from tdserve.content import MIN_SENT_VALUES_BYTES, values_messages, write_messages
-from tdserve.errors import RemoteProtocolError
-from tdserve.layout import Layout, Message
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.content import MIN_SENT_VALUES_BYTES, values_messages, write_messages
+from tdserve.messages.layout import Layout, Message
 from tdserve.store.spools import SpoolWriter
-from tdserve.transport.behind import BytesEnd, SinkBehind
+from tdserve.transport.appended import BytesEnd, SinkBehind
 from tdserve.transport.channel import PerMessage
-from tdserve.transport.ends import Sink, Source
+from tdserve.transport.sources_sinks import Sink, Source
 from tdserve.transport.stream import pack, recv_messages, send_messages, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import Lane

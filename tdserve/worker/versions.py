@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.content import ReadStatus, read_layout, status_column, write_layout
-from tdserve.spec.dtypes import NAMES
-from tdserve.spec.sent import converted, decode_numbers, only_leaves
-from tdserve.spec.torch_types import to_torch
+from tdserve.messages.content import ReadStatus, read_layout, status_column, write_layout
 from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
-from tdserve.transport.ends import IndexedEnd, Source, Trailing
+from tdserve.structure.dtypes import NAMES
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.version_subset import converted, decode_numbers, only_leaves
+from tdserve.transport.sources_sinks import IndexedEnd, Source, Trailing
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import answer, take

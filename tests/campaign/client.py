@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.config import check_transport
+from tdserve.base.config import check_transport
 from tests.campaign.history import Recorder
 from tests.campaign.stores import (
     NUM_SLOTS,

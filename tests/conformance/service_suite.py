@@ -15,7 +15,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     ClosedError,
     DeadlineExceededError,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import tdserve
 from tests.conformance.trees import trees, trees_around_stacks
 from tests.sameness import assert_same
-from tests.unit.spec.strategies import tensordicts
+from tests.unit.structure.strategies import tensordicts
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.mail import ENDLESS_S
+from tdserve.transport.control_channel import ENDLESS_S
 from tdserve.transport.ordered import OrderedChannel
 from tests.conformance.test_transport_gloo import gloo_pair
 from tests.conformance.transport_suite import Connect, Ends, TransportSuite

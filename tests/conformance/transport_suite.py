@@ -18,13 +18,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.errors import DeadlineExceededError, PeerLostError
-from tdserve.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing
-from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.base.errors import DeadlineExceededError, PeerLostError
+from tdserve.messages.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import Channel
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, as_bytes, row_table
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, as_bytes, row_table
 from tdserve.transport.stream import recv_messages, send_messages, start_send
 from tests.integration.processes import wait_for
 

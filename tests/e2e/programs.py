@@ -83,7 +83,7 @@ wait_for(lambda: count() > before, "an episode of actor INDEX")
 """Of one actor, whose number replaces INDEX."""
 
 ROUND_TRIP = f"""{_CONNECT}
-from tdserve.config import ClientConfig
+from tdserve.base.config import ClientConfig
 for transport in ("gloo", "shm"):
     with tdserve.connect(ClientConfig.from_env().address, transport=transport, timeout_s=60.0) as client:
         sent = TensorDict({{"a": torch.arange(NUM_BYTES // 8)}}, [])

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.nursery import Nursery, shared
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 FreshServer = Callable[..., tdserve.Server]
 """Makes and starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on one that was used before."""

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tdserve
-from tdserve.config import check_transport
+from tdserve.base.config import check_transport
 
 WORLD_SIZE = 2
 NUM_STEPS = 500

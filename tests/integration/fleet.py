@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tdserve
-from tdserve.config import check_transport
+from tdserve.base.config import check_transport
 from tests.integration import nursery, roles
 from tests.integration.processes import START_TIMEOUT_S
 

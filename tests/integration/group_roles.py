@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.config import check_transport
 from tdserve.client.groups.group import Group
-from tdserve.config import check_transport
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LinkWork
 from tests.integration.processes import wait_for

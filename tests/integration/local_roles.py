@@ -18,8 +18,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.config import check_transport
-from tdserve.layout import LARGE_LEAF_BYTES
+from tdserve.base.config import check_transport
+from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tests.integration.strikes import strike_in_copy, strike_in_opening, strike_in_place
 
 Say = Callable[..., None]
@@ -383,7 +383,7 @@ def pull(say: Say, address: str, name: str, *, num_posted: int) -> None:
 
 def publish_partly(say: Say, address: str, name: str, number: int, num_rows: int) -> None:
     """Is killed in the middle of sending a version over gloo."""
-    from tdserve.client import outgoing as _outgoing
+    from tdserve.client.transfers import upload as _outgoing
 
     outgoing: Any = _outgoing
     send_messages = outgoing.send_messages

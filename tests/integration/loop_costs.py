@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tdserve
-from tdserve.config import ServerConfig
+from tdserve.base.config import ServerConfig
 from tdserve.server import main as server_main
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S
 

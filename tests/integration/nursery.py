@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from tdserve.machine import die_with_parent
+from tdserve.base.machine import die_with_parent
 from tests.integration.processes import REPOSITORY, START_TIMEOUT_S, alarm, state_of, wait_for
 
 ROLES = ("tests.integration.local_roles", "tests.integration.programs", "tests.integration.fleet")

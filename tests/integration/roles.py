@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import tdserve
-from tdserve.config import TransportName
+from tdserve.base.config import TransportName
 from tests.integration.checked_rows import checked_ids, checked_rows
 
 Say = Callable[..., None]

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tdserve.client import outgoing as _outgoing
 from tdserve.client.local import claims as _claims
 from tdserve.client.local import reads as local_reads
+from tdserve.client.transfers import upload as _outgoing
 from tdserve.data import opened as _opened
 from tdserve.store.versions import VersionFile
-from tdserve.transport import ends
+from tdserve.transport import sources_sinks
 
 BEHIND = 3
 """Where a strike comes when all leaves of a row were touched."""
@@ -155,5 +155,5 @@ def strike_in_copy(number: int) -> None:
 
         return copies
 
-    for owner, name in ((local_reads, "_copy"), (ends.RowEnd, "_gather")):
+    for owner, name in ((local_reads, "_copy"), (sources_sinks.RowEnd, "_gather")):
         setattr(owner, name, striking(getattr(owner, name)))

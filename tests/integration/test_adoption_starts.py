@@ -18,7 +18,7 @@ from tdserve.cli.main import main
 from tests.integration.adopted import content, loaded
 from tests.integration.conftest import FreshServer
 from tests.integration.processes import wait_for
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

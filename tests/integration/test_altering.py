@@ -18,7 +18,7 @@ import tdserve
 from tests.integration.conftest import FreshServer, example
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.processes import wait_for
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

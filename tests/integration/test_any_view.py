@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
-from tests.unit.spec.strategies import tensordicts
+from tests.unit.structure.strategies import tensordicts
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:ComplexHalf")]
 

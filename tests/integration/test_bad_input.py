@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.content import RESERVED_KEYS
+from tdserve.messages.content import RESERVED_KEYS
 from tests.integration.conftest import example
 
 pytestmark = pytest.mark.integration

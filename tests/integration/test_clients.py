@@ -14,7 +14,7 @@ import pytest
 
 import tdserve
 from tests.integration.conftest import example
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +38,7 @@ def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> 
 
 
 def test_connect_when_nobody_knows_the_name_then_says_so() -> None:
-    with pytest.raises(tdserve.errors.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
+    with pytest.raises(tdserve.base.errors.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
         tdserve.connect("no-such-name.invalid:1", timeout_s=2.5)
 
 

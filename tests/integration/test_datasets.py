@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import tdserve
 from tests.integration.processes import children_of, num_fds, wait_for
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 

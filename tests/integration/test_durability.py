@@ -16,13 +16,13 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.request_numbers import RequestNumbers
-from tdserve.client.session import Session
+from tdserve.base.ids import new_client_id
+from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection
-from tdserve.ids import new_client_id
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
 from tdserve.store.generations import FILE_NAME, Generations
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.contents import content_of
 from tests.integration.crashing import Crashing, Writer

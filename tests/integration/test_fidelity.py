@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.spec.torch_types import TO_TORCH
-from tests.unit.spec.strategies import ODD, RESERVED, Inner, Outer, difference, tensordicts
+from tdserve.structure.torch_types import TO_TORCH
+from tests.unit.structure.strategies import ODD, RESERVED, Inner, Outer, difference, tensordicts
 
 # torch warns once per process when the first complex32 tensor is made
 pytestmark = [

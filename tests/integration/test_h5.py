@@ -17,7 +17,7 @@ from tensordict import PersistentTensorDict, TensorDict
 
 import tdserve
 from tests.integration.processes import REPOSITORY, wait_for
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

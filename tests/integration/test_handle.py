@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import tdserve
-from tests.unit.spec.strategies import Inner, difference
+from tests.unit.structure.strategies import Inner, difference
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.config import TransportName
+from tdserve.base.config import TransportName
 from tests.integration.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration

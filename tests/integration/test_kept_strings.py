@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.config import PROTOCOL_VERSION
+from tdserve.base.config import PROTOCOL_VERSION
+from tdserve.base.ids import new_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.ids import new_client_id
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.integration.test_unknown_peers import peak_mib
 

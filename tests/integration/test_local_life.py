@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.local.opening import open_local
+from tdserve.client.local.attach import open_local
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 from tests.integration.nursery import Nursery
@@ -122,7 +122,7 @@ def test_session_when_its_server_is_killed_right_after_the_welcome_then_the_call
         assert may_look.wait(30.0)
         return open_local(*arguments, **fields)
 
-    monkeypatch.setattr("tdserve.client.session.open_local", look_late)
+    monkeypatch.setattr("tdserve.client.session.session.open_local", look_late)
     with Crashing(tmp_path / "root") as crashing, ThreadPoolExecutor(1) as others:
         opened = others.submit(crashing.server.client, transport="shm", timeout_s=60.0)
         assert welcomed.wait(30.0)

@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.content_channel import MAX_BROKEN
-from tdserve.client.session import Session
+from tdserve.client.session.content_channel import MAX_BROKEN
+from tdserve.client.session.session import Session
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration

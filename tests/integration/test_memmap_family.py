@@ -14,8 +14,8 @@ from tensordict import TensorDict, dense_stack_tds, pad
 from torch._subclasses import FakeTensorMode
 
 import tdserve
-from tdserve.errors import NotSupportedError, StoreExistsError
-from tests.unit.spec.strategies import difference
+from tdserve.base.errors import NotSupportedError, StoreExistsError
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import tdserve
-from tdserve.errors import NotSupportedError
+from tdserve.base.errors import NotSupportedError
 from tests.conformance.kinds import KINDS
 from tests.sameness import difference
 

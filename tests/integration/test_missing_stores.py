@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client import missing_names, pending
+from tdserve.client.session import missing_names, pending
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.format_1 import make, stored
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import tdserve
 from tests.sameness import assert_same
-from tests.unit.spec.ragged import CASES, check_same, jagged, rows, said, strided, turns
+from tests.unit.structure.ragged import CASES, check_same, jagged, rows, said, strided, turns
 
 pytestmark = pytest.mark.integration
 

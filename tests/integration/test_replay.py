@@ -15,7 +15,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tests.integration.processes import wait_for
-from tests.unit.spec.strategies import Inner, difference
+from tests.unit.structure.strategies import Inner, difference
 
 pytestmark = pytest.mark.integration
 

@@ -13,14 +13,14 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.request_numbers import RequestNumbers
-from tdserve.client.session import Session
-from tdserve.config import PROTOCOL_VERSION
+from tdserve.base.config import PROTOCOL_VERSION
+from tdserve.base.ids import new_client_id
+from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection, check_health
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.ids import new_client_id
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.contents import content_of
 from tests.integration.processes import listening_addresses, wait_for

@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import ConnectError, StoreExistsError
+from tdserve.base.errors import ConnectError, StoreExistsError
 from tests.integration.processes import maps_file, wait_for
-from tests.unit.spec.strategies import Inner, difference
+from tests.unit.structure.strategies import Inner, difference
 
 pytestmark = pytest.mark.integration
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import tdserve
-from tdserve.config import PROTOCOL_VERSION
+from tdserve.base.config import PROTOCOL_VERSION
+from tdserve.base.ids import new_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import decode_failure
-from tdserve.ids import new_client_id
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2, spec_pb2
 from tests.integration.conftest import example
 

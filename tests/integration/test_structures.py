@@ -10,7 +10,7 @@ from tensordict import NonTensorData, TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tdserve
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ import tdserve
 from tests import chi_square
 from tests.integration.fleet import Fleet
 from tests.integration.processes import wait_for
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

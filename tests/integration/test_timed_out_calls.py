@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.config import TransportName
+from tdserve.base.config import TransportName
 
 pytestmark = pytest.mark.integration
 

@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 import tdserve
-from tdserve.config import PROTOCOL_VERSION
+from tdserve.base.config import PROTOCOL_VERSION
+from tdserve.base.ids import new_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.local import SOCKET_NAME
-from tdserve.ids import new_client_id
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 

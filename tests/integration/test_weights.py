@@ -17,7 +17,7 @@ from torch import nn
 
 import tdserve
 from tests.integration.processes import maps_file, wait_for
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 pytestmark = pytest.mark.integration
 

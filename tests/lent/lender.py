@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tdserve.config import single_threaded_environment
-from tdserve.machine import die_with_parent
+from tdserve.base.config import single_threaded_environment
+from tdserve.base.machine import die_with_parent
 from tests.lent.sitecustomize import DOOR_VARIABLE
 
 _SERVED = "tdserve.worker.fork_server"

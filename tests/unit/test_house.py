@@ -21,7 +21,7 @@ TESTED_ELSEWHERE = {
     "tdserve.cli.demo": "tests/unit/cli/test_main.py",
     "tdserve.cli.keys": "tests/integration/test_shell.py",
     "tdserve.cli.ls": "tests/integration/test_shell.py",
-    "tdserve.spec.node_capture": "tests/unit/spec/test_capture.py",
+    "tdserve.structure.node_capture": "tests/unit/structure/test_capture.py",
 }
 """Module -> the test file that covers it, where a file of its own would repeat that one."""
 
@@ -62,7 +62,7 @@ def test_foreign_names_when_scanned_then_only_their_owner_touches_them(own: list
     assert house.owner_faults(own) == []
 
 
-def test_tensordict_when_private_then_only_spec_touches_it(own: list[house.Module]) -> None:
+def test_tensordict_when_private_then_only_structure_touches_it(own: list[house.Module]) -> None:
     assert house.private_name_faults(own) == []
 
 
@@ -193,10 +193,14 @@ def test_generated_files_when_a_product_is_gone_then_it_is_named(copied_root: Pa
 
 
 EXAMPLES = [
-    (house.floor_faults, {"tdserve.ids": "import tdserve.catalog", "tdserve.catalog": ""}, "floor 0 imports"),
+    (
+        house.floor_faults,
+        {"tdserve.base.ids": "import tdserve.rules.catalog", "tdserve.rules.catalog": ""},
+        "floor 0 imports",
+    ),
     (house.floor_faults, {"tdserve.store.a": "from ..control import b", "tdserve.control.b": ""}, "room store imports"),
     (house.floor_faults, {"tdserve.server.a": "from tdserve.client import b", "tdserve.client.b": ""}, "room server"),
-    (house.floor_faults, {"tdserve.layout": "import tdserve", "tdserve": ""}, "of floor 6"),
+    (house.floor_faults, {"tdserve.messages.layout": "import tdserve", "tdserve": ""}, "of floor 6"),
     (house.floor_faults, {"tdserve.novelty": ""}, "has no floor"),
     (house.circles, {"t.a": "import t.b", "t.b": "from t import c", "t.c": "from .a import x"}, "t.a -> t.b -> t.c"),
     (house.lazy_import_faults, {"t.a": "def f():\n  import t.b", "t.b": ""}, "imports t.b inside a function"),
@@ -204,10 +208,14 @@ EXAMPLES = [
     (house.owner_faults, {"tdserve.client.a": "import torch.distributed as dist"}, "torch.distributed belongs"),
     (house.owner_faults, {"tdserve.client.a": "import torch\ntorch.distributed.barrier()"}, "to transport"),
     (house.owner_faults, {"tdserve.client.a": "from torch import distributed"}, "torch.distributed belongs"),
-    (house.owner_faults, {"tdserve.server.a": "import os\nos.environ['A']"}, "os.environ belongs to config"),
+    (house.owner_faults, {"tdserve.server.a": "import os\nos.environ['A']"}, "os.environ belongs to base"),
     (house.owner_faults, {"tdserve.server.a": "from os import getenv"}, "os.getenv belongs"),
-    (house.owner_faults, {"tdserve.values": "def f(b):\n  import pickle as p"}, "pickle belongs to pickled"),
-    (house.owner_faults, {"tdserve.spec.build": "import importlib as i\ni.import_module(n)"}, "import_module"),
+    (
+        house.owner_faults,
+        {"tdserve.store.a": "def f(b):\n  import pickle as p"},
+        "pickle belongs to messages",
+    ),
+    (house.owner_faults, {"tdserve.structure.build": "import importlib as i\ni.import_module(n)"}, "import_module"),
     (house.private_name_faults, {"tdserve.client.a": "from tensordict._td import X"}, "tensordict._td.X is private"),
     (house.private_name_faults, {"tdserve.store.a": "from tensordict import TensorDict as T\nT._new()"}, "is private"),
     (house.docstring_faults, {"t.a": "x = 1"}, "the module has no docstring"),
@@ -235,11 +243,11 @@ def test_scanner_when_shown_a_bad_example_then_finds_it(
 
 
 GOOD = {
-    "tdserve.control.a": "import grpc\nfrom tdserve.errors import ClosedError\nfrom . import b",
-    "tdserve.control.b": "from tdserve import errors",
-    "tdserve.errors": "",
+    "tdserve.control.a": "import grpc\nfrom tdserve.base.errors import ClosedError\nfrom . import b",
+    "tdserve.control.b": "from tdserve.base import errors",
+    "tdserve.base.errors": "",
     "tdserve.store.a": "import lmdb, mmap, os\nos.environment = 1\nmmap = pickle = 1\npickle.loads",
-    "tdserve.spec.build": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
+    "tdserve.structure.build": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
     "tdserve.server.main": "from tdserve.control import a\nasync def f():\n  await asyncio.sleep(0)",
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tdserve
-from tdserve.errors import InvalidRequestError, RootInUseError, WrongStateError
+from tdserve.base.errors import InvalidRequestError, RootInUseError, WrongStateError
 from tdserve.store.root import Root
 
 

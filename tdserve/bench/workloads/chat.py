@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.floors import memcpy_ring
 from tdserve.bench.histories import RAGGED_KEYS, History, check_histories, make_batch, make_histories
@@ -22,7 +23,6 @@ from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.row_floors import MEMCPY
 from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.errors import CorruptDataError
 
 BATCH_ROWS = 64
 POOL_ROWS = 1_024

@@ -17,7 +17,7 @@ from tdserve.bench.measure import SUBJECT, Round, Task, alternate, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.sampling import single_samples
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.replay.without_replacement import WithoutReplacement
+from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 NUM_WORKERS = 4
 PREFETCH = 4

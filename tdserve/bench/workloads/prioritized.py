@@ -14,7 +14,7 @@ from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.rows import Rows, open_rows
 from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
-from tdserve.replay.prioritized import Prioritized
+from tdserve.rules.replay.prioritized import Prioritized
 
 POOL_ROWS = 4_096
 SAMPLE_ROWS = 256

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.measure import SUBJECT, Task, alternate, timed_round
 from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
-from tdserve.errors import CorruptDataError
 
 GET_BELOW_US: dict[Wire, float] = {"gloo": 450.0, "shm": 60.0}
 LIST_BELOW_MS = 10.0

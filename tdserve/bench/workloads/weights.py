@@ -10,6 +10,7 @@ from itertools import count
 
 from tensordict import TensorDict, TensorDictBase
 
+from tdserve.base.errors import StoreNotFoundError
 from tdserve.bench import content
 from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
 from tdserve.bench.floors import GlooFloors, memcpy_fresh, memcpy_touched
@@ -18,7 +19,6 @@ from tdserve.bench.options import MIB, Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.watcher import Watcher
 from tdserve.client.client import connect
-from tdserve.errors import StoreNotFoundError
 
 MESSAGE_NBYTES = 64 * MIB
 """Gloo is fastest in messages of about this size; a large payload's floor is the better of one message and these."""

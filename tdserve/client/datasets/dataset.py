@@ -9,17 +9,17 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
-from tdserve.client.calls import SessionClient
+from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.integers import check_integer
+from tdserve.client.content.devices import resolved
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.datasets.worker_pool import worker_pool
-from tdserve.client.devices import resolved
-from tdserve.client.fake_modes import check_real
-from tdserve.client.padding import Pad
-from tdserve.errors import InvalidRequestError, WrongStateError
-from tdserve.integers import check_integer
-from tdserve.replay.epochs import epoch_order, share_of
-from tdserve.selection import encode
-from tdserve.spec.tree import Spec
+from tdserve.client.session.calls import SessionClient
+from tdserve.messages.selection.selection import encode
+from tdserve.rules.replay.epochs import epoch_order, share_of
+from tdserve.structure.tree import Spec
 
 INDEX_KEY = "index"
 """What ``with_index`` adds; the key that samples have for it too."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from tdserve.client.devices import Upload, begin
-from tdserve.errors import ClosedError, ForkedClientError, TDServeError
-from tdserve.replay.epochs import EpochOrder, Rows
+from tdserve.base.errors import ClosedError, ForkedClientError, TDServeError
+from tdserve.client.content.devices import Upload, begin
+from tdserve.rules.replay.epochs import EpochOrder, Rows
 
 NUM_THREADS = 2
 """While the rows of one batch arrive, those of the next are gathered."""

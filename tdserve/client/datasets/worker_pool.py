@@ -19,8 +19,8 @@ import torch
 from tensordict import TensorDict
 from torch.multiprocessing.reductions import reduce_storage
 
-from tdserve.spec.compact import Tree, put_together, taken_apart
 from tdserve.store.segments import Segment, Sent, receive
+from tdserve.structure.compact import Tree, put_together, taken_apart
 from tdserve.transport.pool import BufferPool, size_class
 
 MAX_IDLE_NBYTES = 512 * 1024 * 1024

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tdserve.control.status import decode_failure, encode_failure
-from tdserve.errors import (
+from tdserve.base.errors import (
     InvalidRequestError,
     RemoteProtocolError,
     SpecMismatchError,
     TDServeError,
     TransferAbortedError,
 )
-from tdserve.spec import codec
-from tdserve.spec.tree import Spec
+from tdserve.control.status import decode_failure, encode_failure
+from tdserve.structure import codec
+from tdserve.structure.tree import Spec
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_notes import post_note, recv_notes
 from tdserve.v1 import group_pb2

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tdserve.client.calls import SessionClient
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, LocalProtocolError, TDServeError
 from tdserve.client.groups.agreement import ROOTED, Agreed, agree, agree_pair, describe_structure
 from tdserve.client.groups.epoch import GroupEpoch
-from tdserve.client.groups.joining import GroupAsk
+from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.movers import DeviceMover, HostMover, Mover
 from tdserve.client.groups.parts import Given, Taken
 from tdserve.client.groups.reducing import Reducing
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, LocalProtocolError, TDServeError
-from tdserve.spec.tree import Spec, check_matches
+from tdserve.client.session.calls import SessionClient
+from tdserve.structure.tree import Spec, check_matches
 from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, Wire
 from tdserve.v1 import group_pb2
 

@@ -10,12 +10,12 @@ from threading import Condition, Lock, Timer
 from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
 from tdserve.client.groups.agreement import Known, meet
 from tdserve.client.groups.losses import Losses
-from tdserve.client.session import Session
-from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError, TDServeError
-from tdserve.transport.forming import Forming
+from tdserve.client.session.session import Session
+from tdserve.transport.channel_opener import Forming
 from tdserve.transport.group_content import CALL_TAG, Wire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.group_nccl import NcclLink

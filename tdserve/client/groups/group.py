@@ -7,14 +7,14 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from tdserve.client.calls import SessionClient
+from tdserve.base.errors import ClosedError, InvalidRequestError
+from tdserve.base.integers import check_integer, integer_of
 from tdserve.client.groups.calls import GroupCalls, shown_rank, spec_of
 from tdserve.client.groups.epoch import GroupEpoch, Member
-from tdserve.client.groups.joining import GroupAsk
+from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.parts import Given, Taken
 from tdserve.client.groups.reducing import Reducing, operation
-from tdserve.errors import ClosedError, InvalidRequestError
-from tdserve.integers import check_integer, integer_of
+from tdserve.client.session.calls import SessionClient
 from tdserve.v1 import group_pb2
 
 

@@ -6,17 +6,17 @@ from typing import Protocol
 
 import torch
 
+from tdserve.base.deadline import Deadline
 from tdserve.client.groups.parts import Given, Taken, messages_of
 from tdserve.client.groups.reducing import Reducing
-from tdserve.content import values_messages
-from tdserve.deadline import Deadline
-from tdserve.layout import LARGE_LEAF_BYTES
-from tdserve.spec.tree import Spec
-from tdserve.transport.ends import as_bytes
+from tdserve.messages.content import values_messages
+from tdserve.messages.layout import LARGE_LEAF_BYTES
+from tdserve.structure.tree import Spec
 from tdserve.transport.group_content import Wire, recv_content, send_content
 from tdserve.transport.group_nccl import NcclLink
 from tdserve.transport.group_ring import all_reduce_ring
 from tdserve.transport.group_routes import route
+from tdserve.transport.sources_sinks import as_bytes
 
 
 class Mover(Protocol):

@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from tdserve.client.leaves import leaves_of, source_of
-from tdserve.client.reading import Content, Destination
-from tdserve.client.received import views
-from tdserve.client.value_blocks import decode_values, encode_values
-from tdserve.content import values_messages, write_layout
-from tdserve.errors import NotSupportedError
-from tdserve.layout import Message
-from tdserve.spec.build import build
-from tdserve.spec.capture import Captured, capture
-from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Spec, check_matches, show
-from tdserve.transport.behind import BytesEnd, SinkBehind, SourceBehind
-from tdserve.transport.ends import FlatEnd, LeafEnd, Sink, Source
+from tdserve.base.errors import NotSupportedError
+from tdserve.client.content.columns import views
+from tdserve.client.content.leaves import leaves_of, source_of
+from tdserve.client.content.value_blocks import decode_values, encode_values
+from tdserve.client.transfers.read import Content, Destination
+from tdserve.messages.content import values_messages, write_layout
+from tdserve.messages.layout import Message
+from tdserve.structure.build import build
+from tdserve.structure.capture import Captured, capture
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Spec, check_matches, show
+from tdserve.transport.appended import BytesEnd, SinkBehind, SourceBehind
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink, Source
 
 
 def messages_of(spec: Spec, values_nbytes: int) -> tuple[Message, ...]:

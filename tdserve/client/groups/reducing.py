@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.groups.parts import check_device, fingerprint_of
-from tdserve.errors import InvalidRequestError, NotSupportedError
-from tdserve.layout import LARGE_LEAF_BYTES
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec, check_matches
+from tdserve.messages.layout import LARGE_LEAF_BYTES
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec, check_matches
 
 OPERATIONS = ("sum", "mean", "max", "min")
 

@@ -7,33 +7,33 @@ from typing import Any
 
 import torch
 
-from tdserve.client.by_address import ByAddress
-from tdserve.client.calls import SessionClient
+from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import StoreRows
-from tdserve.client.description import StoreDescription
-from tdserve.client.fake_modes import check_real
-from tdserve.client.handles.altering import first_unknown
-from tdserve.client.handles.fitting import Manner
+from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.live import with_live_leaves
+from tdserve.client.handles.keys import NO_DEFAULT, as_path, checked_path
+from tdserve.client.handles.live_values import with_live_leaves
 from tdserve.client.handles.mapping import map_store
 from tdserve.client.handles.memmapped import MemmappedHandle
 from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.handles.schema_changes import first_unknown
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
 from tdserve.client.handles.small_leaves import small_leaf
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
 from tdserve.client.handles.view import StoreView, bare
-from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
-from tdserve.client.padding import Pad
-from tdserve.client.selected_reads import brought, read_selection
-from tdserve.client.structure import repr_of
-from tdserve.errors import KeyNotFoundError, SpecMismatchError
-from tdserve.selection import Selection, encode
-from tdserve.selection_items import split_index
-from tdserve.selection_names import result_names
-from tdserve.spec.entries import entry_at, name_dims
-from tdserve.spec.nodes import num_dims_of
-from tdserve.spec.tree import Path, ValueLeaf, show
+from tdserve.client.session.by_address import ByAddress
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.structure_text import repr_of
+from tdserve.client.transfers.read_selection import brought, read_selection
+from tdserve.messages.selection.dimension_names import result_names
+from tdserve.messages.selection.items import split_index
+from tdserve.messages.selection.selection import Selection, encode
+from tdserve.structure.entries import entry_at, name_dims
+from tdserve.structure.nodes import num_dims_of
+from tdserve.structure.tree import Path, ValueLeaf, show
 
 _EVERYTHING = Selection()
 

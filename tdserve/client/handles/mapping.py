@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.fake_modes import check_real
-from tdserve.client.reading import on_cpu
-from tdserve.client.session import Session
-from tdserve.client.timeouts import answer_timeout_s
-from tdserve.client.value_blocks import decode_values
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import NotSupportedError
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.transfers.read import on_cpu
 from tdserve.data.values import ReadBlock, read_block
-from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError
-from tdserve.spec import codec
-from tdserve.spec.build import build
-from tdserve.spec.tree import Spec
 from tdserve.store.mapping import open_leaves
+from tdserve.structure import codec
+from tdserve.structure.build import build
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 

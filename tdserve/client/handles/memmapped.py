@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdserve.client.fake_modes import check_real
-from tdserve.client.handles.alterable import AlterableHandle
-from tdserve.client.handles.altering import addition
-from tdserve.client.handles.fitting import Manner
-from tdserve.client.keys import checked_path
-from tdserve.client.selected_reads import brought, read_selection
-from tdserve.errors import InvalidRequestError, NotSupportedError, WrongStateError
-from tdserve.selection import Selection
-from tdserve.spec.entries import entry_at
-from tdserve.spec.tree import Path, Spec
+from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
+from tdserve.client.content.fake_modes import check_real
+from tdserve.client.handles.coerce import Manner
+from tdserve.client.handles.keys import checked_path
+from tdserve.client.handles.schema_calls import AlterableHandle
+from tdserve.client.handles.schema_changes import addition
+from tdserve.client.transfers.read_selection import brought, read_selection
+from tdserve.messages.selection.selection import Selection
 from tdserve.store.format import ROWS
+from tdserve.structure.entries import entry_at
+from tdserve.structure.tree import Path, Spec
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.errors import NotSupportedError
+from tdserve.base.errors import NotSupportedError
 
 
 class Operators:

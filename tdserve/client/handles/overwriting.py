@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.handles.fitting import Manner, fitted
-from tdserve.client.writing import write_selection
-from tdserve.content import selected_spec
-from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError
-from tdserve.selection import Selection, encode
-from tdserve.selection_items import split_index
-from tdserve.spec.captured import Captured
-from tdserve.spec.nodes import num_dims_of
-from tdserve.spec.packing import pack
-from tdserve.spec.tree import Path, Spec, quote
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import NotSupportedError
+from tdserve.client.handles.coerce import Manner, fitted
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.transfers.write import write_selection
+from tdserve.messages.content import selected_spec
+from tdserve.messages.selection.items import split_index
+from tdserve.messages.selection.selection import Selection, encode
+from tdserve.structure.captured import Captured
+from tdserve.structure.nodes import num_dims_of
+from tdserve.structure.packing import pack
+from tdserve.structure.tree import Path, Spec, quote
 
 
 def overwrite(

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, is_non_tensor, is_tensor_collection
 
-from tdserve.spec.build import build
-from tdserve.spec.entries import entry_at
-from tdserve.spec.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
-from tdserve.spec.torch_types import from_torch, to_torch
-from tdserve.spec.tree import Spec
+from tdserve.structure.build import build
+from tdserve.structure.entries import entry_at
+from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.torch_types import from_torch, to_torch
+from tdserve.structure.tree import Spec
 
 _EMPTY = ""
 """Key below which an empty node is found among the sources."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from tdserve.client.calls import SessionClient
 from tdserve.client.local.reads import MAX_CLONED_BYTES
+from tdserve.client.session.calls import SessionClient
 from tdserve.data.opened import OpenStore
-from tdserve.spec.blank import META
-from tdserve.spec.nodes import TensorKind, TensorLeaf
-from tdserve.spec.tree import Path, Spec
+from tdserve.structure.fake_tensors import META
+from tdserve.structure.nodes import TensorKind, TensorLeaf
+from tdserve.structure.tree import Path, Spec
 
 
 def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
 
-from tdserve.client.handles.fitting import is_number
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
+from tdserve.client.content.ragged_values import shown
+from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
+from tdserve.client.handles.keys import NO_DEFAULT, checked_path
 from tdserve.client.handles.operators import Operators
 from tdserve.client.handles.tensordict_names import (
     ASSIGNED,
@@ -23,11 +26,8 @@ from tdserve.client.handles.tensordict_names import (
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, renamed
-from tdserve.client.keys import NO_DEFAULT, checked_path
-from tdserve.client.ragged_values import shown
-from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
-from tdserve.spec.instances import fields_of
-from tdserve.spec.tree import Path, Spec, ValueLeaf, show
+from tdserve.structure.instances import fields_of
+from tdserve.structure.tree import Path, Spec, ValueLeaf, show
 
 
 class TensorDictCalls(ViewCalls, Operators):

@@ -8,11 +8,16 @@ from typing import Any, Protocol
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
+from tdserve.client.content.padding import Pad, filled_up
 from tdserve.client.datasets.dataset import Epochs, row_by_row
-from tdserve.client.handles.fitting import Manner, broadcast, is_none, is_unset_field
+from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
+from tdserve.client.handles.keys import NO_DEFAULT, as_path, checked_path
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, skeleton_of
-from tdserve.client.handles.steps import (
+from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
+from tdserve.client.handles.tensordict_names import REFUSED
+from tdserve.client.handles.view_steps import (
     INDEX_STEP,
     KEY_STEPS,
     REPEATING_STEPS,
@@ -27,19 +32,14 @@ from tdserve.client.handles.steps import (
     placed,
     spread,
 )
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, as_local, kept_keys
-from tdserve.client.handles.tensordict_names import REFUSED
-from tdserve.client.keys import NO_DEFAULT, as_path, checked_path
-from tdserve.client.padding import Pad, filled_up
-from tdserve.client.structure import repr_of
-from tdserve.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
-from tdserve.selection import Selection, encode
-from tdserve.selection_items import split_index
-from tdserve.selection_names import result_names
-from tdserve.selection_torch import to_torch_index
-from tdserve.spec.entries import entry_at, put_in_order
-from tdserve.spec.nodes import num_dims_of
-from tdserve.spec.tree import Node, Path, Spec, ValueLeaf, quote, show
+from tdserve.client.session.structure_text import repr_of
+from tdserve.messages.selection.dimension_names import result_names
+from tdserve.messages.selection.items import split_index
+from tdserve.messages.selection.selection import Selection, encode
+from tdserve.messages.selection.torch_selection import to_torch_index
+from tdserve.structure.entries import entry_at, put_in_order
+from tdserve.structure.nodes import num_dims_of
+from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 _EVERYTHING = Selection()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tdserve.client.handles.skeletons import Skeleton
-from tdserve.spec.tree import Path, Spec
+from tdserve.structure.tree import Path, Spec
 
 
 class ViewCalls:

@@ -8,13 +8,13 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.base.errors import TDServeError
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import Places, fill_rows
 from tdserve.data.opened import OpenStore
-from tdserve.errors import TDServeError
-from tdserve.spec.capture import Captured
-from tdserve.spec.tree import Spec
 from tdserve.store.claims import ClaimFile
+from tdserve.structure.capture import Captured
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 

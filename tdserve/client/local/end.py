@@ -13,10 +13,7 @@ from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
-from tdserve.client.local.overwrites import Overwrites
-from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
-from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.errors import (
+from tdserve.base.errors import (
     ConnectError,
     CorruptDataError,
     NotSupportedError,
@@ -24,15 +21,18 @@ from tdserve.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.machine import pid_namespace
-from tdserve.spec.tree import Spec
+from tdserve.base.machine import pid_namespace
+from tdserve.client.local.overwrites import Overwrites
+from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
+from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.messages.values.columns import Buffer
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool
 from tdserve.store.version_mappings import drop_unlinked
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.value_columns import Buffer
 
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent along faster than they are written to a file and read again."""

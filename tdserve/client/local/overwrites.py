@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Condition
 
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.v1 import control_pb2
 
 

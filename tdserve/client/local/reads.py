@@ -9,23 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tdserve.client.leaves import Leaves
+from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
+from tdserve.client.content.columns import Received, views
+from tdserve.client.content.leaves import Leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
-from tdserve.client.received import Received, views
-from tdserve.content import ReadStatus, rows_layout, status_column
 from tdserve.data.opened import OpenStore
 from tdserve.data.reads import ReadPlan, plan_selection
 from tdserve.data.rows import rows_source
 from tdserve.data.values import ReadBlock, read_block
-from tdserve.errors import StoreNotFoundError, TransferAbortedError
-from tdserve.layout import Layout
-from tdserve.row_numbers import decode_repeats, decode_rows, spread
-from tdserve.selection import Selection
-from tdserve.spec.torch_types import indexable, to_torch
-from tdserve.spec.tree import Path, Spec
-from tdserve.transport.ends import RowEnd, Source, as_bytes
+from tdserve.messages.content import ReadStatus, rows_layout, status_column
+from tdserve.messages.layout import Layout
+from tdserve.messages.row_numbers import decode_repeats, decode_rows, spread
+from tdserve.messages.selection.selection import Selection
+from tdserve.structure.torch_types import indexable, to_torch
+from tdserve.structure.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import RowEnd, Source, as_bytes
 from tdserve.v1 import control_pb2
 
 PIECE_BYTES = 2 * 1024 * 1024

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.client.leaves import contents_of
+from tdserve.client.content.leaves import contents_of
 from tdserve.client.local.end import LocalEnd
 from tdserve.data.opened import OpenStore
-from tdserve.row_numbers import decode_rows, is_run, run_of
-from tdserve.selection import Selection
-from tdserve.selection_torch import to_torch_index
-from tdserve.spec.capture import Captured
-from tdserve.spec.files import MAX_BLOCK_BYTES, FileTensor, spans
-from tdserve.spec.torch_types import indexable
+from tdserve.messages.row_numbers import decode_rows, is_run, run_of
+from tdserve.messages.selection.selection import Selection
+from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.store.versions import VersionFile, version_layout
-from tdserve.transport.ends import as_bytes, copy_bytes
+from tdserve.structure.capture import Captured
+from tdserve.structure.files import MAX_BLOCK_BYTES, FileTensor, spans
+from tdserve.structure.torch_types import indexable
+from tdserve.transport.sources_sinks import as_bytes, copy_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20

@@ -9,10 +9,10 @@ from threading import Condition
 import numpy as np
 import torch
 
-from tdserve.errors import PeerLostError
-from tdserve.layout import Layout
-from tdserve.spec.tree import Spec
+from tdserve.base.errors import PeerLostError
+from tdserve.messages.layout import Layout
 from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.structure.tree import Spec
 
 
 class Kept:

@@ -12,15 +12,15 @@ from threading import Lock
 
 import torch
 
+from tdserve.base.errors import PeerLostError, TDServeError
 from tdserve.client.relays.kept import Kept
-from tdserve.errors import PeerLostError, TDServeError
-from tdserve.layout import Layout
+from tdserve.messages.layout import Layout
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.ends import FlatEnd
-from tdserve.transport.forming import Forming
+from tdserve.transport.channel_opener import Forming
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.proving import link_bond
 from tdserve.transport.rendezvous import KVStore
+from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
 
 RELAY_RANK = 0

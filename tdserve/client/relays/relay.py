@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread, current_thread
 
+from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.client.relays.kept import Kept, checksums
 from tdserve.client.relays.link import PULLER_RANK, RELAY_RANK, Link, pass_on
-from tdserve.errors import ClosedError, PeerLostError, TDServeError
-from tdserve.layout import Layout
-from tdserve.spec.tree import Spec
+from tdserve.messages.layout import Layout
+from tdserve.structure.tree import Spec
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 

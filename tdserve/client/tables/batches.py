@@ -14,13 +14,8 @@ from queue import Empty, Full, Queue
 from threading import BoundedSemaphore, Event, Thread, current_thread
 from typing import Any
 
-from tdserve.client.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
-from tdserve.client.devices import begin, resolved
-from tdserve.client.session import Session
-from tdserve.client.tables.policy_versions import newest_version, oldest_version
-from tdserve.client.tables.sampling import Asked, Query, ask, mended, take
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceededError,
@@ -29,6 +24,11 @@ from tdserve.errors import (
     TDServeError,
     TransportError,
 )
+from tdserve.client.content.devices import begin, resolved
+from tdserve.client.session.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.tables.row_annotations import newest_version, oldest_version
+from tdserve.client.tables.sampling import Asked, Query, ask, mended, take
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request arrive, those of the next are gathered; each asks for half of what may be

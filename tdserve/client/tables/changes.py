@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.session import Session
-from tdserve.client.timeouts import answer_timeout_s
-from tdserve.content import GENERATION_KEY, INDEX_KEY
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, SelectionError
-from tdserve.replay.plans import check_priorities
-from tdserve.row_numbers import encode_few_bytes
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
+from tdserve.messages.row_numbers import encode_few_bytes
+from tdserve.rules.replay.plans import check_priorities
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_ROWS = 1 << 17

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.session import Session
-from tdserve.client.timeouts import answer_timeout_s
-from tdserve.deadline import Deadline
+from tdserve.base.deadline import Deadline
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.v1 import control_pb2
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdserve.errors import InvalidRequestError
-from tdserve.integers import check_integer
-from tdserve.spec.rows import copy_leaves
-from tdserve.spec.tree import Path, Spec, TensorLeaf, quote
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import check_integer
+from tdserve.structure.rows import copy_leaves
+from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
 
 Key = str | tuple[str, ...]
 

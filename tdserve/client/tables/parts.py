@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tdserve.client.value_blocks import joinable_nbytes
-from tdserve.deadline import Deadline
-from tdserve.spec.capture import Captured
+from tdserve.base.deadline import Deadline
+from tdserve.client.content.value_blocks import joinable_nbytes
+from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
 

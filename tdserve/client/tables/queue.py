@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.padding import Pad
+from tdserve.client.content.padding import Pad
 from tdserve.client.tables.sampling import check_num_rows
 from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.devices import to_device
-from tdserve.client.fake_modes import ROWS, check_real
-from tdserve.client.padding import Pad
+from tdserve.base.integers import check_integer
+from tdserve.client.content.devices import to_device
+from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.padding import Pad
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.changes import change_priorities, priorities_messages
 from tdserve.client.tables.sampling import Query, check_num_rows, sampled
 from tdserve.client.tables.table import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, taken
-from tdserve.integers import check_integer
 
 
 class ReplayHandle(TableHandle):

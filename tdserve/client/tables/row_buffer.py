@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.errors import InvalidRequestError
-from tdserve.spec.build import build
-from tdserve.spec.rows import RowSlots, copy_leaves
-from tdserve.spec.torch_types import indexable
-from tdserve.spec.tree import Spec
+from tdserve.base.errors import InvalidRequestError
+from tdserve.structure.build import build
+from tdserve.structure.rows import RowSlots, copy_leaves
+from tdserve.structure.torch_types import indexable
+from tdserve.structure.tree import Spec
 
 MAX_JOINED_BYTES = 4 * 1024 * 1024
 """Waiting rows that are joined into one batch: as much as one message holds."""

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tdserve.base.errors import CapacityError, InvalidRequestError
 from tdserve.client.tables.row_buffer import Batch
-from tdserve.errors import CapacityError, InvalidRequestError
-from tdserve.replay.limiter import MinSize, Queue
-from tdserve.replay.settings import Settings
-from tdserve.spec.tree import Spec
+from tdserve.rules.replay.limiter import MinSize, Queue
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.tree import Spec
 
 MIN_RING_BATCHES = 16
 """Joined rows fill no larger part of a ring: nobody reads the rows that are being overwritten."""

@@ -16,12 +16,8 @@ from weakref import WeakSet
 
 import torch
 
-from tdserve.client.parting import before_the_end
-from tdserve.client.tables.nstep import NStepWindow
-from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
-from tdserve.client.tables.row_delivery import Delivery, Table, most_rows
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CapacityError,
     ClosedError,
     DeadlineExceededError,
@@ -29,7 +25,11 @@ from tdserve.errors import (
     RequestError,
     WriterFailedError,
 )
-from tdserve.spec.tree import Spec
+from tdserve.client.session.process_exit import before_the_end
+from tdserve.client.tables.nstep import NStepWindow
+from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
+from tdserve.client.tables.row_delivery import Delivery, Table, most_rows
+from tdserve.structure.tree import Spec
 
 PROBE_S = 2.0
 """A batch that is under way for so long may wait for the table's limiter, or for a server that is no more: ask."""

@@ -9,28 +9,35 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.fake_modes import ROWS, check_real
-from tdserve.client.incoming import Posted, post
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, TDServeError, TransferAbortedError
+from tdserve.base.integers import check_integer
+from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.padding import Pad, padded
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import copy_rows
-from tdserve.client.padding import Pad, padded
-from tdserve.client.pending import Pending, accepted_in
-from tdserve.client.reading import Content, decoded, finish_posted, finish_read, on_cpu
-from tdserve.client.session import Session
-from tdserve.client.timeouts import answer_timeout_s, may_expect
-from tdserve.content import ADDED_DTYPES, GENERATION_KEY, INDEX_KEY, MAX_SAMPLE_ROWS, SLICE_END_KEY, rows_layout
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s, may_expect
+from tdserve.client.transfers.download import Posted, post
+from tdserve.client.transfers.read import Content, decoded, finish_posted, finish_read, on_cpu
 from tdserve.control.status import encode_failure
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, TDServeError, TransferAbortedError
-from tdserve.integers import check_integer
-from tdserve.layout import Layout
-from tdserve.session import tag_of
-from tdserve.spec.build import build
-from tdserve.spec.one_value import with_one_value
-from tdserve.spec.torch_types import indexable
-from tdserve.spec.tree import Path, Spec, TensorLeaf
-from tdserve.spec.untracked import untracked
+from tdserve.messages.content import (
+    ADDED_DTYPES,
+    GENERATION_KEY,
+    INDEX_KEY,
+    MAX_SAMPLE_ROWS,
+    SLICE_END_KEY,
+    rows_layout,
+)
+from tdserve.messages.layout import Layout
+from tdserve.rules.session import tag_of
+from tdserve.structure.build import build
+from tdserve.structure.independent_views import untracked
+from tdserve.structure.one_value import with_one_value
+from tdserve.structure.torch_types import indexable
+from tdserve.structure.tree import Path, Spec, TensorLeaf
 from tdserve.v1 import content_pb2, control_pb2
 
 _TRUNCATED = ("next", "truncated")

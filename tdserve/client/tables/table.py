@@ -9,47 +9,47 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tdserve.client.by_address import ByAddress, OfProcess
-from tdserve.client.calls import SessionClient
-from tdserve.client.datasets.dataset import TableRows
-from tdserve.client.description import StoreDescription
-from tdserve.client.fake_modes import ROWS, check_real
-from tdserve.client.handles.overwriting import overwrite
-from tdserve.client.keys import checked_path
-from tdserve.client.outgoing import Target
-from tdserve.client.padding import Pad
-from tdserve.client.pending import accepted_in
-from tdserve.client.reading import Content, finish_read
-from tdserve.client.session import Session
-from tdserve.client.tables.changes import change, generations_of, row_numbers
-from tdserve.client.tables.columns_of_rows import by_columns
-from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
-from tdserve.client.tables.joining import Joining
-from tdserve.client.tables.parts import Part
-from tdserve.client.tables.policy_versions import checked_max_lag, say_of_rows
-from tdserve.client.tables.sampling import Query, built, rows_here
-from tdserve.client.tables.widening import makes_dense, renewed, widen
-from tdserve.client.tables.writer import ReplayWriter
-from tdserve.client.timeouts import answer_timeout_s
-from tdserve.content import rows_layout
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CapacityError,
     InvalidRequestError,
     SpecMismatchError,
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.ids import check_text
-from tdserve.integers import check_integer
-from tdserve.replay.order import Fifo, Lifo
-from tdserve.replay.sampled import added_columns
-from tdserve.replay.settings import Settings
-from tdserve.row_numbers import encode_rows
-from tdserve.selection import encode, parse
-from tdserve.spec.capture import Captured, capture
-from tdserve.spec.elements import by_rows
-from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.base.ids import check_text
+from tdserve.base.integers import check_integer
+from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.padding import Pad
+from tdserve.client.datasets.dataset import TableRows
+from tdserve.client.handles.keys import checked_path
+from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.session.by_address import ByAddress, OfProcess
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.pending import accepted_in
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
+from tdserve.client.tables.destack import by_columns
+from tdserve.client.tables.extend_coalescer import Joining
+from tdserve.client.tables.parts import Part
+from tdserve.client.tables.retype_table import makes_dense, renewed, widen
+from tdserve.client.tables.row_annotations import checked_max_lag, say_of_rows
+from tdserve.client.tables.sampling import Query, built, rows_here
+from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.transfers.read import Content, finish_read
+from tdserve.client.transfers.upload import Target
+from tdserve.messages.content import rows_layout
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.selection.selection import encode, parse
+from tdserve.rules.replay.order import Fifo, Lifo
+from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.capture import Captured, capture
+from tdserve.structure.elements import by_rows
+from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 
 T = TypeVar("T")

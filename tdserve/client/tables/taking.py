@@ -9,14 +9,8 @@ from threading import Event
 from types import TracebackType
 from typing import Any
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.devices import to_device
-from tdserve.client.session import Session
-from tdserve.client.tables.changes import change, generations_of, row_numbers
-from tdserve.client.tables.sampling import Query, Sampled, ask, take
-from tdserve.content import GENERATION_KEY, INDEX_KEY
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
     EndOfStreamError,
@@ -24,7 +18,13 @@ from tdserve.errors import (
     TransferAbortedError,
     WrongStateError,
 )
-from tdserve.row_numbers import encode_few_bytes
+from tdserve.client.content.devices import to_device
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.sampling import Query, Sampled, ask, take
+from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
+from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
 POLL_S = 0.5

@@ -10,18 +10,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from tdserve.client.keys import checked_path
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.integers import check_integer
+from tdserve.client.content.value_blocks import row_nbytes
+from tdserve.client.handles.keys import checked_path
 from tdserve.client.tables.nstep import NStep
-from tdserve.client.tables.policy_versions import check_policy, checked_version
+from tdserve.client.tables.row_annotations import check_policy, checked_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.row_delivery import Table
 from tdserve.client.tables.row_sender import RowSender
-from tdserve.client.value_blocks import row_nbytes
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, TDServeError
-from tdserve.integers import check_integer
-from tdserve.spec.rows import RowReader
-from tdserve.spec.tree import Path
+from tdserve.structure.rows import RowReader
+from tdserve.structure.tree import Path
 
 MAX_BYTES = 64 * 1024 * 1024
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from tdserve.client.description import VersionInfo
-from tdserve.client.fake_modes import WEIGHTS, check_real
-from tdserve.client.memmap.family import MemmapClient
+from tdserve.base.config import TransportName
+from tdserve.base.errors import WrongStateError
+from tdserve.client.content.fake_modes import WEIGHTS, check_real
+from tdserve.client.session.description import VersionInfo
+from tdserve.client.tensordicts.memmap.family import MemmapClient
 from tdserve.client.weights import publishing
 from tdserve.client.weights.subscription import Subscription
 from tdserve.client.weights.versions import Pulls, Wanted, Weights, dtype_name
-from tdserve.config import TransportName
-from tdserve.errors import WrongStateError
 
 
 class WeightsClient(MemmapClient):

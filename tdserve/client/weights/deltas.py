@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.client.leaves import Leaves, leaves_of
-from tdserve.client.reading import Destination
-from tdserve.client.received import views
-from tdserve.client.weights.newest_names import NewestNames
-from tdserve.content import read_layout, write_layout
-from tdserve.errors import RemoteProtocolError, TDServeError
-from tdserve.layout import Layout
-from tdserve.spec.capture import capture
-from tdserve.spec.sent import decode_numbers, only_leaves
-from tdserve.spec.tree import Path, Spec, check_matches
+from tdserve.base.errors import RemoteProtocolError, TDServeError
+from tdserve.client.content.columns import views
+from tdserve.client.content.leaves import Leaves, leaves_of
+from tdserve.client.transfers.read import Destination
+from tdserve.client.weights.lru_names import NewestNames
+from tdserve.messages.content import read_layout, write_layout
+from tdserve.messages.layout import Layout
 from tdserve.store.version_checksums import DTYPE, leaf_checksum
-from tdserve.transport.ends import as_bytes
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Path, Spec, check_matches
+from tdserve.structure.version_subset import decode_numbers, only_leaves
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2
 
 MIN_NBYTES = 1024 * 1024

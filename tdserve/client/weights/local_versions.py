@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tdserve.client.calls import SessionClient
+from tdserve.base.errors import CorruptDataError, TransferAbortedError, WrongStateError
+from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.reading import Content, Destination, on_cpu
-from tdserve.client.value_blocks import decode_values
-from tdserve.content import write_layout
-from tdserve.errors import CorruptDataError, TransferAbortedError, WrongStateError
-from tdserve.spec.tree import Spec
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.transfers.read import Content, Destination, on_cpu
+from tdserve.messages.content import write_layout
 from tdserve.store.version_mappings import leaf_views
 from tdserve.store.versions import VersionFile, version_layout
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from tensordict import TensorDict
 from torch import nn
 
-from tdserve.client.leaves import Leaves
-from tdserve.client.reading import Content, Destination
-from tdserve.errors import SpecMismatchError
-from tdserve.layout import Layout
-from tdserve.spec.sent import FLOATING
-from tdserve.spec.tree import Entry, Path, Spec, TensorLeaf, describe
+from tdserve.base.errors import SpecMismatchError
+from tdserve.client.content.leaves import Leaves
+from tdserve.client.transfers.read import Content, Destination
+from tdserve.messages.layout import Layout
+from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
+from tdserve.structure.version_subset import FLOATING
 
 
 class ModuleDestination(Destination):

@@ -10,23 +10,23 @@ from typing import Any
 from tensordict import TensorDict
 from torch import nn
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.outgoing import Outgoing, Target
-from tdserve.client.session import Session
-from tdserve.client.weights.newest_names import NewestNames
-from tdserve.client.writing import write
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError
-from tdserve.ids import check_store_name
-from tdserve.integers import check_integer
-from tdserve.spec import codec
-from tdserve.spec.capture import Captured, capture
-from tdserve.spec.sent import converted
-from tdserve.spec.torch_types import to_torch
-from tdserve.spec.tree import Spec
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.ids import check_store_name
+from tdserve.base.integers import check_integer
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.transfers.upload import Outgoing, Target
+from tdserve.client.transfers.write import write
+from tdserve.client.weights.lru_names import NewestNames
+from tdserve.messages.values.values import encode_bytes
+from tdserve.rules.weights import check_metadata
+from tdserve.structure import codec
+from tdserve.structure.capture import Captured, capture
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Spec
+from tdserve.structure.version_subset import converted
 from tdserve.v1 import control_pb2
-from tdserve.values import encode_bytes
-from tdserve.weights import check_metadata
 
 MAX_COUNT = (1 << 32) - 1
 """Of versions that are kept, and of readers that one passes a version on to: as the message holds it."""

@@ -8,21 +8,21 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.leaves import Leaves
-from tdserve.client.pending import Pending
-from tdserve.client.received import Received, views
+from tdserve.base.errors import DeadlineExceededError, TDServeError
+from tdserve.client.content.columns import Received, views
+from tdserve.client.content.leaves import Leaves
 from tdserve.client.relays.kept import Kept, checksums
 from tdserve.client.relays.link import take
 from tdserve.client.relays.relay import Relays
-from tdserve.client.session import Session
-from tdserve.errors import DeadlineExceededError, TDServeError
-from tdserve.layout import Layout
-from tdserve.session import tag_of
-from tdserve.spec.tree import Spec
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.pending import Pending
+from tdserve.client.session.session import Session
+from tdserve.messages.layout import Layout
+from tdserve.rules.session import tag_of
+from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
-from tdserve.transport.ends import FlatEnd, copy_bytes
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import FlatEnd, copy_bytes
 from tdserve.transport.stream import recv_messages
 from tdserve.v1 import control_pb2
 

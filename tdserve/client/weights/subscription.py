@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.session import Session
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
 from tdserve.client.weights.versions import Pulls, Wanted, Weights
-from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
 
 STEP_S = 5.0
 """A request waits so long at most, and is followed by another: so soon at the latest a closing is noticed when there is

@@ -10,38 +10,38 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tdserve.client.calls import SessionClient
-from tdserve.client.incoming import receive_answer
-from tdserve.client.leaves import Leaves
-from tdserve.client.pending import Pending, accepted_in
-from tdserve.client.reading import Content, Destination
-from tdserve.client.session import Session
-from tdserve.client.timeouts import answer_timeout_s, transfer_timeout_s
-from tdserve.client.value_blocks import decode_values
-from tdserve.client.weights.deltas import HeldVersions, Rest
-from tdserve.client.weights.local_versions import version_here
-from tdserve.client.weights.modules import ModuleDestination
-from tdserve.client.weights.newest_names import NewestNames
-from tdserve.client.weights.relay_taking import LinkFailedError
-from tdserve.client.weights.whole import take_whole
-from tdserve.content import read_layout
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     InvalidRequestError,
     RemoteProtocolError,
     TDServeError,
     TransferAbortedError,
 )
-from tdserve.ids import check_store_name
-from tdserve.integers import LARGEST, check_version
-from tdserve.spec import codec
-from tdserve.spec.dtypes import WIRE
-from tdserve.spec.sent import FLOATING, converted, encode_numbers, only_leaves
-from tdserve.spec.torch_types import FROM_TORCH
-from tdserve.spec.tree import Path, Spec
-from tdserve.transport.ends import as_bytes
+from tdserve.base.ids import check_store_name
+from tdserve.base.integers import LARGEST, check_version
+from tdserve.client.content.leaves import Leaves
+from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s, transfer_timeout_s
+from tdserve.client.transfers.download import receive_answer
+from tdserve.client.transfers.read import Content, Destination
+from tdserve.client.weights.deltas import HeldVersions, Rest
+from tdserve.client.weights.full_version import take_whole
+from tdserve.client.weights.local_versions import version_here
+from tdserve.client.weights.lru_names import NewestNames
+from tdserve.client.weights.modules import ModuleDestination
+from tdserve.client.weights.relay_taking import LinkFailedError
+from tdserve.messages.content import read_layout
+from tdserve.messages.values.values import decode_bytes
+from tdserve.structure import codec
+from tdserve.structure.dtypes import WIRE
+from tdserve.structure.torch_types import FROM_TORCH
+from tdserve.structure.tree import Path, Spec
+from tdserve.structure.version_subset import FLOATING, converted, encode_numbers, only_leaves
+from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2
-from tdserve.values import decode_bytes
 
 MAX_RETIRED = 20
 """So many versions may be retired, one after the other, before a slow reader on this machine has opened them: one that

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 import tdserve
-from tdserve.config import TorchrunRank
-from tdserve.errors import InvalidRequestError, PeerLostError, TDServeError
+from tdserve.base.config import TorchrunRank
+from tdserve.base.errors import InvalidRequestError, PeerLostError, TDServeError
 from tdserve.examples.collectors.collector import collect_all
 from tdserve.examples.collectors.learner import lead
 from tdserve.examples.demo.processes import Processes

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 import tdserve
-from tdserve.errors import TDServeError
+from tdserve.base.errors import TDServeError
 from tdserve.examples.collectors.task import PATIENCE_S, Names, loss, make_policy, report, row
 
 CAPACITY = 50_000

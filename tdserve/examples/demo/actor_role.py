@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tdserve.errors import DeadlineExceededError
+from tdserve.base.errors import DeadlineExceededError
 from tdserve.examples.demo.actor import WARMUP_CALLS, Actor
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.patience import BORNE, Patience

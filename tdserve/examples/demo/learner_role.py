@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 import tdserve
-from tdserve.errors import DeadlineExceededError
+from tdserve.base.errors import DeadlineExceededError
 from tdserve.examples.demo.checksum import Checksum, checksum
 from tdserve.examples.demo.goal import SOLVED, Ending, Goal, target_of
 from tdserve.examples.demo.learner import Learner

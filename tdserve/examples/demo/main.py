@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 import tdserve
-from tdserve.errors import InvalidRequestError, TDServeError
+from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.examples.demo import figures
 from tdserve.examples.demo.goal import SOLVED, Ending, Goal, target_of
 from tdserve.examples.demo.options import DemoOptions

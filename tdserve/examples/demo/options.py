@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 import tdserve
-from tdserve.config import TRANSPORTS, TransportName, check_transport
-from tdserve.errors import InvalidRequestError
+from tdserve.base.config import TRANSPORTS, TransportName, check_transport
+from tdserve.base.errors import InvalidRequestError
 
 Role = Literal["server", "actor", "learner"]
 ROLES: tuple[Role, ...] = ("server", "actor", "learner")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tdserve.errors import DeadlineExceededError, ServerBusyError, TransportError
+from tdserve.base.errors import DeadlineExceededError, ServerBusyError, TransportError
 
 BORNE = (TransportError, DeadlineExceededError, ServerBusyError)
 """What a server that starts again, a network that is cut, or partners that are not there yet look like."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tdserve.addresses import parse_address
-from tdserve.config import ServerConfig
+from tdserve.base.addresses import parse_address
+from tdserve.base.config import ServerConfig
 from tdserve.server.main import run
 
 

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import NotSupportedError
+from tdserve.base.errors import NotSupportedError
 
 POLICY = "policy"
 

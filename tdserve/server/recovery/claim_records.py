@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.catalog import StoreRecord
-from tdserve.errors import TDServeError
-from tdserve.ids import CLIENT_ID_BYTES
+from tdserve.base.errors import TDServeError
+from tdserve.base.ids import CLIENT_ID_BYTES
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery import writer_records
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.claims import FOLDER, ClaimFile, remove_others

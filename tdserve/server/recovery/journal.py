@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from tdserve.row_sets import RowSet
-from tdserve.selection import Selection, from_message
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.v1 import control_pb2
 
 JOURNAL = b"apply:"

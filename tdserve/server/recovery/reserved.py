@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.row_numbers import decode_rows
+from tdserve.messages.row_numbers import decode_rows
 from tdserve.server.recovery import writer_records
 from tdserve.store.catalog_db import CatalogDB
 

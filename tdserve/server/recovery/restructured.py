@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tdserve.spec.tree import Path, Spec
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.restructuring import FileChange, file_change
+from tdserve.structure.tree import Path, Spec
 
 _PREFIX = b"alter:"
 """In front of a store's uid."""

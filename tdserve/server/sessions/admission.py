@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tdserve.errors import ServerBusyError
-from tdserve.machine import count_descriptors, descriptor_limit
+from tdserve.base.errors import ServerBusyError
+from tdserve.base.machine import count_descriptors, descriptor_limit
 from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
 from tdserve.server.workers import DataWorker
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tdserve.base.errors import NotSupportedError, PeerLostError
+from tdserve.base.ids import new_uid
+from tdserve.base.machine import pid_namespace
 from tdserve.control.local import LocalLink
 from tdserve.control.status import decode_failure
-from tdserve.errors import NotSupportedError, PeerLostError
-from tdserve.ids import new_uid
-from tdserve.machine import pid_namespace
-from tdserve.replay.claims import Claims
-from tdserve.server.eager import Turn
+from tdserve.rules.replay.claims import Claims
+from tdserve.server.inline_tasks import Turn
 from tdserve.store.faults import os_faults
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path

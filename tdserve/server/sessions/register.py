@@ -6,23 +6,23 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 
-from tdserve.addresses import interface_address
-from tdserve.config import PROTOCOL_VERSION, ServerConfig
-from tdserve.control.servicer import SessionLink
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.addresses import interface_address
+from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     DeadlineExceededError,
     NotSupportedError,
     ProtocolVersionError,
     TransferAbortedError,
 )
-from tdserve.ids import check_client_id, check_text
-from tdserve.machine import boot_id
+from tdserve.base.ids import check_client_id, check_text
+from tdserve.base.machine import boot_id
+from tdserve.control.servicer import SessionLink
+from tdserve.rules.session import why_not_nccl
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.session import ClientSession, local_address_towards
 from tdserve.server.workers import DataWorker
-from tdserve.session import why_not_nccl
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from tdserve.addresses import address_towards
-from tdserve.config import MAIL_BYTES, MAIL_INLINE_BYTES
+from tdserve.base.addresses import address_towards
+from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
+from tdserve.base.ids import new_secret
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
-from tdserve.deadline import Deadline
-from tdserve.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
-from tdserve.ids import new_secret
-from tdserve.server import eager
+from tdserve.rules.session import SessionEvent, SessionProtocol, tag_of
+from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.waiting import Waiters, hear
 from tdserve.server.workers import DataWorker
-from tdserve.session import SessionEvent, SessionProtocol, tag_of
-from tdserve.spec.tree import Spec
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
 NUM_PAIRS = 2
@@ -151,11 +151,11 @@ class ClientSession:
 
     def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """As ``run``, but begins before it returns. To be called outside a task."""
-        eager.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
+        inline_tasks.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
 
     async def end_of(self, request: int) -> None:
         """Waits until a request that is under way has ended."""
-        await eager.in_task()
+        await inline_tasks.in_task()
         with self.waiting():
             while request in self.protocol.requests:
                 await self._ends.setdefault(request, asyncio.Event()).wait()
@@ -234,7 +234,7 @@ class ClientSession:
         state = waiters.at_once(look, line)
         if state is not None:
             return state
-        await eager.in_task()
+        await inline_tasks.in_task()
         with self.waiting():
             return await waiters.wait_for(look, deadline, what, line=line, give_back=give_back)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tdserve.errors import InvalidRequestError
-from tdserve.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
-from tdserve.row_numbers import column_of
-from tdserve.server.entry import Entry
+from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.row_numbers import column_of
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
+from tdserve.server.opened_store import Entry
 from tdserve.server.tables.rule_keys import as_bools, as_ids, group_column
-from tdserve.spec.tree import Path
+from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 

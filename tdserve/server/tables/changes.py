@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import RemoteProtocolError
-from tdserve.replay.settings import Settings
-from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, column_of, decode_rows, has_runs
-from tdserve.row_sets import RowSet
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, column_of, decode_rows, has_runs
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.settings import Settings
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of

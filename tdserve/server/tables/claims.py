@@ -15,11 +15,11 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from tdserve.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
-from tdserve.replay.plans import PLAIN_ARRIVAL
-from tdserve.replay.reservation import Reservation
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
+from tdserve.base.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -32,7 +32,7 @@ _log = logging.getLogger("tdserve.server")
 
 
 class TableClaims:
-    """The claim of one client (``tdserve.replay.claims.Claims``). A table has one at most.
+    """The claim of one client (``tdserve.rules.replay.claims.Claims``). A table has one at most.
 
     Args:
         claiming: Who lets it claim.

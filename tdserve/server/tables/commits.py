@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tdserve.replay.plans import Arrival
-from tdserve.replay.reservation import Reservation
-from tdserve.row_numbers import encode_rows
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
-from tdserve.server.recovery.redo import Redo
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.rules.replay.plans import Arrival
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
+from tdserve.server.recovery.redo_log import Redo
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
 from tdserve.store.catalog_db import Transaction

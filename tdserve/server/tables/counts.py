@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.v1 import control_pb2
 
 

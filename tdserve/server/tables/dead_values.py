@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from tdserve.errors import CorruptDataError, TDServeError
-from tdserve.server.entry import Entry
+from tdserve.base.errors import CorruptDataError, TDServeError
+from tdserve.server.opened_store import Entry
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import worker_pb2

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.errors import SelectionError
-from tdserve.replay.holdings import Holdings
-from tdserve.replay.plans import RowsPlan
-from tdserve.replay.table import Table
-from tdserve.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS
-from tdserve.row_sets import RowSet
-from tdserve.selection import Selection
-from tdserve.selection_items import is_mask
+from tdserve.base.errors import SelectionError
+from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.items import is_mask
+from tdserve.messages.selection.selection import Selection
+from tdserve.rules.replay.holdings import Holdings
+from tdserve.rules.replay.plans import RowsPlan
+from tdserve.rules.replay.table import Table
 from tdserve.server.turns import in_turns
 
 Rows = NDArray[np.int64]

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tdserve.catalog import StoreRecord
-from tdserve.errors import CorruptDataError, InvalidRequestError, WrongStateError
-from tdserve.replay.plans import Arrival
-from tdserve.replay.settings import Settings
-from tdserve.replay.staleness import UNKNOWN, Staleness
-from tdserve.row_numbers import column_of
-from tdserve.server.entry import Entry
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.messages.row_numbers import column_of
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.plans import Arrival
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.staleness import UNKNOWN, Staleness
+from tdserve.server.opened_store import Entry
 from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tdserve.deadline import Deadline
-from tdserve.replay.plans import Arrival
-from tdserve.replay.reservation import Reservation
-from tdserve.row_numbers import encode_rows, spread
-from tdserve.row_sets import RowSet
-from tdserve.selection import Selection, from_message
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
-from tdserve.server.held import is_free, wait_for_others
+from tdserve.base.deadline import Deadline
+from tdserve.messages.row_numbers import encode_rows, spread
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import Selection, from_message
+from tdserve.rules.replay.plans import Arrival
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.row_write_hold import is_free, wait_for_others
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -35,8 +35,8 @@ from tdserve.server.tables.rule_keys import RuleKeys, group_column
 from tdserve.server.tables.samples import Samples, older_store
 from tdserve.server.turns import free_apart, row_set_of
 from tdserve.server.workers import DataWorker
-from tdserve.spec.tree import Path
 from tdserve.store.catalog_db import Transaction
+from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 

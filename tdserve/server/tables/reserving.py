@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from tdserve.deadline import Deadline
-from tdserve.replay.reservation import Reservation
-from tdserve.server import eager
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server import inline_tasks
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 
 
@@ -32,7 +32,7 @@ async def reserve_rows(session: ClientSession, entry: Entry, num_rows: int, dead
         return await session.wait(
             entry.changed, lambda: table.plan_extend(num_rows), deadline, why, line=line, give_back=table.abort
         )
-    await eager.in_task()
+    await inline_tasks.in_task()
     await session.wait(
         entry.changed,
         lambda: table.begin_reserving(num_rows) or None,

@@ -8,18 +8,18 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.deadline import Deadline
-from tdserve.errors import KeyNotFoundError, NotSupportedError
-from tdserve.replay.table import Table
-from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_rows
-from tdserve.row_sets import RowSet
-from tdserve.server.entry import Entry
-from tdserve.server.held import wait_for_others
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_rows
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.values.columns import decode_block
+from tdserve.rules.replay.table import Table
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import LONG_ROWS
+from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.session import ClientSession
-from tdserve.spec.tree import Path
+from tdserve.structure.tree import Path
 from tdserve.v1 import worker_pb2
-from tdserve.value_columns import decode_block
 
 _ID_BYTES = 8
 

@@ -9,15 +9,15 @@ from functools import partial
 
 import numpy as np
 
-from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, PeerLostError, SpecMismatchError
-from tdserve.ids import check_text
-from tdserve.replay.plans import RowsPlan
-from tdserve.replay.table import Table
-from tdserve.replay.views import PLAIN, ViewKey
-from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_repeats, encode_rows, spread
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, PeerLostError, SpecMismatchError
+from tdserve.base.ids import check_text
+from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_repeats, encode_rows, spread
+from tdserve.rules.replay.plans import RowsPlan
+from tdserve.rules.replay.selections import PLAIN, ViewKey
+from tdserve.rules.replay.table import Table
+from tdserve.server.opened_store import Entry
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic

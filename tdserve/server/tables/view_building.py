@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError
-from tdserve.replay.views import ViewKey
-from tdserve.server import eager
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError
+from tdserve.rules.replay.selections import ViewKey
+from tdserve.server import inline_tasks
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.turns import in_turns
@@ -35,7 +35,7 @@ class ViewBuilding:
         table = entry.replay_table()
         if entry.record.capacity < LONG_ROWS or table.views.has(key):
             return
-        await eager.in_task()
+        await inline_tasks.in_task()
         name = entry.record.uid, key
         task = self._under_way.get(name)
         if task is None:

@@ -16,31 +16,31 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     DeadlineExceededError,
     NotSupportedError,
     SpecMismatchError,
     TDServeError,
 )
-from tdserve.ids import new_uid
-from tdserve.row_sets import RowSet
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
-from tdserve.server.held import Held
+from tdserve.base.ids import new_uid
+from tdserve.messages.row_sets import RowSet
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.restructured import Restructured
+from tdserve.server.row_write_hold import Held
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import values_path
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker, drop_store
-from tdserve.spec import codec
-from tdserve.spec.altering import Alteration, Altered, Renaming
-from tdserve.spec.tree import Path, Spec
 from tdserve.store import object_folders, restructuring
 from tdserve.store import rows as row_files
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
+from tdserve.structure import codec
+from tdserve.structure.altering import Alteration, Altered, Renaming
+from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")

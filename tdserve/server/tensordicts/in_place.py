@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tdserve.deadline import Deadline
-from tdserve.row_sets import RowSet
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
-from tdserve.server.held import Held, holding
-from tdserve.server.recovery.lost import Overwrite
+from tdserve.base.deadline import Deadline
+from tdserve.messages.row_sets import RowSet
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
+from tdserve.server.recovery.lost_rows import Overwrite
+from tdserve.server.row_write_hold import Held, holding
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2

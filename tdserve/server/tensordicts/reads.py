@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError
-from tdserve.row_sets import RowSet
-from tdserve.selection import from_message
-from tdserve.server.entry import Entry
-from tdserve.server.held import wait_for_others
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import from_message
+from tdserve.server.opened_store import Entry
 from tdserve.server.read_values import read_values
+from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic

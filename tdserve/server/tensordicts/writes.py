@@ -13,9 +13,8 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from tdserve.content import selected_spec, write_layout, write_messages
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     InvalidRequestError,
     PeerLostError,
     RemoteProtocolError,
@@ -24,14 +23,15 @@ from tdserve.errors import (
     StructureChangedError,
     TDServeError,
 )
-from tdserve.replay.live_rows import Rows
-from tdserve.row_numbers import PIECE_ROWS, encode_rows
-from tdserve.row_sets import RowSet
-from tdserve.selection import from_message
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
-from tdserve.server.held import Held, holding, is_free, numbers_of, wait_for_others
+from tdserve.messages.content import selected_spec, write_layout, write_messages
+from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import from_message
+from tdserve.rules.replay.live_rows import Rows
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.journal import JOURNAL, Journal
+from tdserve.server.row_write_hold import Held, holding, is_free, numbers_of, wait_for_others
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, values_path

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CapacityError
+from tdserve.rules.weights import MIN_SHARE, VersionRecord
+from tdserve.server.opened_store import Entry
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
-from tdserve.spec.sent import encode_numbers
-from tdserve.spec.tree import Spec
 from tdserve.store.version_checksums import DTYPE
+from tdserve.structure.tree import Spec
+from tdserve.structure.version_subset import encode_numbers
 from tdserve.v1 import worker_pb2
-from tdserve.weights import MIN_SHARE, VersionRecord
 
 MIN_NBYTES = 1024 * 1024
 """A smaller version travels whole in less time than it takes to look which of its leaves the reader has."""

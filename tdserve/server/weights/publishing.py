@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path as FilePath
 
-from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, CorruptDataError, InvalidRequestError
-from tdserve.server import eager
-from tdserve.server.answers import Answers
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError
+from tdserve.rules.weights import Publishing as UnfinishedVersion
+from tdserve.rules.weights import VersionRecord, check_metadata
+from tdserve.server import inline_tasks
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -21,14 +23,12 @@ from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.unpublished import Unpublished
 from tdserve.server.weights.version_files import drop, let_go, path_of, retire_unread
 from tdserve.server.workers import DataWorker
-from tdserve.spec import codec
-from tdserve.spec.dtypes import NAMES
-from tdserve.spec.sent import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
-from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import Transaction
+from tdserve.structure import codec
+from tdserve.structure.dtypes import NAMES
+from tdserve.structure.tree import Spec
+from tdserve.structure.version_subset import FLOATING, converted, decode_numbers, encode_numbers, only_leaves
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.weights import Publishing as UnfinishedVersion
-from tdserve.weights import VersionRecord, check_metadata
 
 MAX_TOLD_SPECS = 64
 """Structures that a session need not tell again: more than clients rely on, since requests may overtake one another."""
@@ -134,7 +134,7 @@ class Publishing:
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._nothing_newer(asked):
             return control_pb2.Done(nothing_newer=True)
-        await eager.in_task()
+        await inline_tasks.in_task()
         with session.waiting():
             entry = await self._stores.wait(asked.store, deadline)
         versions = entry.weight_versions()

@@ -1,7 +1,7 @@
 """Versions of weights that go from client to client: who takes one from whom, introductions, and a look at what came.
 
-The rule is ``tdserve.fanout``; here its decisions are told to the clients, and what they tell is told to it. What a
-client passes on is believed only when its checksums are those that the server knows of the version.
+The rule is ``tdserve.rules.fanout``; here its decisions are told to the clients, and what they tell is told to it. What
+a client passes on is believed only when its checksums are those that the server knows of the version.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from tdserve.deadline import Deadline
-from tdserve.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
-from tdserve.fanout import MAX_TRIES, SERVER, Fanout, Placement
-from tdserve.ids import new_secret
-from tdserve.server import eager
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
+from tdserve.base.ids import new_secret
+from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
+from tdserve.rules.weights import VersionRecord
+from tdserve.server import inline_tasks
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.waiting import Waiters
 from tdserve.server.weights.checksums import MIN_NBYTES
-from tdserve.spec.tree import Spec
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
-from tdserve.weights import VersionRecord
 
 MIN_RELAYED_BYTES = 256 * 1024
 """Smaller versions are sent to a hundred pullers in the time in which a pair of two of them is formed."""
@@ -207,7 +207,7 @@ class Relays:
         if store is None or found is None or store.fanout.puller_of(asked.link) != session.number:
             raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
         entry, nbytes = store.entry, store.nbytes[found[1]]
-        await eager.in_task()
+        await inline_tasks.in_task()
         expected = await self._checksums(session, store, *found, asked.timeout_s)
         if expected != asked.checksums:
             store.fanout.failed(session.number, asked.link, was_connected=True)

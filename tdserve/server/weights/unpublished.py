@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from tdserve.catalog import StoreRecord
-from tdserve.deadline import Deadline
-from tdserve.errors import StoreExistsError
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import StoreExistsError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.opened_store import Entry
 from tdserve.server.stores import Stores
-from tdserve.spec.tree import Spec
 from tdserve.store.catalog_db import Transaction
+from tdserve.structure.tree import Spec
 
 _NO_SESSION = -1
 """Such a store goes with its last publisher, not with a session."""

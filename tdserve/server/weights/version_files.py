@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.store.version_names import SUFFIX, discard, retire
 
 

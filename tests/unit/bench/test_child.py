@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import PeerLostError
 from tdserve.bench.child import Child, LinePipe
-from tdserve.errors import PeerLostError
 
 
 def test_pipe_when_lines_come_then_entries_feed_the_rendezvous_and_the_rest_is_received() -> None:

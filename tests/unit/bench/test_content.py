@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
-from tdserve.errors import CorruptDataError
 
 POOLS = [(content.transitions, "reward", 84 * 8 + 24 + 4 + 1), (content.pixels, "action", 2 * 4 * 84 * 84 + 8 + 4 + 1)]
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.figures import Scale, Target, make_figure
 from tdserve.bench.measure import Round, Series
-from tdserve.errors import InvalidRequestError
 
 
 def series(op_s: float) -> Series:

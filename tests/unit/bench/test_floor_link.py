@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import PeerLostError, WrongStateError
 from tdserve.bench.floor_link import FloorLink
-from tdserve.errors import PeerLostError, WrongStateError
 
 
 @pytest.fixture(scope="module")

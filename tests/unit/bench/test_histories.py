@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.bench.histories import NUM_TOKENS, History, check_histories, make_batch, make_histories
-from tdserve.errors import CorruptDataError
 
 HISTORIES = make_histories(8)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.child import PACKAGE_FOLDER
 from tdserve.bench.main import run
 from tdserve.bench.options import BenchOptions
-from tdserve.errors import InvalidRequestError
 from tests.integration.processes import wait_for
 
 

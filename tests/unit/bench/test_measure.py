@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.measure import (
     Pacing,
     Round,
@@ -13,7 +14,6 @@ from tdserve.bench.measure import (
     rate_ratio,
     timed_round,
 )
-from tdserve.errors import InvalidRequestError
 
 
 def series(*medians_s: float) -> Series:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.measure import Round, Series
 from tdserve.bench.options import BenchOptions
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
-from tdserve.errors import InvalidRequestError
 
 WRITTEN = (Target("at least", 1e6),)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import NotSupportedError
 from tdserve.bench.options import BenchOptions
 from tdserve.bench.stage import Stage, open_stage
-from tdserve.errors import NotSupportedError
 
 pytestmark = pytest.mark.integration
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import CorruptDataError, PeerLostError
 from tdserve.bench import content
 from tdserve.bench.stage import Stage
 from tdserve.bench.watcher import Watcher
-from tdserve.errors import CorruptDataError, PeerLostError
 
 pytestmark = pytest.mark.integration
 

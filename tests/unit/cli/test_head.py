@@ -10,7 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from tdserve.cli.head import flat, nested
 from tdserve.cli.render import jsonable
-from tests.unit.spec.ragged import CASES
+from tests.unit.structure.ragged import CASES
 
 
 @tensorclass

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import ClosedError
 from tdserve.cli.lasting import lasting
-from tdserve.errors import ClosedError
 from tests.integration.processes import alarm
 
 ROOT = Path(__file__).parents[3]

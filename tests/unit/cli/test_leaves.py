@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tdserve.cli.leaves import describe_leaves
-from tdserve.spec.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
-from tdserve.spec.tree import Spec
+from tdserve.structure.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.tree import Spec
 
 OBS = TensorLeaf("float32", (10, 84))
 NEXT = Node((10,), None, None, None, (("obs", OBS), ("text", ValueLeaf((10,), per_row=True))))

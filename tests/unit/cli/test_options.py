@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.cli.options import Endpoint, catalog_client, endpoint, read_token
-from tdserve.errors import InvalidRequestError
 from tests.unit.control.serving import Answering, serving
 
 

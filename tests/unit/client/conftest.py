@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import tdserve
-from tdserve.client.session import Session
-from tdserve.deadline import Deadline
+from tdserve.base.deadline import Deadline
+from tdserve.client.session.session import Session
 from tests.integration.processes import wait_for
 from tests.unit.client.three_rows import local
 

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import ConnectError, InvalidRequestError, InvalidSpecError, WrongStateError
+from tdserve.base.errors import ConnectError, InvalidRequestError, InvalidSpecError, WrongStateError
 
 ROW = TensorDict({"a": torch.zeros(2)}, [])
 

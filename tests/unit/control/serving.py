@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from threading import Thread
 from typing import Any, TypeVar
 
+from tdserve.base.errors import TDServeError
 from tdserve.control.servicer import ControlServer, SessionLink
-from tdserve.errors import TDServeError
 from tdserve.v1 import control_pb2
 
 _Answer = TypeVar("_Answer")

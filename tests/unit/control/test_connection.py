@@ -11,9 +11,16 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
+from tdserve.base.errors import (
+    ClosedError,
+    ConnectError,
+    NotLocalError,
+    RemoteProtocolError,
+    TDServeError,
+    WrongStateError,
+)
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
-from tdserve.errors import ClosedError, ConnectError, NotLocalError, RemoteProtocolError, TDServeError, WrongStateError
 from tdserve.v1 import control_pb2
 from tests.integration.processes import quiet_port
 from tests.unit.control.serving import Answering, same, serving

@@ -12,10 +12,10 @@ from threading import Event
 
 import pytest
 
+from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.control import forking
 from tdserve.control.connection import ControlConnection
 from tdserve.control.forking import answer_of, beside_forks, received_beside_forks, sent_beside_forks, watch_forks
-from tdserve.errors import DeadlineExceededError, TDServeError
 from tests.integration.processes import REPOSITORY, wait_for
 from tests.unit.control.serving import Answering, serving
 

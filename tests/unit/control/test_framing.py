@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tdserve.base.errors import PeerLostError, RemoteProtocolError
 from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader, WorkerSocket, frame
-from tdserve.errors import PeerLostError, RemoteProtocolError
 from tdserve.v1 import worker_pb2
 
 

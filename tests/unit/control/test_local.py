@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import pytest
 from google.protobuf.message import DecodeError
 
+from tdserve.base.errors import ConnectError
 from tdserve.control.framing import frame
 from tdserve.control.local import MAX_STRANGER_FRAME_BYTES, MAX_STRANGERS, SOCKET_NAME, LocalLink, SocketEnd, listen
-from tdserve.errors import ConnectError
 from tdserve.v1 import control_pb2
 
 WAIT_S = 20.0

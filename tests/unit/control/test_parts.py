@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.base.errors import RemoteProtocolError
 from tdserve.control import parts
 from tdserve.control.parts import MAX_RECEIVED_BYTES, PART_BYTES, PartJoiner, cut, cut_large
-from tdserve.errors import RemoteProtocolError
 from tdserve.v1 import control_pb2
 
 

@@ -12,11 +12,17 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tdserve.base.errors import (
+    LocalProtocolError,
+    StoreNotFoundError,
+    TDServeError,
+    UnauthenticatedError,
+    error_classes,
+)
 from tdserve.control.connection import ControlConnection
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.parts import MAX_RECEIVED_BYTES
 from tdserve.control.servicer import SERVICE_NAME, ControlServer
-from tdserve.errors import LocalProtocolError, StoreNotFoundError, TDServeError, UnauthenticatedError, error_classes
 from tdserve.v1 import control_pb2
 from tests.unit.control.serving import Answering, same, serving
 

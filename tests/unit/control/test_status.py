@@ -6,8 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tdserve.control.status import ERROR_METADATA_KEY, decode_failure, encode_failure, from_rpc_error
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     ConnectError,
     DeadlineExceededError,
@@ -19,6 +18,7 @@ from tdserve.errors import (
     UnauthenticatedError,
     error_classes,
 )
+from tdserve.control.status import ERROR_METADATA_KEY, decode_failure, encode_failure, from_rpc_error
 from tdserve.v1 import control_pb2
 from tests.unit.control.serving import same
 

@@ -7,9 +7,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import (
+    CapacityError,
+    CorruptDataError,
+    LocalProtocolError,
+    StoreNotFoundError,
+    TransferAbortedError,
+)
 from tdserve.data.opened import OpenStores
-from tdserve.errors import CapacityError, CorruptDataError, LocalProtocolError, StoreNotFoundError, TransferAbortedError
-from tdserve.layout import Layout
+from tdserve.messages.layout import Layout
 from tdserve.store.objects import ObjectColumn, Objects
 from tdserve.v1 import worker_pb2
 from tests.unit.worker.peer import UID, StoredTensorDict

@@ -10,12 +10,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import ReadStatus, read_layout, selected_spec
+from tdserve.base.errors import KeyNotFoundError, SelectionError
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.data.reads import MAX_KEPT_BYTES, MAX_KEPT_PLANS, plan_read
-from tdserve.errors import KeyNotFoundError, SelectionError
-from tdserve.selection import parse
-from tdserve.transport.ends import FlatEnd
+from tdserve.messages.content import ReadStatus, read_layout, selected_spec
+from tdserve.messages.selection.selection import parse
+from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.worker.peer import StoredTensorDict

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tdserve.client.received import Received, views
-from tdserve.content import GENERATION_KEY, INDEX_KEY, rows_layout
+from tdserve.client.content.columns import Received, views
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.data.rows import rows_source
-from tdserve.layout import Layout
-from tdserve.transport.ends import RowEnd
+from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, rows_layout
+from tdserve.messages.layout import Layout
+from tdserve.transport.sources_sinks import RowEnd
 from tests.unit.worker.peer import StoredTensorDict
 
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
-from tdserve.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
-from tdserve.row_numbers import encode_rows
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.values.columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tests.unit.worker.peer import StoredTensorDict
 
 PATH = ("v",)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.server.admission_budget import HeldContent
 from tdserve.server.groups import Groups
-from tdserve.server.memory import HeldContent
 from tdserve.server.requests import Requests
 from tdserve.server.syncing import Syncing
 from tdserve.server.tables.dead_values import DeadValues

@@ -13,17 +13,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CorruptDataError, StoreNotFoundError
+from tdserve.base.ids import new_client_id
 from tdserve.client.local.writes import put_selection
-from tdserve.deadline import Deadline
-from tdserve.errors import CorruptDataError, StoreNotFoundError
-from tdserve.ids import new_client_id
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
+from tdserve.messages.selection.selection import parse
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import drop_store
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server import replaying
 from tests.unit.server.local_peer import LocalPeer, mapped

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from tdserve.base.errors import PeerLostError
+from tdserve.base.ids import new_client_id
 from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalLink
 from tdserve.control.servicer import SessionLink
 from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.errors import PeerLostError
-from tdserve.ids import new_client_id
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.told_specs import ToldSpecs
+from tdserve.server.worker_spec_cache import ToldSpecs
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import INLINE_BYTES, Outbox, World

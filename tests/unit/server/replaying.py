@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import rows_layout
-from tdserve.replay.sampled import added_columns
-from tdserve.replay.settings import Settings
-from tdserve.row_numbers import decode_rows, encode_rows
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
+from tdserve.messages.content import rows_layout
+from tdserve.messages.row_numbers import decode_rows, encode_rows
+from tdserve.messages.selection.selection import parse
+from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.settings import Settings
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of

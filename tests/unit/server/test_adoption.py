@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     InvalidRequestError,
@@ -19,7 +19,7 @@ from tdserve.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.selection import parse
+from tdserve.messages.selection.selection import parse
 from tdserve.server import adoption
 from tdserve.server.adoption import Adoption, value_block
 from tdserve.server.read_values import read_values

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.catalog import StoreRecord
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server.compaction import compact_all
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.objects import ObjectColumn, Objects

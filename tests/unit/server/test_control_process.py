@@ -10,22 +10,22 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.config import PROTOCOL_VERSION, ServerConfig
-from tdserve.control.servicer import SessionLink
-from tdserve.errors import (
+from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.errors import (
     ConnectError,
     ProtocolVersionError,
     RemoteProtocolError,
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.replay.order import Fifo
-from tdserve.replay.settings import Settings
+from tdserve.control.servicer import SessionLink
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.settings import Settings
 from tdserve.server import control_process
 from tdserve.server.control_process import ControlProcess
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
 from tdserve.store.root import Root
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, Outbox, outside
 

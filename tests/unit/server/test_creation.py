@@ -7,8 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.catalog import DEFAULT_MAX_OBJECT_BYTES
-from tdserve.errors import (
+from tdserve.base.errors import (
     InvalidRequestError,
     InvalidSpecError,
     NotSupportedError,
@@ -16,10 +15,11 @@ from tdserve.errors import (
     StoreNotFoundError,
     TDServeError,
 )
+from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.server.creation import MAX_CAPACITY_ROWS, Creation
-from tdserve.server.told_specs import ToldSpecs
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
+from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World
 

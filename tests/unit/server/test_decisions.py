@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError
+from tdserve.base.errors import CapacityError
 from tests.unit.server.decisions import (
     KINDS,
     LOST,

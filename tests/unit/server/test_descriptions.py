@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.server.descriptions import describe, list_keys, list_stores
-from tdserve.spec import codec
+from tdserve.structure import codec
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World
 

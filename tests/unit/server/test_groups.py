@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, NotSupportedError
 from tdserve.server.groups import Groups
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.config import ServerConfig
-from tdserve.errors import InvalidRequestError, RootInUseError
+from tdserve.base.config import ServerConfig
+from tdserve.base.errors import InvalidRequestError, RootInUseError
 from tdserve.server.main import FAILED_PREFIX, READY_PREFIX, main, run
 from tdserve.store.root import Root
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.catalog import StoreRecord
-from tdserve.errors import CorruptDataError, InvalidSpecError, StoreNotFoundError
-from tdserve.replay.settings import Settings
-from tdserve.replay.table import Table
-from tdserve.server.entry import Entry
+from tdserve.base.errors import CorruptDataError, InvalidSpecError, StoreNotFoundError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.table import Table
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import LONG_ROWS, TableOpening, stored_spec
-from tdserve.spec.capture import capture
 from tdserve.store.generations import FILE_NAME
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, turns_during
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.catalog import StoreRecord
-from tdserve.row_sets import RowSet
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server.power_loss import recover
-from tdserve.server.recovery.lost import POWER_LOSS, Overwrite
+from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.specs import Specs
-from tdserve.spec.capture import capture
 from tdserve.store import rows
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
@@ -24,6 +23,7 @@ from tdserve.store.generations import Generations
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
 from tdserve.store.watermark import SyncedStore
+from tdserve.structure.capture import capture
 
 UID = "0123456789abcdef" * 2
 

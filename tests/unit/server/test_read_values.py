@@ -7,12 +7,12 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.errors import PeerLostError
+from tdserve.base.errors import PeerLostError
+from tdserve.messages.values.columns import decode_block
+from tdserve.messages.values.values import decode_bytes
 from tdserve.server.read_values import read_values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
-from tdserve.value_columns import decode_block
-from tdserve.values import decode_bytes
 from tests.unit.server.replaying import extending
 from tests.unit.server.world import Loop, World
 

@@ -7,22 +7,22 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import rows_layout
-from tdserve.errors import (
+from tdserve.base.errors import (
     DeadlineExceededError,
     RemoteProtocolError,
     StoreNotFoundError,
     TransferAbortedError,
     WrongStateError,
 )
-from tdserve.replay.limiter import Queue
-from tdserve.replay.order import Fifo
-from tdserve.replay.settings import Settings
-from tdserve.row_sets import RowSet
-from tdserve.server.entry import Entry
+from tdserve.messages.content import rows_layout
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.limiter import Queue
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.session import SessionEvent
+from tdserve.server.opened_store import Entry
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
-from tdserve.session import SessionEvent
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, outbox, outside
 

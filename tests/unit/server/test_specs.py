@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import InvalidSpecError
+from tdserve.base.errors import InvalidSpecError
 from tdserve.server.specs import MIN_KEPT, STEPS_PER_LEARNT, Specs, keys_of, message_of
-from tdserve.spec import codec
-from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.structure import codec
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 
 
 def spec_of(*keys: str) -> Spec:

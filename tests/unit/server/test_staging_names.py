@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.server.staging_names import StagingNames, values_path
 from tests.unit.server.world import Loop, World
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.catalog import StoreRecord
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
     StoreExistsError,
     StoreNotFoundError,
 )
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.rules.catalog import StoreRecord
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tests.unit.server.world import Loop, World
 
 TD = TensorDict({"a": torch.zeros(4, 2)}, [4])

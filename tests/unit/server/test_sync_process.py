@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.base.errors import LocalProtocolError, PeerLostError
 from tdserve.server.sync_process import SyncProcess
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import Generations

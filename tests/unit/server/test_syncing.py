@@ -10,15 +10,15 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.catalog import StoreRecord
-from tdserve.errors import ClosedError
+from tdserve.base.errors import ClosedError
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server import syncing
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.server.syncing import Syncing
-from tdserve.spec.capture import capture
 from tdserve.store.sync_pass import COPY_FILE
 from tdserve.store.version_marks import whole_versions
 from tdserve.store.watermark import FILE_NAME
+from tdserve.structure.capture import capture
 from tests.unit.server.world import Loop, World
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tdserve.errors import InvalidRequestError, ServerBusyError, StoreNotFoundError
-from tdserve.server.answers import MAX_ANSWERS_PER_CLIENT, Answers
+from tdserve.base.errors import InvalidRequestError, ServerBusyError, StoreNotFoundError
+from tdserve.server.idempotency import MAX_ANSWERS_PER_CLIENT, Answers
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.unary_changes import Record, UnaryChanges
 from tdserve.v1 import control_pb2

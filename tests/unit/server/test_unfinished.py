@@ -12,12 +12,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.replay.order import Fifo
-from tdserve.row_numbers import encode_rows
-from tdserve.row_sets import RowSet
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
-from tdserve.server.recovery.lost import Overwrite
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import parse
+from tdserve.rules.replay.order import Fifo
+from tdserve.server.opened_store import Entry
+from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.unfinished import RETRY_GRACE_S
 from tdserve.store.session_locks import SessionLock

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
 from tdserve.server.waiting import MAX_LOOKS, Waiters
 from tests.unit.server.world import Loop
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tdserve.machine import EXIT_NO_DESCRIPTORS
+from tdserve.base.machine import EXIT_NO_DESCRIPTORS
 from tdserve.server.worker_deaths import explain_death
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError, ClosedError, PeerLostError
-from tdserve.machine import count_descriptors
+from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
+from tdserve.base.machine import count_descriptors
 from tdserve.server.worker_processes import WorkerProcess, WorkerProcesses
 from tests.integration.processes import is_gone, open_files, state_of, wait_for
 from tests.unit.server.world import Loop

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 import pytest
 
-from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.base.errors import LocalProtocolError, PeerLostError
 from tdserve.server import workers
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker, rest_after
-from tdserve.spec.tree import Node, Spec
+from tdserve.structure.tree import Node, Spec
 from tdserve.v1 import worker_pb2
 from tests.unit.server.world import Loop
 

@@ -9,22 +9,22 @@ from typing import Any, TypeVar
 
 import torch
 
-from tdserve.client.leaves import contents_of
-from tdserve.client.received import views
-from tdserve.client.value_blocks import encode_values
-from tdserve.content import write_layout
+from tdserve.base.errors import TDServeError
+from tdserve.base.ids import new_client_id
+from tdserve.client.content.columns import views
+from tdserve.client.content.leaves import contents_of
+from tdserve.client.content.value_blocks import encode_values
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import decode_failure
-from tdserve.errors import TDServeError
-from tdserve.ids import new_client_id
-from tdserve.layout import Layout
-from tdserve.replay.limiter import MinSize
-from tdserve.replay.settings import Settings
+from tdserve.messages.content import write_layout
+from tdserve.messages.layout import Layout
+from tdserve.rules.replay.limiter import MinSize
+from tdserve.rules.replay.settings import Settings
 from tdserve.server.adoption import Adoption
-from tdserve.server.answers import Answers
 from tdserve.server.creation import Creation
-from tdserve.server.entry import Entry
-from tdserve.server.recovery.departures import Departures
+from tdserve.server.idempotency import Answers
+from tdserve.server.opened_store import Entry
+from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
@@ -38,11 +38,11 @@ from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
 from tdserve.server.workers import DataWorker
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
-from tdserve.transport.ends import FlatEnd, JoinedEnd
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.transport.sources_sinks import FlatEnd, JoinedEnd
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import control_pb2
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from tdserve.errors import CorruptDataError, InvalidRequestError, InvalidSpecError, NotSupportedError, TDServeError
-from tdserve.spec.capture import capture
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, InvalidSpecError, NotSupportedError, TDServeError
 from tdserve.store.adoptable import has_meta, open_folder, read_folder
+from tdserve.structure.capture import capture
 
 
 @tensorclass

@@ -11,12 +11,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import CorruptDataError, InvalidRequestError, ReadOnlyError
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, ReadOnlyError
 from tdserve.store.adoptable import read_folder
 from tdserve.store.adopted import FILE_NAME, Adopted, check_adopted, is_within, real_path
 from tdserve.store.mapping import open_leaves
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec
 
 
 def example() -> TensorDict:

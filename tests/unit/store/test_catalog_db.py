@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError
+from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.catalog_db import CatalogDB
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 from tests.unit.store.short_files import no_page_can_be_written

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError
+from tdserve.base.errors import CapacityError
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.catalog_room import RESERVE_BYTES
 from tests.unit.store.conftest import SMALL_DISK_BYTES

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.claims import FOLDER, LOST, MAX_RECORDS, ClaimFile, remove_others
 
 

@@ -14,7 +14,7 @@ from typing import IO, NoReturn, cast
 
 import pytest
 
-from tdserve.errors import CorruptDataError, WrongStateError
+from tdserve.base.errors import CorruptDataError, WrongStateError
 from tdserve.store import environments
 
 MAX_BYTES = 1 << 20

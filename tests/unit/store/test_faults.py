@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError, CorruptDataError, InvalidRequestError, TDServeError
+from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError, TDServeError
 from tdserve.store.faults import as_tdserve_error, free_bytes, os_faults
 
 

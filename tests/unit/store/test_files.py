@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.files import is_in_memory, sync_file
 
 

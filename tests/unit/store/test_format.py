@@ -10,10 +10,10 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
-from tdserve.spec.tree import Node, Spec, TensorLeaf
-from tdserve.spec.tree import Path as KeyPath
 from tdserve.store.format import encode_key, plan
 from tdserve.store.rows import create
+from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.tree import Path as KeyPath
 
 F32 = TensorLeaf("float32", (3,))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdserve.errors import ClosedError, CorruptDataError, LocalProtocolError
+from tdserve.base.errors import ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.generations import HEADER_BYTES, Generations, is_of
 
 UID = "0123456789abcdef" * 2

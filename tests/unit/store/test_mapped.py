@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdserve.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError
 from tdserve.store.mapped import make_private, map_private, map_shared
 
 

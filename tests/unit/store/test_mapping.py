@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tdserve.errors import CorruptDataError
-from tdserve.spec.tree import Node, Spec, TensorLeaf, ValueLeaf
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.mapping import leaf_view, open_leaves
 from tdserve.store.rows import create
+from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf
 
 INNER = Node((2,), None, None, None, (("x", TensorLeaf("float32", (2, 3))), ("shape", TensorLeaf("int16", (2,)))))
 SPEC = Spec(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError, CorruptDataError
+from tdserve.base.errors import CapacityError, CorruptDataError
 from tdserve.store import object_folders
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.objects import ObjectColumn, Objects

@@ -8,7 +8,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from tdserve.errors import LocalProtocolError
+from tdserve.base.errors import LocalProtocolError
 from tdserve.store.object_rows import COMMON, NAME_BYTES, all_of, clear, has_rows, name_of, tails_of
 
 

@@ -13,11 +13,11 @@ import lmdb
 import numpy as np
 import pytest
 
-from tdserve.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
+from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
+from tdserve.messages.values.bundles import bundles_of
+from tdserve.messages.values.columns import JoinedValues
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
-from tdserve.value_bundles import bundles_of
-from tdserve.value_columns import JoinedValues
 
 READ = """
 import sys

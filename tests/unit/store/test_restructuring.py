@@ -8,12 +8,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.spec.altering import Alteration, Renaming
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec
 from tdserve.store import restructuring, rows
 from tdserve.store.mapping import open_leaves
 from tdserve.store.restructuring import FileChange, carry_out, file_change, keep
+from tdserve.structure.altering import Alteration, Renaming
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec
 
 TD = TensorDict(
     {"a": torch.arange(3.0), "n": {"b": torch.arange(6).view(3, 2)}, "shape": torch.arange(3), "device": torch.ones(3)},

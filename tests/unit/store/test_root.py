@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError, ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.store.root import Root
 
 HOLD = """

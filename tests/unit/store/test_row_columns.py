@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.errors import CapacityError, CorruptDataError, LocalProtocolError
+from tdserve.base.errors import CapacityError, CorruptDataError, LocalProtocolError
 from tdserve.store.row_columns import FOLDER, open_column
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 

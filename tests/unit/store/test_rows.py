@@ -11,11 +11,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import CapacityError, CorruptDataError
-from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.base.errors import CapacityError, CorruptDataError
 from tdserve.store.mapping import open_leaves
 from tdserve.store.rows import create
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 
 

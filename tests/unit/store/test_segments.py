@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tdserve.errors import CorruptDataError, PeerLostError
+from tdserve.base.errors import CorruptDataError, PeerLostError
 from tdserve.store.segments import MAX_KEPT, MAX_KEPT_NBYTES, NUM_MARKS, MappedSegments, Segment, Sent, receive
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import ConnectError, TDServeError
+from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.store import session_locks
 from tdserve.store.session_locks import SessionLock, is_held, remove
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
+from tdserve.base.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
+from tdserve.messages.values.columns import Buffer
 from tdserve.store.spools import Spool, SpoolWriter, read_spooled, remove_spool, spool_path
-from tdserve.value_columns import Buffer
 from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tdserve.errors import CapacityError, InvalidRequestError
+from tdserve.base.errors import CapacityError, InvalidRequestError
 from tdserve.store.staging import Staging
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import read_layout, write_layout
-from tdserve.layout import LARGE_LEAF_BYTES
-from tdserve.spec.capture import capture
-from tdserve.spec.sent import only_leaves
+from tdserve.messages.content import read_layout, write_layout
+from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
+from tdserve.structure.capture import capture
+from tdserve.structure.version_subset import only_leaves
 
 LARGE = LARGE_LEAF_BYTES // 4 + 3
 TD = TensorDict(

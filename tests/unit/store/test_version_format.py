@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdserve.errors import CorruptDataError
-from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.version_format import check_header_nbytes, data_start, escape, layout_of, version_layout
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 
 LEAVES = st.dictionaries(
     st.text(max_size=4),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from tdserve.spec.tree import Node, Spec, TensorLeaf
 from tdserve.store import version_mappings
 from tdserve.store.version_mappings import VersionMapping
 from tdserve.store.versions import VersionFile, version_layout
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 
 SPEC = Spec(Node((), None, None, None, (("w", TensorLeaf("float32", (2, 3))), ("v", TensorLeaf("int64", ())))))
 

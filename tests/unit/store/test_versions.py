@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tdserve.errors import CapacityError, CorruptDataError, WrongStateError
-from tdserve.spec.dtypes import ITEMSIZE
-from tdserve.spec.tree import Node, Spec, TensorLeaf
-from tdserve.spec.tree import Path as KeyPath
+from tdserve.base.errors import CapacityError, CorruptDataError, WrongStateError
 from tdserve.store.versions import VersionFile, discard, retire
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.tree import Path as KeyPath
 from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES
 from tests.unit.store.locked import is_locked

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import CorruptDataError
-from tdserve.spec.capture import capture
+from tdserve.base.errors import CorruptDataError
 from tdserve.store import rows
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.row_columns import open_column
 from tdserve.store.watermark import FILE_NAME, SyncedStore, find_whole, sync_store
+from tdserve.structure.capture import capture
 
 UID = "0123456789abcdef" * 2
 NUM_ROWS = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.ids import SECRET_BYTES
+from tdserve.base.ids import SECRET_BYTES
 from tdserve.transport.proving import Bond
 
 SECRET = b"s" * SECRET_BYTES

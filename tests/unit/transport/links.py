@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from tdserve.deadline import Deadline
+from tdserve.base.deadline import Deadline
 from tdserve.transport.group_content import CALL_TAG, Wire
 from tdserve.transport.group_gloo import GroupLink
 from tdserve.transport.pool import BufferPool

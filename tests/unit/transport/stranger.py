@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread
 
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.proving import MESSAGE_BYTES, PROOF_TAG
 from tdserve.transport.rendezvous import KVStore

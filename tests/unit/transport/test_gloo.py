@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport import gloo
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, close_pairs

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from tdserve.errors import DeadlineExceededError, PeerLostError
-from tdserve.layout import Message
-from tdserve.transport.ends import FlatEnd
+from tdserve.base.errors import DeadlineExceededError, PeerLostError
+from tdserve.messages.layout import Message
 from tdserve.transport.group_content import Wire, recv_content, send_content
+from tdserve.transport.sources_sinks import FlatEnd
 from tests.unit.transport.links import linked
 
 MESSAGES = tuple(Message(offset, 1 << 18, ()) for offset in range(0, 1 << 23, 1 << 18))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_gloo import LARGE_BYTES, GroupLink
 from tdserve.transport.rendezvous import KVStore

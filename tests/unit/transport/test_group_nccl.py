@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tdserve.errors import DeadlineExceededError, NotSupportedError, PeerLostError
+from tdserve.base.errors import DeadlineExceededError, NotSupportedError, PeerLostError
 from tdserve.transport.group_nccl import NcclLink, check_available
 from tdserve.transport.rendezvous import KVStore
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from tdserve.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError
 from tdserve.transport.group_content import Wire
 from tdserve.transport.group_notes import PAGE_BYTES, post_note, recv_notes
 from tests.unit.transport.links import linked

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tdserve.errors import LocalProtocolError, PeerLostError
+from tdserve.base.errors import LocalProtocolError, PeerLostError
 from tdserve.transport.loopback import LoopbackChannel
 
 

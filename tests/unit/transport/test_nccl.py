@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from tdserve.errors import ConnectError, NotSupportedError, PeerLostError
+from tdserve.base.errors import ConnectError, NotSupportedError, PeerLostError
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.graveyard import GRAVEYARD

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tdserve.errors import LocalProtocolError, PeerLostError, TDServeError
+from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.ordered import LARGE_BYTES, PIECE_BYTES
 from tests.conformance.test_transport_ordered import ordered_pair
 from tests.conformance.transport_suite import Ends, content

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tdserve.errors import ConnectError
-from tdserve.ids import new_secret
+from tdserve.base.errors import ConnectError
+from tdserve.base.ids import new_secret
 from tdserve.transport import proven
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, gloo_device, note_unformed, refusals

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.errors import RemoteProtocolError
-from tdserve.ids import new_secret
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.ids import new_secret
 from tdserve.transport.proving import (
     MESSAGE_BYTES,
     PROOF_TAG,

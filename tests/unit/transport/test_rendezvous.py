@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.transport.rendezvous import Branch, KVStore
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tdserve.errors import CapacityError
+from tdserve.base.errors import CapacityError
 from tdserve.transport.staging_pool import Slot, StagingPool
 
 TIMEOUT_S = 20.0

@@ -10,14 +10,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.errors import DeadlineExceededError, PeerLostError
-from tdserve.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
-from tdserve.spec.tree import Node, Spec, TensorLeaf
+from tdserve.base.errors import DeadlineExceededError, PeerLostError
+from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
+from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import PerMessage
-from tdserve.transport.ends import FlatEnd, IndexedEnd, LeafEnd
-from tdserve.transport.filling import MIN_APART_BYTES
+from tdserve.transport.copy_ahead import MIN_APART_BYTES
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd
 from tdserve.transport.stream import (
     FILLED_UNDER_WAY,
     MESSAGES_AT_ONCE,

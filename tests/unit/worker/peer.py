@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.errors import TDServeError
-from tdserve.row_numbers import encode_rows
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec
+from tdserve.messages.row_numbers import encode_rows
 from tdserve.store import rows as row_files
 from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.store.mapping import open_leaves
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec
+from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
-from tdserve.transport.mail import Mail
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import KVStore

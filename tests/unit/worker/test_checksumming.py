@@ -10,13 +10,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.control.status import decode_failure
 from tdserve.data.opened import OpenStores
-from tdserve.errors import CorruptDataError
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
 from tdserve.store.version_checksums import leaf_checksum
 from tdserve.store.versions import VersionFile
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import MAX_PAUSE_S, Checksumming
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tdserve.errors import ServerBusyError
-from tdserve.machine import EXIT_NO_DESCRIPTORS, count_descriptors
+from tdserve.base.errors import ServerBusyError
+from tdserve.base.machine import EXIT_NO_DESCRIPTORS, count_descriptors
 from tdserve.transport.strangers import Sockets
 from tdserve.worker import descriptors
 from tdserve.worker.descriptors import DescriptorWatch, check_room

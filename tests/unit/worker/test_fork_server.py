@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.config import single_threaded_environment
+from tdserve.base.config import single_threaded_environment
 from tdserve.control.framing import FrameReader
 from tdserve.v1 import worker_pb2
 from tdserve.worker.fork_server import ForkServer

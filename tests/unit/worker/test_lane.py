@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.content import rows_layout
+from tdserve.base.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
-from tdserve.errors import LocalProtocolError, PeerLostError, RemoteProtocolError, TransferAbortedError
+from tdserve.messages.content import rows_layout
 from tdserve.transport import gloo
-from tdserve.transport.mail import MAX_SENT
+from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import worker_pb2
 from tests.integration.processes import wait_for

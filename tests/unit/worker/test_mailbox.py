@@ -7,10 +7,10 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.control.status import decode_failure
-from tdserve.errors import ConnectError, TDServeError
+from tdserve.transport.control_channel import MAX_SENT, Mail
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
-from tdserve.transport.mail import MAX_SENT, Mail
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2

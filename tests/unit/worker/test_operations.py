@@ -9,16 +9,16 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.content import ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.base.errors import RemoteProtocolError, SelectionError, TransferAbortedError
 from tdserve.control.status import decode_failure
-from tdserve.errors import RemoteProtocolError, SelectionError, TransferAbortedError
-from tdserve.layout import Layout
-from tdserve.row_numbers import encode_rows
-from tdserve.selection import parse
-from tdserve.transport.ends import FlatEnd, as_bytes
+from tdserve.messages.content import ReadStatus, read_layout, rows_layout, selected_spec, write_layout
+from tdserve.messages.layout import Layout
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.selection.selection import parse
+from tdserve.messages.values.columns import decode_block
+from tdserve.transport.sources_sinks import FlatEnd, as_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.value_columns import decode_block
 from tdserve.worker.operations import MAX_QUICK_BYTES, MAX_QUICK_VALUES_BYTES, OPERATIONS, is_quick
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 

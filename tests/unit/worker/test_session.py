@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tdserve.content import rows_layout
+from tdserve.base.errors import PeerLostError, RemoteProtocolError, TransferAbortedError
 from tdserve.control.status import decode_failure
-from tdserve.errors import PeerLostError, RemoteProtocolError, TransferAbortedError
-from tdserve.transport.mail import MAX_SENT
+from tdserve.messages.content import rows_layout
+from tdserve.transport.control_channel import MAX_SENT
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane
 from tests.integration.processes import wait_for

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from tdserve.content import ReadStatus, read_layout, selected_spec
 from tdserve.data.opened import OpenStores
-from tdserve.layout import Layout, Message
-from tdserve.selection import parse
-from tdserve.session import tag_of
-from tdserve.transport.ends import FlatEnd, Source
+from tdserve.messages.content import ReadStatus, read_layout, selected_spec
+from tdserve.messages.layout import Layout, Message
+from tdserve.messages.selection.selection import parse
+from tdserve.rules.session import tag_of
+from tdserve.transport.sources_sinks import FlatEnd, Source
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2
 from tdserve.worker.small_reads import SENT, Counts, SmallReads

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import MIN_SENT_VALUES_BYTES
-from tdserve.errors import DeadlineExceededError, RemoteProtocolError
-from tdserve.layout import MAX_MESSAGE_BYTES, Layout
-from tdserve.spec.capture import capture
+from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
+from tdserve.messages.content import MIN_SENT_VALUES_BYTES
+from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.store.spools import read_spooled
-from tdserve.transport.ends import LeafEnd, as_bytes
+from tdserve.structure.capture import capture
+from tdserve.transport.sources_sinks import LeafEnd, as_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.transfers import MAX_POSTED_BYTES, answer, check_inline, spooling, take

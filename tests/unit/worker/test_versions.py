@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load_file
 from tensordict import TensorDict
 
-from tdserve.content import read_layout, write_layout
-from tdserve.errors import CorruptDataError, RemoteProtocolError
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
-from tdserve.spec.dtypes import WIRE
-from tdserve.spec.sent import converted, encode_numbers, only_leaves
-from tdserve.spec.torch_types import to_torch
-from tdserve.transport.ends import LeafEnd
+from tdserve.base.errors import CorruptDataError, RemoteProtocolError
+from tdserve.messages.content import read_layout, write_layout
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.structure.dtypes import WIRE
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.version_subset import converted, encode_numbers, only_leaves
+from tdserve.transport.sources_sinks import LeafEnd
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.worker.peer import TIMEOUT_S, Peer, receive

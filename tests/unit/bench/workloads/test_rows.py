@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
 from tdserve.bench.figures import Scale, Target
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.row_floors import TORCHRL
 from tdserve.bench.workloads.rows import open_rows
-from tdserve.errors import CorruptDataError
 
 pytestmark = pytest.mark.integration
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 from tensordict import TensorDictBase
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.bench import content
 from tdserve.bench.measure import Pacing, Task
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.rows import open_rows
 from tdserve.bench.workloads.sampling import pipelined_samples, single_samples
-from tdserve.errors import CorruptDataError
 
 pytestmark = pytest.mark.integration
 

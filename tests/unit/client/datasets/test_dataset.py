@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 import tdserve
 from tdserve.client.datasets.dataset import BLOCK_ROWS
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 NUM_ROWS = 103
 SHUFFLED = tdserve.WithoutReplacement(seed=3)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError
 from tdserve.client.datasets.epoch_batches import CHUNK_ROWS, EpochBatches, EpochPlan
-from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError
-from tdserve.replay.epochs import Enciphered, InOrder
+from tdserve.rules.replay.epochs import Enciphered, InOrder
 from tests.integration.processes import wait_for
 
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import CapacityError, InvalidRequestError, RemoteProtocolError, SpecMismatchError, TDServeError
 from tdserve.client.groups.agreement import Agreed, Known, agree, agree_pair, describe_structure, first_failure, judged
 from tdserve.client.groups.parts import fingerprint_of
 from tdserve.control.status import decode_failure, encode_failure
-from tdserve.errors import CapacityError, InvalidRequestError, RemoteProtocolError, SpecMismatchError, TDServeError
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec, check_matches
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec, check_matches
 from tdserve.transport.group_content import Wire
 from tdserve.v1 import group_pb2
 from tests.unit.transport.links import linked

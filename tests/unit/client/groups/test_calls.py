@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.errors import InvalidRequestError, LocalProtocolError, NotSupportedError
 from tdserve.client.groups.agreement import Agreed
 from tdserve.client.groups.calls import shown_rank, spec_of
-from tdserve.errors import InvalidRequestError, LocalProtocolError, NotSupportedError
 from tests.unit.client.groups.teams import Team, content, number_in
 
 

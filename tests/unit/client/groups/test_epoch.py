@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError
 from tdserve.client.groups import epoch as group_epoch
 from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
-from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError
 from tdserve.transport.group_content import CALL_TAG, Wire
 from tests.integration.processes import wait_for
 from tests.unit.client.groups.teams import Team, content, number_in

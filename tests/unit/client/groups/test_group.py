@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.groups.group import Group
-from tdserve.errors import (
+from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -20,6 +19,7 @@ from tdserve.errors import (
     SpecMismatchError,
     TransferAbortedError,
 )
+from tdserve.client.groups.group import Group
 from tests.integration.processes import wait_for
 from tests.unit.client.groups.teams import LARGE, SMALL, Team, content, number_in
 

@@ -5,7 +5,7 @@ import torch
 
 from tdserve.client.groups.movers import DeviceLeaves, HostMover
 from tdserve.client.groups.parts import Given, Taken
-from tdserve.layout import LARGE_LEAF_BYTES
+from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.transport.group_content import Wire
 from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in
 from tests.unit.transport.links import linked

@@ -4,11 +4,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.groups.parts import Given, Taken, fingerprint_of, messages_of
-from tdserve.errors import NotSupportedError, SpecMismatchError
-from tdserve.spec.capture import capture
-from tdserve.transport.ends import copy_bytes
+from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import copy_bytes
 from tests.unit.client.groups.teams import LARGE, SMALL, content, number_in
 
 

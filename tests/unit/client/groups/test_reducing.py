@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from tdserve.base.errors import InvalidRequestError, NotSupportedError, SpecMismatchError
 from tdserve.client.groups.reducing import Reducing, operation
-from tdserve.errors import InvalidRequestError, NotSupportedError, SpecMismatchError
-from tdserve.layout import LARGE_LEAF_BYTES
+from tdserve.messages.layout import LARGE_LEAF_BYTES
 
 NUM_LARGE = LARGE_LEAF_BYTES // 4
 ROWS = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)

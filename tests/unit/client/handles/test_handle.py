@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.errors import KeyNotFoundError, SelectionError, SpecMismatchError
+from tdserve.base.errors import KeyNotFoundError, SelectionError, SpecMismatchError
 from tests.unit.client.three_rows import local
 
 

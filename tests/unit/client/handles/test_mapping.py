@@ -5,10 +5,10 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import NotSupportedError, StoreNotFoundError
 from tdserve.client.handles.mapping import map_store
-from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError, StoreNotFoundError
-from tdserve.spec.capture import capture
+from tdserve.structure.capture import capture
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
 SPEC = capture(TD).spec

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 import tdserve
-from tdserve.errors import (
+from tdserve.base.errors import (
     InvalidRequestError,
     LockedError,
     NotSupportedError,

@@ -7,11 +7,11 @@ import torch
 from tensordict import TensorDict, UnbatchedTensor, lazy_stack
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
 from tdserve.client.handles.overwriting import overwrite
-from tdserve.deadline import Deadline
-from tdserve.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
-from tdserve.spec.tree import Path
-from tests.unit.spec.strategies import difference
+from tdserve.structure.tree import Path
+from tests.unit.structure.strategies import difference
 
 ROWS = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.zeros(4, 2), "text": "before"}}, [4])
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.handles.skeletons import skeleton_of
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec
-from tests.unit.spec.strategies import Inner, tensordicts
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec
+from tests.unit.structure.strategies import Inner, tensordicts
 
 
 def spec_of(td: TensorDict) -> Spec:

@@ -10,10 +10,10 @@ from tensordict.nn import TensorDictParams
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tdserve
+from tdserve.base.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
 from tdserve.client.handles.small_leaves import small_leaf
 from tdserve.client.local.reads import MAX_CLONED_BYTES
 from tdserve.data.opened import OpenStore
-from tdserve.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
 
 CONTENT: dict[str, Any] = {
     "scalar": torch.tensor(1.5),

@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 import tdserve
 from tdserve.client.handles.tensordict_names import CONSTANTS, REFUSED, Kind, kind_of
 from tests.unit.client.handles.tensordict_examples import Call, doubled, example, fault, local_td, mask, names, outcome
-from tests.unit.spec.strategies import difference
+from tests.unit.structure.strategies import difference
 
 ELSEWHERE = {
     **dict.fromkeys(["all_gather", "asend", "gather_and_stack", "init_remote", "isend", "send"], "needs other ranks"),

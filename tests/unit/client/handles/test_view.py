@@ -13,11 +13,11 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.client.handles.keys import as_path
 from tdserve.client.handles.view import StoreView
-from tdserve.client.keys import as_path
 from tests.unit.client.handles.tensordict_examples import Call, fault, outcome
 from tests.unit.client.handles.view_examples import CALLS, INDICES, local_rows
-from tests.unit.spec.strategies import Inner, difference
+from tests.unit.structure.strategies import Inner, difference
 
 
 class Watched:

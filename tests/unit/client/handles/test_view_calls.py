@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 import tdserve
-from tdserve.client.handles.steps import KEY_STEPS, SHAPE_STEPS
 from tdserve.client.handles.view import StoreView
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, renamed
+from tdserve.client.handles.view_steps import KEY_STEPS, SHAPE_STEPS
 from tests.sameness import assert_same
 
 CUTS = {"split", "chunk", "tensor_split", "unbind", "narrow"}

@@ -9,13 +9,13 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ConnectError, StoreNotFoundError
 from tdserve.client.local import claims as local_claims
 from tdserve.client.local.claims import RowClaim
-from tdserve.client.session import Session
-from tdserve.deadline import Deadline
-from tdserve.errors import ConnectError, StoreNotFoundError
-from tdserve.spec.capture import Captured, capture
+from tdserve.client.session.session import Session
 from tdserve.store.claims import FOLDER, ClaimFile
+from tdserve.structure.capture import Captured, capture
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 

@@ -13,21 +13,21 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.local.end import LocalEnd
-from tdserve.client.session import Session
-from tdserve.control.local import SOCKET_NAME
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     ConnectError,
     CorruptDataError,
     NotSupportedError,
     PeerLostError,
     TransferAbortedError,
 )
-from tdserve.machine import pid_namespace
-from tdserve.spec.capture import capture
+from tdserve.base.machine import pid_namespace
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.session.session import Session
+from tdserve.control.local import SOCKET_NAME
 from tdserve.store.generations import FILE_NAME
 from tdserve.store.session_locks import SessionLock, is_held
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.integration.processes import maps_file, wait_for
 from tests.unit.worker.peer import UID, StoredTensorDict

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tdserve.base.errors import ConnectError
 from tdserve.client.local.overwrites import Overwrites
-from tdserve.errors import ConnectError
 from tdserve.v1 import control_pb2
 
 TIMEOUT_S = 20.0

@@ -9,18 +9,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import TransferAbortedError
+from tdserve.client.content.leaves import Leaves, leaves_of
 from tdserve.client.datasets.worker_pool import WorkerPool
-from tdserve.client.leaves import Leaves, leaves_of
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
-from tdserve.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.data.opened import OpenStore
-from tdserve.errors import TransferAbortedError
-from tdserve.row_numbers import encode_rows
-from tdserve.selection import parse
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Path as KeyPath
+from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.selection.selection import parse
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Path as KeyPath
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 from tests.unit.worker.peer import UID, StoredTensorDict

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.client.local import writes as local_writes
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_rows, put_selection, put_version
 from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.errors import CorruptDataError
-from tdserve.row_numbers import encode_rows
-from tdserve.selection import parse
-from tdserve.spec.capture import capture
+from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.selection.selection import parse
 from tdserve.store.versions import VersionFile, retire
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.worker.peer import StoredTensorDict
 

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from tdserve.client.relays.kept import Kept
 from tdserve.client.relays.relay import Relays
-from tdserve.content import ReadStatus, read_layout, status_column
-from tdserve.spec.capture import capture
+from tdserve.messages.content import ReadStatus, read_layout, status_column
+from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 from tests.unit.transport.bonds import SECRET

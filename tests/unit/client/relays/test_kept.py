@@ -7,11 +7,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import PeerLostError
 from tdserve.client.relays.kept import Kept, checksums
-from tdserve.content import read_layout
-from tdserve.errors import PeerLostError
-from tdserve.spec.capture import capture
+from tdserve.messages.content import read_layout
 from tdserve.store.version_checksums import DTYPE, leaf_checksum
+from tdserve.structure.capture import capture
 
 TD = TensorDict({"b": torch.arange(300_000), "a": torch.tensor([1.5]), "c": torch.arange(7, dtype=torch.uint8)}, [])
 SPEC = capture(TD).spec

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import Kept
 from tdserve.client.relays.link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, Link, pass_on, take
-from tdserve.errors import ConnectError, DeadlineExceededError, PeerLostError
 from tdserve.transport.loopback import LoopbackChannel
 from tests.unit.client.relays.test_kept import LAYOUT
 from tests.unit.transport.bonds import SECRET

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.deadline import Deadline
 from tdserve.client.tables.parts import Part
-from tdserve.deadline import Deadline
-from tdserve.spec.capture import capture
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
 

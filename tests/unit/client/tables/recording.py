@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdserve.replay.settings import Settings
-from tdserve.spec.capture import capture
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.capture import capture
 
 WAIT_S = 20.0
 

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.deadline import Deadline
-from tdserve.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
 from tests.integration.processes import wait_for
 
 ROWS = TensorDict({"a": torch.arange(8)}, [8])

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, StoreNotFoundError
 from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, as_priorities, change, priorities_messages, row_numbers
-from tdserve.deadline import Deadline
-from tdserve.errors import InvalidRequestError, StoreNotFoundError
-from tdserve.row_numbers import decode_rows
+from tdserve.messages.row_numbers import decode_rows
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
 SAMPLED = TensorDict({"index": torch.tensor([3, 1]), "generation": torch.tensor([2, 4])}, [2])

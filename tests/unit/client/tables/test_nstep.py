@@ -7,10 +7,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.nstep import NStep
-from tdserve.errors import InvalidRequestError
-from tdserve.spec.capture import capture
-from tdserve.spec.rows import RowReader
+from tdserve.structure.capture import capture
+from tdserve.structure.rows import RowReader
 
 Trajectory = list[tuple[float, bool]]
 """Reward and done of each step."""

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError, WrongStateError
+from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError, WrongStateError
 
 
 def rows(*numbers: int) -> TensorDict:

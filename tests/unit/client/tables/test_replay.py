@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
 from tdserve.client.tables import changes
-from tdserve.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
 from tests.integration.processes import wait_for
 
 

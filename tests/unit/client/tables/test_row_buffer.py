@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION, Batch, Page, RowBuffer
-from tdserve.errors import InvalidRequestError
-from tdserve.spec.capture import capture
-from tdserve.spec.rows import RowReader, RowSlots
-from tdserve.spec.tree import check_matches
-from tests.unit.spec.strategies import same_value, tensordicts
+from tdserve.structure.capture import capture
+from tdserve.structure.rows import RowReader, RowSlots
+from tdserve.structure.tree import check_matches
+from tests.unit.structure.strategies import same_value, tensordicts
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from tdserve.base.errors import CapacityError, InvalidRequestError, PeerLostError, StoreNotFoundError, TDServeError
 from tdserve.client.tables.row_buffer import NO_PRIORITY, Batch, RowBuffer
 from tdserve.client.tables.row_delivery import MIN_RING_BATCHES, Delivery, most_rows
-from tdserve.errors import CapacityError, InvalidRequestError, PeerLostError, StoreNotFoundError, TDServeError
-from tdserve.replay.limiter import MinSize, Queue, SampleToInsertRatio
-from tdserve.replay.settings import Settings
+from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
+from tdserve.rules.replay.settings import Settings
 from tests.unit.client.tables.recording import RecordingTable
 
 

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.client.tables import row_sender
-from tdserve.client.tables.nstep import NStep
-from tdserve.client.tables.row_buffer import NO_PRIORITY
-from tdserve.client.tables.row_sender import RowSender
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceededError,
@@ -22,6 +18,10 @@ from tdserve.errors import (
     StoreNotFoundError,
     WriterFailedError,
 )
+from tdserve.client.tables import row_sender
+from tdserve.client.tables.nstep import NStep
+from tdserve.client.tables.row_buffer import NO_PRIORITY
+from tdserve.client.tables.row_sender import RowSender
 from tests.unit.client.tables.recording import WAIT_S, RecordingTable, row
 
 FOREVER = Deadline.never

@@ -11,11 +11,11 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import NotSupportedError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.tables.sampling import Query, Sampled, ask, check_together, take
-from tdserve.deadline import Deadline
-from tdserve.errors import NotSupportedError, StoreNotFoundError, TransferAbortedError
-from tdserve.spec.capture import capture
-from tests.unit.client.content import rows_content
+from tdserve.structure.capture import capture
+from tests.unit.client.flat_content import rows_content
 
 ANY = Query("any", capture(TensorDict({"a": torch.zeros(())}, [])).spec)
 

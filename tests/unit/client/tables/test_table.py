@@ -8,7 +8,13 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import InvalidRequestError, KeyNotFoundError, SelectionError, SpecMismatchError, WrongStateError
+from tdserve.base.errors import (
+    InvalidRequestError,
+    KeyNotFoundError,
+    SelectionError,
+    SpecMismatchError,
+    WrongStateError,
+)
 
 
 def rows(num_rows: int, start: int = 0) -> TensorDict:

@@ -10,10 +10,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.client.tables import taking
-from tdserve.client.tables.sampling import take
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -21,6 +19,8 @@ from tdserve.errors import (
     RemoteProtocolError,
     WrongStateError,
 )
+from tdserve.client.tables import taking
+from tdserve.client.tables.sampling import take
 from tests.integration.processes import wait_for
 
 

@@ -10,11 +10,7 @@ import torch
 from tensordict import TensorClass, TensorDict
 
 import tdserve
-from tdserve.client import calls
-from tdserve.client.tables import row_sender, writer
-from tdserve.client.tables.nstep import NStep
-from tdserve.client.tables.writer import ReplayWriter
-from tdserve.errors import (
+from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -24,8 +20,12 @@ from tdserve.errors import (
     TransportError,
     WriterFailedError,
 )
-from tdserve.replay.prioritized import Prioritized
-from tdserve.replay.settings import Settings
+from tdserve.client.session import calls
+from tdserve.client.tables import row_sender, writer
+from tdserve.client.tables.nstep import NStep
+from tdserve.client.tables.writer import ReplayWriter
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.settings import Settings
 from tests.unit.client.tables.recording import WAIT_S, RecordingTable, row
 
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.errors import (
+from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     SpecMismatchError,

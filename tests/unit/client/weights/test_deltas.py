@@ -10,15 +10,15 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tdserve.client.reading import Destination
+from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
+from tdserve.client.transfers.read import Destination
 from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersions, Rest
 from tdserve.client.weights.modules import ModuleDestination
-from tdserve.errors import RemoteProtocolError, SpecMismatchError
-from tdserve.spec.capture import capture
-from tdserve.spec.sent import encode_numbers
 from tdserve.store.version_checksums import leaf_checksum
-from tdserve.transport.ends import as_bytes
+from tdserve.structure.capture import capture
+from tdserve.structure.version_subset import encode_numbers
 from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 

@@ -11,14 +11,14 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.errors import CorruptDataError, SpecMismatchError, TransferAbortedError
+from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_version
-from tdserve.client.reading import Content, Destination
-from tdserve.client.value_blocks import encode_values
+from tdserve.client.transfers.read import Content, Destination
 from tdserve.client.weights.local_versions import version_here
-from tdserve.errors import CorruptDataError, SpecMismatchError, TransferAbortedError
-from tdserve.spec.capture import capture
 from tdserve.store.versions import retire
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.store.locked import is_locked
 

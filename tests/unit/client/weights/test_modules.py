@@ -5,11 +5,11 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from tdserve.client.reading import Content
+from tdserve.base.errors import SpecMismatchError
+from tdserve.client.transfers.read import Content
 from tdserve.client.weights.modules import ModuleDestination
-from tdserve.content import read_layout
-from tdserve.errors import SpecMismatchError
-from tdserve.spec.capture import capture
+from tdserve.messages.content import read_layout
+from tdserve.structure.capture import capture
 
 
 def policy(width: int = 4) -> nn.Module:

@@ -10,11 +10,11 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.weights.publishing import MAX_TOLD_SPECS, MIN_ANNOUNCED_LEAVES, Published
-from tdserve.errors import InvalidRequestError, NotSupportedError
 from tdserve.server.specs import MIN_KEPT
-from tdserve.spec.capture import capture
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.structure.capture import capture
 
 
 def test_publish_when_of_a_module_then_its_parameters_come_back(client: tdserve.Client, name: str) -> None:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.leaves import Leaves, leaves_of
-from tdserve.client.received import Received
+from tdserve.base.errors import CorruptDataError, PeerLostError
+from tdserve.client.content.columns import Received
+from tdserve.client.content.leaves import Leaves, leaves_of
 from tdserve.client.relays import link as links
 from tdserve.client.relays.kept import checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
-from tdserve.errors import CorruptDataError, PeerLostError
-from tdserve.spec.capture import capture
-from tdserve.transport.ends import FlatEnd
+from tdserve.structure.capture import capture
 from tdserve.transport.loopback import LoopbackChannel
+from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, TD, Office, content, office

@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
 from tdserve.client.weights.subscription import Subscription
 from tdserve.client.weights.versions import Weights
-from tdserve.errors import DeadlineExceededError, InvalidRequestError
 from tests.integration.processes import wait_for
 
 TIMEOUT_S = 20.0

@@ -8,9 +8,9 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tdserve.client.weights import newest_names, versions
+from tdserve.base.errors import DeadlineExceededError, SpecMismatchError
+from tdserve.client.weights import lru_names, versions
 from tdserve.client.weights.local_versions import version_here
-from tdserve.errors import DeadlineExceededError, SpecMismatchError
 
 
 def test_latest_when_into_a_module_then_filled_in_place(client: tdserve.Client, name: str) -> None:
@@ -81,7 +81,7 @@ def test_latest_when_its_version_is_retired_before_it_is_opened_then_the_newest_
 def test_latest_when_stores_come_and_go_then_few_of_their_structures_are_kept(
     client: tdserve.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest_names, "MAX_NAMES", 4)
+    monkeypatch.setattr(lru_names, "MAX_NAMES", 4)
     for number in range(12):
         client.publish(f"passing-{number}", TensorDict({"w": torch.full((2,), float(number))}, []))
         found = client.latest(f"passing-{number}")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.errors import PeerLostError, TDServeError
+from tdserve.base.errors import PeerLostError, TDServeError
 from tdserve.examples.collectors.collector import Collector
 from tdserve.examples.collectors.learner import Progress, lead
 from tdserve.examples.collectors.task import Names

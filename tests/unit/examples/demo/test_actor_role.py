@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 import tdserve
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import actor, actor_role
 from tdserve.examples.demo.actor_role import act_alone
 from tdserve.examples.demo.learner import Learner

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.errors import ConnectError
+from tdserve.base.errors import ConnectError
 from tdserve.examples.demo import learner_role
 from tdserve.examples.demo.actor import Actor
 from tdserve.examples.demo.checksum import checksum

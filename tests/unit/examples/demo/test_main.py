@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import InvalidRequestError, NotSupportedError
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.examples.demo.main import run
 from tdserve.examples.demo.options import DemoOptions
 

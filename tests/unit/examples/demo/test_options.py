@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError
 from tdserve.examples.demo.options import DemoOptions, index_of_host, parse
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.errors import ConnectError, DeadlineExceededError, NotLocalError, StoreNotFoundError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, NotLocalError, StoreNotFoundError
 from tdserve.examples.demo import patience
 from tdserve.examples.demo.patience import Patience
 

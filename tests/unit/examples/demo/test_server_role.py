@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError
 from tdserve.examples.demo.server_role import serve, settings
 
 

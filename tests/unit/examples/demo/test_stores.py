@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.errors import NotSupportedError
+from tdserve.base.errors import NotSupportedError
 from tdserve.examples.demo.stores import sizes
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdserve.catalog import StoreRecord
-from tdserve.ids import new_uid
+from tdserve.base.ids import new_uid
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery.claim_records import ClaimRecord, unfilled_claims
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.claims import FOLDER, ClaimFile

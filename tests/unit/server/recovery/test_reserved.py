@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tdserve.row_numbers import encode_rows
+from tdserve.messages.row_numbers import encode_rows
 from tdserve.server.recovery.reserved import ReservedRows
 from tests.unit.server.world import World
 

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from tdserve.errors import ServerBusyError
-from tdserve.machine import count_descriptors, descriptor_limit
+from tdserve.base.errors import ServerBusyError
+from tdserve.base.machine import count_descriptors, descriptor_limit
 from tdserve.server.sessions import admission
 from tdserve.server.sessions.admission import MIN_KEPT, check_room, kept_descriptors
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import CapacityError, CorruptDataError, PeerLostError
 from tdserve.control.status import encode_failure
-from tdserve.errors import CapacityError, CorruptDataError, PeerLostError
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path

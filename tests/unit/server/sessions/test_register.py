@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tdserve.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
+from tdserve.base.ids import new_client_id
+from tdserve.base.machine import boot_id
 from tdserve.control.servicer import SessionLink
-from tdserve.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
-from tdserve.ids import new_client_id
-from tdserve.machine import boot_id
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import read_layout
+from tdserve.messages.content import read_layout
 from tdserve.server.sessions import traffic as traffic_module
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.worker_processes import WorkerProcesses

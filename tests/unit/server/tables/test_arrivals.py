@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.errors import InvalidRequestError, KeyNotFoundError
-from tdserve.replay.plans import PLAIN_ARRIVAL
-from tdserve.replay.prioritized import Prioritized
-from tdserve.replay.slices import Slices
-from tdserve.server.entry import Entry
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.slices import Slices
+from tdserve.server.opened_store import Entry
 from tdserve.server.tables.arrivals import arriving
 from tdserve.server.tables.rule_keys import group_column
 from tdserve.v1 import control_pb2

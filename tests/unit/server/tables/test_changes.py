@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.errors import InvalidRequestError, RemoteProtocolError, SelectionError, TDServeError, WrongStateError
-from tdserve.ids import new_client_id
-from tdserve.replay.limiter import MinSize, Queue
-from tdserve.replay.order import Fifo
-from tdserve.replay.prioritized import Prioritized
-from tdserve.replay.settings import Settings
-from tdserve.row_numbers import TREE_PIECE_ROWS
-from tdserve.server.entry import Entry
+from tdserve.base.errors import InvalidRequestError, RemoteProtocolError, SelectionError, TDServeError, WrongStateError
+from tdserve.base.ids import new_client_id
+from tdserve.messages.row_numbers import TREE_PIECE_ROWS
+from tdserve.rules.replay.limiter import MinSize, Queue
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.settings import Settings
+from tdserve.server.opened_store import Entry
 from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, extending, numbers, rows, sample

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CapacityError
 from tdserve.client.local.writes import Places, fill_rows
-from tdserve.deadline import Deadline
-from tdserve.errors import CapacityError
-from tdserve.replay.limiter import MinSize
-from tdserve.replay.order import Fifo
-from tdserve.replay.reservation import Reservation
-from tdserve.row_numbers import decode_rows, encode_rows
-from tdserve.server.entry import Entry
+from tdserve.messages.row_numbers import decode_rows, encode_rows
+from tdserve.rules.replay.limiter import MinSize
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import claims
 from tdserve.server.tables.claims import Claiming
 from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.spec.capture import capture
 from tdserve.store.claims import ClaimFile
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import create, extending, in_line, rows

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.errors import StoreNotFoundError
-from tdserve.replay.order import Fifo
-from tdserve.replay.plans import PLAIN_ARRIVAL
-from tdserve.row_numbers import decode_rows
+from tdserve.base.errors import StoreNotFoundError
+from tdserve.messages.row_numbers import decode_rows
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.server.tables.commits import commit_rows
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.errors import PeerLostError
-from tdserve.server.entry import Entry
+from tdserve.base.errors import PeerLostError
+from tdserve.messages.values.columns import decode_block
+from tdserve.server.opened_store import Entry
 from tdserve.server.read_values import read_values
 from tdserve.server.tables.dead_values import DeadValues
-from tdserve.value_columns import decode_block
 from tests.unit.server.replaying import extend
 from tests.unit.server.world import Loop, World
 

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.errors import SelectionError
-from tdserve.replay.settings import Settings
-from tdserve.replay.table import Table
-from tdserve.row_numbers import PIECE_ROWS
-from tdserve.row_sets import RowSet
-from tdserve.selection import parse
+from tdserve.base.errors import SelectionError
+from tdserve.messages.row_numbers import PIECE_ROWS
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import parse
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.table import Table
 from tdserve.server.tables.numbers import numbers_of, plan_read
 from tests.unit.server.world import Loop, turns_during
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import InvalidRequestError, InvalidSpecError, WrongStateError
-from tdserve.replay.limiter import Queue
-from tdserve.replay.order import Fifo
-from tdserve.replay.plans import PLAIN_ARRIVAL
-from tdserve.replay.settings import Settings
+from tdserve.base.errors import InvalidRequestError, InvalidSpecError, WrongStateError
+from tdserve.rules.replay.limiter import Queue
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
-from tdserve.server.entry import Entry
+from tdserve.server.opened_store import Entry
 from tdserve.server.tables.policies import MadeBy, follow, wake_followers
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, extending, in_line, rows, sample, sampling
 from tests.unit.server.world import Loop, World, content_of

@@ -7,20 +7,20 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.content import MAX_SAMPLE_ROWS, rows_layout
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     DeadlineExceededError,
     InvalidRequestError,
     RemoteProtocolError,
     SpecMismatchError,
 )
-from tdserve.replay.views import PLAIN
-from tdserve.row_numbers import decode_rows
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
+from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
+from tdserve.messages.row_numbers import decode_rows
+from tdserve.messages.selection.selection import parse
+from tdserve.messages.values.columns import decode_block
+from tdserve.rules.replay.selections import PLAIN
+from tdserve.server.opened_store import Entry
 from tdserve.v1 import control_pb2
-from tdserve.value_columns import decode_block
 from tests.unit.server.replaying import in_line, path
 from tests.unit.server.world import Loop, World, columns_of, content_of
 

@@ -11,25 +11,25 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.client.local.writes import put_rows
-from tdserve.control.status import encode_failure
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
     NotSupportedError,
     PeerLostError,
 )
-from tdserve.replay.limiter import Queue
-from tdserve.replay.order import Fifo
-from tdserve.replay.slices import Slices
-from tdserve.row_numbers import decode_rows
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
+from tdserve.client.local.writes import put_rows
+from tdserve.control.status import encode_failure
+from tdserve.messages.row_numbers import decode_rows
+from tdserve.messages.selection.selection import parse
+from tdserve.messages.values.columns import decode_block
+from tdserve.rules.replay.limiter import Queue
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.slices import Slices
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.reserved import ReservedRows
-from tdserve.spec.capture import capture
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-from tdserve.value_columns import decode_block
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import create, extend, extending, rows, sample, sampling
 from tests.unit.server.world import Loop, World, content_of

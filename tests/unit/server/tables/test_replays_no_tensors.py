@@ -9,13 +9,13 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.errors import CapacityError
-from tdserve.row_numbers import decode_rows
-from tdserve.server.entry import Entry
+from tdserve.base.errors import CapacityError
+from tdserve.messages.row_numbers import decode_rows
+from tdserve.messages.values.columns import decode_block
+from tdserve.server.opened_store import Entry
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.v1 import control_pb2
-from tdserve.value_columns import decode_block
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, content_of
 

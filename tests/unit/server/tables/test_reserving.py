@@ -9,14 +9,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.errors import DeadlineExceededError
-from tdserve.replay.plans import PLAIN_ARRIVAL
-from tdserve.replay.table import Table
-from tdserve.row_numbers import PIECE_ROWS, decode_rows
-from tdserve.server.entry import Entry
+from tdserve.base.errors import DeadlineExceededError
+from tdserve.messages.row_numbers import PIECE_ROWS, decode_rows
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.table import Table
+from tdserve.server.opened_store import Entry
 from tdserve.server.tables.rule_keys import group_column
 from tdserve.v1 import control_pb2
-from tests.unit.replay.tables import write
+from tests.unit.rules.replay.tables import write
 from tests.unit.server.world import Loop, World, content_of, turns_during
 
 NUM_ROWS = 2 * PIECE_ROWS + 5

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.errors import KeyNotFoundError, PeerLostError
-from tdserve.replay.order import Fifo
-from tdserve.server.entry import Entry
+from tdserve.base.errors import KeyNotFoundError, PeerLostError
+from tdserve.rules.replay.order import Fifo
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.rule_keys import RuleKeys, as_bools, as_ids, group_column
 from tdserve.v1 import control_pb2

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.content import rows_layout
-from tdserve.errors import (
+from tdserve.base.errors import (
     DeadlineExceededError,
     EndOfStreamError,
     InvalidRequestError,
@@ -16,11 +15,12 @@ from tdserve.errors import (
     StoreNotFoundError,
     WrongStateError,
 )
-from tdserve.replay.limiter import Queue
-from tdserve.replay.order import Fifo
-from tdserve.replay.prioritized import Prioritized
-from tdserve.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
-from tdserve.server.entry import Entry
+from tdserve.messages.content import rows_layout
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
+from tdserve.rules.replay.limiter import Queue
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.server.opened_store import Entry
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
     content,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tdserve.errors import DeadlineExceededError, StoreNotFoundError
-from tdserve.replay.order import Fifo
-from tdserve.server.entry import Entry
+from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.rules.replay.order import Fifo
+from tdserve.server.opened_store import Entry
 from tdserve.server.opening import LONG_ROWS
 from tests.unit.server.replaying import content, create, extend, extending, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during

@@ -7,9 +7,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.content import read_layout, selected_spec
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CapacityError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -19,14 +18,15 @@ from tdserve.errors import (
     StructureChangedError,
     WrongStateError,
 )
-from tdserve.row_sets import RowSet
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
+from tdserve.messages.content import read_layout, selected_spec
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import parse
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
 from tdserve.store import restructuring
 from tdserve.store.objects import Objects
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 

@@ -8,21 +8,21 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.client.local.writes import put_selection
-from tdserve.control.status import encode_failure
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
     NotSupportedError,
     PeerLostError,
 )
-from tdserve.replay.order import Fifo
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
-from tdserve.server.recovery.lost import Overwrite
-from tdserve.spec.capture import capture
+from tdserve.client.local.writes import put_selection
+from tdserve.control.status import encode_failure
+from tdserve.messages.selection.selection import parse
+from tdserve.rules.replay.order import Fifo
+from tdserve.server.opened_store import Entry
+from tdserve.server.recovery.lost_rows import Overwrite
+from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import create, extend, rows, sample

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.content import read_layout, selected_spec
-from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, KeyNotFoundError
-from tdserve.row_sets import RowSet
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
-from tdserve.spec import codec
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, KeyNotFoundError
+from tdserve.messages.content import read_layout, selected_spec
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.selection import parse
+from tdserve.server.opened_store import Entry
+from tdserve.structure import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of

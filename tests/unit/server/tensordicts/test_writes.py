@@ -7,9 +7,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from tdserve.content import read_layout, selected_spec
-from tdserve.deadline import Deadline
-from tdserve.errors import (
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
     RemoteProtocolError,
     SelectionError,
     SpecMismatchError,
@@ -18,8 +17,9 @@ from tdserve.errors import (
     TransferAbortedError,
     WrongStateError,
 )
-from tdserve.selection import parse
-from tdserve.server.entry import Entry
+from tdserve.messages.content import read_layout, selected_spec
+from tdserve.messages.selection.selection import parse
+from tdserve.server.opened_store import Entry
 from tdserve.server.recovery.journal import Journal
 from tdserve.store.spools import SpoolWriter
 from tdserve.v1 import content_pb2, control_pb2

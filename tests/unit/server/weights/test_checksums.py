@@ -7,16 +7,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.deadline import Deadline
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.rules.weights import PATIENCE
+from tdserve.server.opened_store import Entry
 from tdserve.server.weights.checksums import MIN_NBYTES, QUIET_S, Checksums, Unchanged
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
-from tdserve.spec.sent import decode_numbers
 from tdserve.store.version_checksums import leaf_checksum
-from tdserve.transport.ends import as_bytes
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.structure.version_subset import decode_numbers
+from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.weights import PATIENCE
 from tests.unit.server.world import Loop, World, content_of
 
 NEVER = Deadline.after(None)

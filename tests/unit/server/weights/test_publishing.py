@@ -10,9 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tensordict import TensorDict
 
-from tdserve.content import read_layout
-from tdserve.control.status import decode_failure, encode_failure
-from tdserve.errors import (
+from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
@@ -25,15 +23,17 @@ from tdserve.errors import (
     TDServeError,
     WrongStateError,
 )
+from tdserve.control.status import decode_failure, encode_failure
+from tdserve.messages.content import read_layout
+from tdserve.rules.weights import MAX_METADATA_BYTES, Versions
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
-from tdserve.spec import codec
-from tdserve.spec.capture import capture
-from tdserve.spec.dtypes import WIRE
-from tdserve.spec.sent import converted, encode_numbers, only_leaves
 from tdserve.store.versions import VersionFile
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.structure.dtypes import WIRE
+from tdserve.structure.version_subset import converted, encode_numbers, only_leaves
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.weights import MAX_METADATA_BYTES, Versions
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of, outbox
 

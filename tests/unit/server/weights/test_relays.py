@@ -7,20 +7,20 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.catalog import StoreRecord
-from tdserve.deadline import Deadline
-from tdserve.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError, PeerLostError
-from tdserve.fanout import SERVER, Placement
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError, PeerLostError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.fanout import SERVER, Placement
+from tdserve.rules.weights import PATIENCE, VersionRecord, Versions
+from tdserve.server.opened_store import Entry
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.weights import relays as relays_module
 from tdserve.server.weights.checksums import MIN_NBYTES
 from tdserve.server.weights.relays import MAX_LINE_S, MIN_RELAYED_BYTES, Relays
-from tdserve.spec.capture import capture
-from tdserve.spec.tree import Spec
+from tdserve.structure.capture import capture
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
-from tdserve.weights import PATIENCE, VersionRecord, Versions
 from tests.unit.server.world import Loop, World, outbox
 
 SPEC = capture(TensorDict({"w": torch.zeros(MIN_RELAYED_BYTES // 4)}, [])).spec

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.deadline import Deadline
-from tdserve.errors import DeadlineExceededError, WrongStateError
-from tdserve.server.entry import Entry
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, WrongStateError
+from tdserve.rules.weights import Publishing
+from tdserve.server.opened_store import Entry
 from tdserve.server.weights.unpublished import Unpublished
-from tdserve.spec.capture import capture
 from tdserve.store.session_locks import SessionLock
-from tdserve.weights import Publishing
+from tdserve.structure.capture import capture
 from tests.unit.server.world import Loop, World
 
 SPEC = capture(TensorDict({"w": torch.zeros(3)}, [])).spec

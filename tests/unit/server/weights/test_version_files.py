@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tdserve.catalog import StoreRecord
-from tdserve.server.entry import Entry
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.weights import Versions
+from tdserve.server.opened_store import Entry
 from tdserve.server.weights.version_files import let_go, path_of
-from tdserve.spec.tree import Node, Spec
-from tdserve.weights import Versions
+from tdserve.structure.tree import Node, Spec
 
 
 def _publish(entry: Entry) -> int:

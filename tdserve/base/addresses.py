@@ -1,0 +1,176 @@
+"""Addresses as people write them, and what they mean on this machine: names, interfaces, routes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
+
+from tdserve.base.errors import ConnectError, InvalidRequestError
+
+RESOLVE_INTERVAL_S = 0.5
+"""Between two questions for a name that nobody knows yet: a container's name is there when the container is."""
+
+PROBE_TIMEOUT_S = 0.2
+"""Of a connection that is opened only to say why others do not come about: its reader has waited long enough."""
+
+_SIOCGIFADDR = 0x8915
+_IFNAME_BYTES = 15
+
+_ADDRESS = re.compile(
+    r"((?P<host>[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}))|\[(?P<six>[^\[\]\s]+)\])(:(?P<port>\d{1,5}))?"
+    r"|(?P<bare>[0-9A-Fa-f]*:[^\[\]\s]*:[^\[\]\s]*)"
+)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(argument: str, text: str) -> tuple[str, int | None]:
+    """Host and port of ``host``, ``host:port``, ``[::1]:port`` or a bare IPv6 address.
+
+    Args:
+        argument: Who said it, for the message.
+        text: What was said.
+
+    Returns:
+        The host without brackets, and the port, None where none is said.
+
+    Raises:
+        InvalidRequestError: It is none of these.
+    """
+    found = _ADDRESS.fullmatch(text)
+    port = int(found["port"]) if found is not None and found["port"] else None
+    if found is None or port == 0 or (port or 0) > 65535:
+        raise InvalidRequestError(argument=argument, reason=f"{text!r} is neither HOST nor HOST:PORT (1 to 65535)")
+    host: str = found["host"] or found["six"] or found["bare"]
+    if not found["host"]:
+        try:
+            ipaddress.IPv6Address(host.partition("%")[0])
+        except ValueError as fault:
+            raise InvalidRequestError(argument=argument, reason=f"{text!r} is no IPv6 address") from fault
+    return host, port
+
+
+def resolve(
+    address: str,
+    *,
+    timeout_s: float = 0.0,
+    given_up: Event | None = None,
+    on_unknown: Callable[[str], None] = lambda _reason: None,
+) -> list[str]:
+    """The addresses of the host of ``host:port``, sorted; a name that nobody knows yet is asked for again.
+
+    Args:
+        address: As a user gives it.
+        timeout_s: Until then. One question may itself take some seconds.
+        given_up: Set by who does not want to know any more.
+        on_unknown: Told each time that nobody knows it, and why.
+
+    Raises:
+        ConnectError: Nobody knew the name in time.
+        InvalidRequestError: It is no address.
+    """
+    host, _ = parse_address("address", address)
+    deadline_s = time.monotonic() + timeout_s
+    given_up = given_up or Event()
+    while True:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return sorted({str(target[0]) for _, _, _, _, target in found})
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no name can be like that"
+            reason = f"the name {host!r} does not resolve: {why}"
+            on_unknown(reason)
+            if time.monotonic() + RESOLVE_INTERVAL_S > deadline_s or given_up.wait(RESOLVE_INTERVAL_S):
+                raise ConnectError(address=address, reason=reason) from error
+
+
+def explain_unreachable(address: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str:
+    """Why no connection to ``host:port`` comes about, by an attempt to open one; "" when one was opened."""
+    try:
+        host, port = parse_address("address", address)
+        socket.create_connection((host.strip("[]"), port or 0), timeout=timeout_s).close()
+    except TimeoutError:
+        return "the host does not answer (another network, or a firewall?)"
+    except OSError as error:
+        return str(error.strerror or error).lower()
+    return ""
+
+
+def address_towards(host: str) -> str:
+    """The address of the interface through which this machine reaches a numeric address.
+
+    Raises:
+        ConnectError: There is no route, or it is no address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: only asks the routing table
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConnectError(address=host, reason=f"no route: {error.strerror or error}") from error
+
+
+def check_listenable(host: str, port: int) -> None:
+    """Raises unless a server may listen there now; grpc itself would only say that it may not.
+
+    Raises:
+        InvalidRequestError: The port is in use or privileged, or the host is no address of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, target in found[:1]:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # as grpc: what lingers of a server is no other
+                probe.bind(target)
+    except OSError as error:
+        remedy = "; is another server there? --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
+        why = str(error.strerror).lower()
+        reason = f"{join_address(host, port)} cannot be listened on: {why}{remedy}"
+        raise InvalidRequestError(argument="address", reason=reason) from error
+
+
+def interface_name(interface: str) -> str | None:
+    """The name of an interface that is given by it, or by its IPv4 address; None where none here has that address."""
+    try:
+        address = str(ipaddress.ip_address(interface.strip("[]")))
+    except ValueError:
+        return interface
+    for _, name in socket.if_nameindex():
+        with suppress(InvalidRequestError):  # it has no such address
+            if interface_address(name) == address:
+                return name
+    return None
+
+
+def interface_address(interface: str) -> str:
+    """The address of an interface, which may itself be given by one: ``eth0`` or ``10.0.0.7``.
+
+    Raises:
+        InvalidRequestError: There is no such interface here, or it has no IPv4 address.
+    """
+    try:
+        return str(ipaddress.ip_address(interface.strip("[]")))
+    except ValueError:
+        pass
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            asked = struct.pack("256s", interface.encode()[:_IFNAME_BYTES])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
+        except OSError as error:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            reason = f"{interface!r} is neither an address nor an interface with one; here are {known}"
+            raise InvalidRequestError(argument="interface", reason=reason) from error

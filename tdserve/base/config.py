@@ -1,0 +1,453 @@
+"""Settings, their defaults with reasons, and the only reader of the environment; it reads when asked, not at import."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from threading import Lock
+from typing import Any, Literal
+
+from tdserve.base.addresses import join_address, parse_address
+from tdserve.base.adoptions import parse_adoptions, parse_folders, split_adoption
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import integer_of
+from tdserve.base.logs import LEVELS
+
+TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
+TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
+
+PROTOCOL_VERSION = 5
+"""Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
+
+DEFAULT_PORT = 7707
+
+DEFAULT_INLINE_BYTES = 32768
+"""Up to this size a payload in the gRPC message beats a second message over the data transport (design 2.3)."""
+
+DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
+"""Two of the largest messages and change: enough for thousands of waiting writers, and no danger to a small machine."""
+
+HEARTBEAT_S = 1.0
+"""Between two signs of life of a data worker."""
+
+DEFAULT_SYNC_INTERVAL_S = 30.0
+"""As old as the kernel lets a written page get before it brings it to the disk by itself: to do so more often costs
+writers, and less often saves little."""
+
+MAIL_BYTES = 4092
+"""Longest message of a session that rides the channel to the data worker; longer ones take the gRPC stream. One page
+with its length, so that a message costs no more than its wake-up."""
+
+MAIL_INLINE_BYTES = 3072
+"""Content up to this size rides in such a message; the rest of it is the request or answer itself."""
+
+_CUDA_DEVICE = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
+
+_variables_lock = Lock()
+_variable_blocks: dict[str, int] = {}
+"""How many blocks of ``variable_set`` want a variable now."""
+
+_PREFIX = "TDSERVE_"
+_TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server is told at its start. Immutable: a change means a restart.
+
+    Attributes:
+        root: Folder that the server owns; made when it is not there.
+        host: Address to listen on. Loopback by default: nothing is reachable from outside unless asked for.
+        port: TCP port, 0 picks a free one.
+        num_workers: Data workers. 1 suits two cores; a worker keeps about one core busy while it moves bytes.
+        devices: GPUs such as ``"cuda:0"``, one per data worker, for content that goes by NCCL; none without.
+        token_file: File whose content clients must send as bearer token; ``None`` asks for none.
+        insecure: Listen on other than loopback without a token, by explicit wish.
+        advertise: ``host`` or ``host:port`` by which others know the server, where it differs from what it listens on:
+            in its ready line, and in the refusal of a second server. A name only: it opens no way.
+        interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one that the client
+            reached.
+        grace_s: Seconds for calls under way to end at shutdown. 10 is what ``docker stop`` grants before SIGKILL.
+        transfer_timeout_s: Seconds without a byte after which a transfer is given up. 30 outlasts a peer's
+            garbage collection or swap storm, and is no default of minutes.
+        worker_timeout_s: Seconds without a sign of life after which a data worker is killed and started again: one that
+            is stopped or hangs. Workers send one every second, also in the middle of a long copy.
+        inline_bytes: Largest payload that rides inside a message.
+        memory_limit_bytes: Content of requests that the control process holds while they wait or move; whoever asks
+            beyond it is sent away, and tries again until its deadline. What lies in stores is on disk and not counted.
+        log_level: From which level on the server logs to standard error: ``"info"`` tells of starts, stops and
+            recoveries, ``"warning"`` of what somebody should look at.
+        umask: Permissions that new files below the root do not get. ``None``: only the server's user writes, whatever
+            the shell says; ``0o002`` lets local clients of its group write in place too.
+        adoptable: Folders, absolute, below which any client may have memory-mapped tensordicts adopted as stores. Local
+            clients that may write the root may have any folder of the machine adopted.
+        sync_interval_s: Seconds between two passes that bring what was written to the disk: what was written since the
+            last one may be lost with the power. 0: only at an orderly end, and for stores of durability ``"disk"``.
+        adopt: Folders that are adopted at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` to be read only.
+    """
+
+    root: str
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    num_workers: int = 1
+    devices: tuple[str, ...] = ()
+    token_file: str | None = None
+    insecure: bool = False
+    advertise: str | None = None
+    interface: str | None = None
+    grace_s: float = 10.0
+    transfer_timeout_s: float = 30.0
+    worker_timeout_s: float = 10.0
+    inline_bytes: int = DEFAULT_INLINE_BYTES
+    memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES
+    log_level: str = "info"
+    umask: int | None = None
+    adoptable: tuple[str, ...] = ()
+    adopt: tuple[str, ...] = ()
+    sync_interval_s: float = DEFAULT_SYNC_INTERVAL_S
+
+    def validate(self) -> ServerConfig:
+        """Returns itself if a server may start with it.
+
+        Raises:
+            InvalidRequestError: Names the first setting that cannot be, or says that the host is open to others without
+                a token. Nothing was created or opened.
+        """
+        if not isinstance(self.root, str) or not self.root or "\0" in self.root:
+            raise InvalidRequestError(argument="root", reason=f"{self.root!r} names no folder")
+        _check_host(self.host)
+        _check_int("port", self.port, low=0, high=65535)
+        _check_int("num_workers", self.num_workers, low=1, high=1024)
+        for device in self.devices:
+            check_cuda_device("devices", device)
+        if self.devices and len(self.devices) != self.num_workers:
+            reason = f"{len(self.devices)} are not one for each of {self.num_workers} data workers"
+            raise InvalidRequestError(argument="devices", reason=reason)
+        _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
+        _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
+        if self.log_level not in LEVELS:
+            reason = f"{self.log_level!r} is none of {', '.join(LEVELS)}"
+            raise InvalidRequestError(argument="log_level", reason=reason)
+        if self.umask is not None:
+            _check_int("umask", self.umask, low=0, high=0o777)
+        for folder in self.adoptable:
+            if not os.path.isabs(folder):
+                raise InvalidRequestError(argument="adoptable", reason=f"{folder!r} is not absolute")
+        for adoption in self.adopt:
+            split_adoption(adoption)
+        if self.advertise is not None:
+            parse_address("advertise", self.advertise)
+        _check_seconds("grace_s", self.grace_s)
+        _check_seconds("transfer_timeout_s", self.transfer_timeout_s, above=0.0)
+        _check_seconds("worker_timeout_s", self.worker_timeout_s, above=HEARTBEAT_S)
+        _check_seconds("sync_interval_s", self.sync_interval_s)
+        if not self.is_loopback and self.token_file is None and not self.insecure:
+            remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
+            raise InvalidRequestError(argument="host", reason=f"{self.host!r} is reachable by others: {remedy}")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False  # another host name: what it resolves to is not ours to promise
+
+    def child_environment(self) -> dict[str, str]:
+        """This process's environment with these settings in it, for a process that reads them by ``from_env``."""
+        said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        said["devices"] = ",".join(self.devices)
+        said["adopt"] = ",".join(self.adopt)
+        said["adoptable"] = os.pathsep.join(self.adoptable)
+        ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in said.items()}
+        ours[_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
+        return {**os.environ, **ours}
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, *, defaults: Mapping[str, Any] | None = None, **given: Any
+    ) -> ServerConfig:
+        """Settings from ``TDSERVE_ROOT``, ``TDSERVE_PORT``, ...: one variable per field, upper case.
+
+        Args:
+            environ: The variables; ``None`` reads the process's own.
+            defaults: Fields that are taken where neither a variable nor ``given`` says them.
+            **given: Fields that were said explicitly, and win; ``None`` counts as not said.
+
+        Raises:
+            InvalidRequestError: A variable holds no such value, or nothing says the root. Not yet validated otherwise.
+        """
+        values: dict[str, Any] = {}
+        for entry in fields(cls):
+            value = given.pop(entry.name, None)
+            if value is None:
+                value = _from_variable(entry.name, _SERVER_PARSERS[entry.name], environ)
+            if value is None and defaults is not None:
+                value = defaults.get(entry.name)
+            if value is not None:
+                values[entry.name] = value
+        if given:
+            raise InvalidRequestError(argument=sorted(given)[0], reason="is no setting of a server")
+        if "num_workers" not in values:
+            values["num_workers"] = max(len(values.get("devices", ())), 1)
+        if "root" not in values:
+            raise InvalidRequestError(argument="root", reason="is not given, and TDSERVE_ROOT is not set")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Where a command-line client finds its server.
+
+    Attributes:
+        address: ``host:port``.
+        token: Bearer token, kept out of ``repr`` so that no log shows it; ``None`` sends none.
+        token_file: File that holds it, for whoever has no ``token``.
+        transport: How content travels.
+        local_root: Where this process sees the server's root, if elsewhere than the server does.
+        interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one towards the server.
+            Any client looks at it, not only commands: see ``client_interface``.
+    """
+
+    address: str = f"127.0.0.1:{DEFAULT_PORT}"
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    transport: TransportName = "auto"
+    local_root: str | None = None
+    interface: str | None = None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
+        """Settings from ``TDSERVE_ADDRESS``, ``TDSERVE_TOKEN``, ``TDSERVE_TOKEN_FILE`` and so on.
+
+        Without an address it is that of a server with this environment, so that a command beside it finds it.
+
+        Raises:
+            InvalidRequestError: A variable holds no such value.
+        """
+        values = {name: _from_variable(name, parse, environ) for name, parse in _CLIENT_PARSERS.items()}
+        values["address"] = values["address"] or _address_beside_server(environ)
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class TorchrunRank:
+    """This process's place in a job that ``torchrun`` has started, from the variables that it sets.
+
+    Attributes:
+        rank, world_size: In the job.
+        local_rank, local_world_size: On this machine.
+        master_addr, master_port: Where the job's key-value store is.
+        restart_count: How often the job was started again.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int = 0
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> TorchrunRank | None:
+        """The rank; None in a process that was started in another way."""
+        variables = os.environ if environ is None else environ
+        if "TORCHELASTIC_RUN_ID" not in variables:  # RANK alone may come from anybody
+            return None
+        return cls(
+            rank=int(variables["RANK"]),
+            world_size=int(variables["WORLD_SIZE"]),
+            local_rank=int(variables["LOCAL_RANK"]),
+            local_world_size=int(variables["LOCAL_WORLD_SIZE"]),
+            master_addr=variables["MASTER_ADDR"],
+            master_port=int(variables["MASTER_PORT"]),
+            restart_count=int(variables["TORCHELASTIC_RESTART_COUNT"]),
+        )
+
+
+def client_interface() -> str | None:
+    """The interface that a client's user asks for with ``TDSERVE_INTERFACE``, if any."""
+    found: str | None = _from_variable("interface", str, None)
+    return found
+
+
+def fail_delay_s() -> float:
+    """Seconds between the last line of a command that failed and its end, of ``TDSERVE_FAIL_DELAY_S``; 0 unless told.
+
+    For whoever starts it again as often as it fails. What is no number of seconds counts as not told: another thing has
+    failed, and was said.
+    """
+    try:
+        delay_s: float = _from_variable("fail_delay_s", float, None) or 0.0
+    except InvalidRequestError:
+        return 0.0
+    return delay_s if 0.0 <= delay_s < math.inf else 0.0
+
+
+def _address_beside_server(environ: Mapping[str, str] | None) -> str:
+    host = _from_variable("host", str, environ) or ServerConfig.host
+    port = _from_variable("port", int, environ) or DEFAULT_PORT  # 0 is a port that nobody can know
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
+
+
+def single_threaded_environment() -> dict[str, str]:
+    """This process's environment, for one that forks and so must have one thread: numpy starts more unless told."""
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def set_variables(values: Mapping[str, str]) -> None:
+    """Sets variables of this process for the rest of its life, but those that its user has set himself.
+
+    Threads: safe. Whoever reads them does so after the call that set them, or after any later one.
+    """
+    with _variables_lock:
+        for name, value in values.items():
+            os.environ.setdefault(name, value)
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of this process for the length of a block, unless the user has set it himself.
+
+    Threads: safe; of blocks that overlap the last one takes it away.
+    """
+    with _variables_lock:
+        num_blocks = _variable_blocks.get(name, 0)
+        is_ours = num_blocks > 0 or name not in os.environ
+        if is_ours:
+            _variable_blocks[name] = num_blocks + 1
+            os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if is_ours:
+            with _variables_lock:
+                _variable_blocks[name] -= 1
+                if not _variable_blocks[name]:
+                    del _variable_blocks[name]
+                    os.environ.pop(name, None)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes, such as ``1048576``, ``512M`` or ``2GiB``.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    number = text.strip().lower().removesuffix("ib").removesuffix("b")
+    factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
+    return int(float(number[:-1]) * factor) if factor else int(number)
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Names of devices, separated by commas: ``cuda:0,cuda:1``."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def check_cuda_device(argument: str, name: object) -> str:
+    """Returns ``name`` if it says which CUDA device is meant, such as ``"cuda:1"``; whether there is one is not asked.
+
+    Raises:
+        InvalidRequestError: It does not.
+    """
+    if not isinstance(name, str) or _CUDA_DEVICE.fullmatch(name) is None:
+        raise InvalidRequestError(argument=argument, reason=f"{name!r} is no CUDA device with its number, as 'cuda:0'")
+    return name
+
+
+def check_transport(name: str) -> TransportName:
+    """Returns ``name`` if it is the name of a transport.
+
+    Raises:
+        InvalidRequestError: With the names there are.
+    """
+    for known in TRANSPORTS:
+        if name == known:
+            return known
+    raise InvalidRequestError(argument="transport", reason=f"{name!r} is none of {', '.join(TRANSPORTS)}")
+
+
+def _check_host(host: object) -> None:
+    if not host:
+        raise InvalidRequestError(argument="host", reason="is empty; 0.0.0.0 listens on every interface")
+    if not isinstance(host, str):
+        raise InvalidRequestError(argument="host", reason=f"{host!r} is not a str")
+    if parse_address("host", host)[1] is not None:
+        raise InvalidRequestError(argument="host", reason=f"{host!r} has a port; port= (--port) is where it stands")
+
+
+def _check_int(name: str, value: int, *, low: int, high: int) -> None:
+    if integer_of(value) is None or not low <= value <= high:
+        raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
+
+
+def _check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidRequestError(argument=name, reason=f"{value!r} is not a number of seconds, 0 or more")
+    if value <= above:
+        raise InvalidRequestError(argument=name, reason=f"{value!r} is not more than {above:g} s")
+
+
+def _from_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
+    variable = _PREFIX + name.upper()
+    text = (os.environ if environ is None else environ).get(variable)
+    if text is None or text == "":  # an empty variable is how compose files say "not set"
+        return None
+    try:
+        return parse(text)
+    except (ValueError, KeyError) as fault:
+        raise InvalidRequestError(argument=variable, reason=f"{text!r} does not parse as {name}") from fault
+
+
+def _parse_bool(text: str) -> bool:
+    return _TRUE[text.lower()]
+
+
+def parse_umask(text: str) -> int:
+    """A mask as shells write it, such as ``002``: octal.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    return int(text, 8)
+
+
+_SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
+    "root": str,
+    "host": str,
+    "port": int,
+    "num_workers": int,
+    "devices": parse_devices,
+    "token_file": str,
+    "insecure": _parse_bool,
+    "advertise": str,
+    "interface": str,
+    "grace_s": float,
+    "transfer_timeout_s": float,
+    "worker_timeout_s": float,
+    "inline_bytes": int,
+    "memory_limit_bytes": parse_bytes,
+    "log_level": str,
+    "umask": parse_umask,
+    "adoptable": parse_folders,
+    "adopt": parse_adoptions,
+    "sync_interval_s": float,
+}
+
+_CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {
+    "address": str,
+    "token": str,
+    "token_file": str,
+    "transport": check_transport,
+    "local_root": str,
+    "interface": str,
+}

@@ -1,0 +1,96 @@
+"""A point in monotonic time, so that one timeout covers all steps of a call. Waits for nothing itself."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
+
+GRACE_S = 0.4
+"""Beyond a call's deadline, for a server that is there: it ends waits at the deadline by itself, and its answer takes a
+moment. One that is not there is noticed no sooner."""
+
+ONCE_GRACE_S = 2.0
+"""The same for a call that asks once without waiting: all the time that it has, also for a server that is busy."""
+
+
+def grace_s(timeout_s: float | None) -> float:
+    """How long beyond its time a call waits for what must come then, by what its caller asked for."""
+    return ONCE_GRACE_S if timeout_s == 0 else GRACE_S
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When a call must have ended. Made once where the call begins, handed to every step.
+
+    Attributes:
+        at_s: Reading of ``clock`` at which the time is up, seconds; ``None`` is never.
+        timeout_s: What the caller asked for, seconds, for error messages; ``None`` is no limit.
+        clock: Seconds on a clock that never goes back.
+    """
+
+    at_s: float | None
+    timeout_s: float | None
+    clock: Callable[[], float] = time.monotonic
+
+    never: ClassVar[Deadline]
+
+    @classmethod
+    def after(cls, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> Deadline:
+        """Starts now. ``None`` and infinity never end, 0 is expired at once: it asks without waiting.
+
+        Raises:
+            InvalidRequestError: ``timeout_s`` is negative, NaN, or no number.
+        """
+        if timeout_s is None:
+            return cls(None, None, clock)
+        seconds = _seconds(timeout_s)
+        if math.isinf(seconds):
+            return cls(None, None, clock)
+        return cls(clock() + seconds, seconds, clock)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds left, never below 0; ``None`` when the deadline never comes."""
+        if self.at_s is None:
+            return None
+        return max(0.0, self.at_s - self.clock())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the time is up. A deadline that was 0 s away is expired from the start."""
+        return self.at_s is not None and self.clock() >= self.at_s
+
+    def raise_if_expired(self, what: str) -> None:
+        """Raises when the time is up.
+
+        Args:
+            what: What did not happen, as in "a version above 3 of store 'policy'".
+
+        Raises:
+            DeadlineExceededError: The time is up. Nothing was changed by asking.
+        """
+        if self.expired:
+            raise DeadlineExceededError(what=what, timeout_s=self.timeout_s)
+
+
+def _seconds(timeout_s: float) -> float:
+    """A number of seconds of any type, NumPy's too; what is larger than any float is infinite."""
+    if type(timeout_s) is not float:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
+            raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s!r} is not a number of seconds")
+        try:
+            timeout_s = float(timeout_s)
+        except OverflowError:
+            timeout_s = math.inf if timeout_s > 0 else -math.inf
+    if not timeout_s >= 0:
+        raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s:g} is not 0 s or more")
+    return timeout_s
+
+
+Deadline.never = Deadline(None, None)

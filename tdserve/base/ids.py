@@ -1,0 +1,95 @@
+"""Names and numbers that identify things: store names, client ids, request ids. Imports nothing but errors."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from tdserve.base.errors import InvalidRequestError
+
+MAX_NAME_BYTES = 200
+"""A store's name is a folder's name; ext4 and tmpfs allow 255 bytes, and we append suffixes while files move."""
+
+CLIENT_ID_BYTES = 16
+
+SECRET_BYTES = 32
+"""What the ends of a gloo group know, and nobody else: too many to guess."""
+
+MAX_TEXT_BYTES = 255
+"""Of any other name that a client makes the server keep: of its host, a consumer, a device."""
+
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")
+
+
+def check_client_id(client_id: bytes) -> bytes:
+    """Returns a client's id if it can be one; raises InvalidRequestError."""
+    if len(client_id) != CLIENT_ID_BYTES:
+        reason = f"it has {len(client_id)} bytes, not {CLIENT_ID_BYTES}"
+        raise InvalidRequestError(argument="client_id", reason=reason)
+    return client_id
+
+
+def check_store_name(name: str) -> str:
+    """Returns ``name`` if a store may have it.
+
+    Names are one path component: not empty, at most 200 bytes in UTF-8, no slash, backslash or control character, no
+    leading dot (so neither ``.`` nor ``..``), no surrounding white space.
+
+    Raises:
+        InvalidRequestError: With the reason. Nothing was created.
+    """
+    if not isinstance(name, str):
+        raise InvalidRequestError(argument="store name", reason=f"a {type(name).__name__} was given, not a str")
+    reason = _name_fault(name)
+    if reason:
+        raise InvalidRequestError(argument="store name", reason=f"{name[:80]!r} {reason}")
+    return name
+
+
+def check_text(argument: str, text: str, *, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Returns ``text`` if the server may be made to keep it.
+
+    Raises:
+        InvalidRequestError: It is longer, or no valid unicode.
+    """
+    if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
+        reason = f"{text[:40]!r}... has {len(text)} characters; at most {max_bytes} bytes in UTF-8 are allowed"
+        raise InvalidRequestError(argument=argument, reason=reason)
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        raise InvalidRequestError(argument=argument, reason=f"{text[:40]!r} is not valid unicode") from fault
+    return text
+
+
+def _name_fault(name: str) -> str | None:
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError:
+        return "is not valid unicode"
+    if not name:
+        return "is empty"
+    if nbytes > MAX_NAME_BYTES:
+        return f"has {nbytes} bytes, at most {MAX_NAME_BYTES} are allowed"
+    if name.startswith("."):
+        return "starts with a dot"
+    if name != name.strip():
+        return "starts or ends with white space"
+    if _FORBIDDEN.search(name):
+        return "has a slash, a backslash or a control character"
+    return None
+
+
+def new_secret() -> bytes:
+    """A secret for the gloo groups of one session, link or epoch."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def new_client_id() -> bytes:
+    """16 random bytes that name one client object, across its reconnects."""
+    return secrets.token_bytes(CLIENT_ID_BYTES)
+
+
+def new_uid() -> str:
+    """A random name (32 hexadecimal digits) for a server or one incarnation of a store."""
+    return secrets.token_hex(16)

@@ -1,0 +1,143 @@
+"""What has arrived of a read, or was copied as if it had: one tensor per slot of its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import torch
+
+from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
+from tdserve.messages.content import ReadStatus
+from tdserve.messages.layout import Layout, Slot
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.independent_views import untracked
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Path
+
+
+class Received:
+    """The columns of one read, by slot of its layout.
+
+    Attributes:
+        columns: One tensor per slot: leaves, then trailing columns.
+    """
+
+    def __init__(self, layout: Layout, columns: Sequence[torch.Tensor]) -> None:
+        self._layout = layout
+        self.columns = columns
+
+    def leaves(self) -> dict[Path, torch.Tensor]:
+        """The leaves of the spec by path."""
+        return dict(zip(self._layout.leaf_paths, self.columns, strict=False))  # behind them is what was added
+
+    def trailing(self, name: str) -> torch.Tensor:
+        """A column that the service has added."""
+        slots = self._layout.slots
+        number = next(i for i in range(self._layout.num_leaves, len(slots)) if slots[i].path == (name,))
+        return self.columns[number]
+
+    @cached_property
+    def _status(self) -> list[int]:
+        status: list[int] = self.columns[-1].tolist()
+        return status
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the read was refused; a Failure on the session says why."""
+        return self._status[0] == ReadStatus.FAILED
+
+    @property
+    def num_missing(self) -> int:
+        """Rows that were overwritten while they were copied."""
+        return self._status[2]
+
+    @property
+    def version(self) -> int:
+        """Content version that a tensordict store had when it was read.
+
+        Raises:
+            TransferAbortedError: Rows moved while they were copied; to be read again.
+        """
+        outcome, version = self._status[:2]
+        if outcome == ReadStatus.TORN:
+            raise TransferAbortedError(transfer=0, reason="the rows were written while they were read")
+        if self.is_void:
+            raise RemoteProtocolError(expected="content, or a failure", received="void content")
+        if outcome != ReadStatus.WHOLE:
+            raise RemoteProtocolError(expected="the status of a read", received=str(outcome))
+        return version
+
+
+class _Run(NamedTuple):
+    """Slots of one dtype and shape at equal distances.
+
+    Attributes:
+        size, stride: Of a tensor that has all of them along its first dimension, or of the one that there is.
+        offset: Of the first, in elements.
+    """
+
+    dtype: str
+    num_slots: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+    """Every slot as a tensor over the flat buffer; the buffer's memory lives as long as any of them."""
+    return untracked(partial(_views, layout, buffer))
+
+
+def _views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+    typed: dict[str, torch.Tensor] = {}
+    found: list[torch.Tensor] = []
+    for dtype, num_slots, size, stride, offset in _runs(layout):
+        base = typed.get(dtype)
+        if base is None:
+            base = typed[dtype] = buffer.view(to_torch(dtype))
+        run = torch.as_strided(base, size, stride, offset)
+        if num_slots > 1:
+            found += run.unbind(0)
+        else:
+            found.append(run)
+    return found
+
+
+def _runs(layout: Layout) -> list[_Run]:
+    """How to make views of all slots with few calls; kept with the layout."""
+    runs: list[_Run] | None = layout.memo.get(_Run)
+    if runs is None:
+        runs = layout.memo[_Run] = []
+        before: list[Slot] = []
+        for slot in layout.slots:
+            if before and not _continues(before, slot):
+                runs.append(_run(before))
+                before = []
+            before.append(slot)
+        if before:
+            runs.append(_run(before))
+    return runs
+
+
+def _continues(run: list[Slot], slot: Slot) -> bool:
+    last, step = run[-1], slot.offset - run[-1].offset
+    is_alike = (slot.dtype, slot.shape) == (last.dtype, last.shape) and slot.nbytes > 0
+    return is_alike and step % ITEMSIZE[slot.dtype] == 0 and step == (last.offset - run[-2].offset if run[1:] else step)
+
+
+def _run(slots: list[Slot]) -> _Run:
+    first, num_slots = slots[0], len(slots)
+    itemsize = ITEMSIZE[first.dtype]
+    size, stride = first.shape, _strides(first.shape)
+    if num_slots > 1:
+        size, stride = (num_slots, *size), ((slots[1].offset - first.offset) // itemsize, *stride)
+    return _Run(first.dtype, num_slots, size, stride, first.offset // itemsize)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)

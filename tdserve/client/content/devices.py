@@ -1,0 +1,309 @@
+"""Content on its way to a device: through pinned staging memory, in the background of whoever uses it.
+
+A GPU copies by itself only from pinned memory. What arrives is put into slots of it, piece by piece, each of which is
+on its way while the next is filled; a slot is filled again when its copy is over. The copies run on a stream of their
+own: the stream of whoever takes the result waits for them on the device, and no thread does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from threading import Condition
+from typing import Any, Protocol
+
+import torch
+
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
+
+SLOT_NBYTES = 8 * 1024 * 1024
+"""Large enough that a copy takes many times what it takes to begin it, small enough to be pinned in milliseconds."""
+
+MAX_SLOTS = 4
+"""Pinned memory is taken away from everybody else: 32 MiB per process and device. Two would do for one thread."""
+
+ALIGN_NBYTES = 256
+"""What CUDA's own allocator aligns to: kernels read aligned tensors in wider steps."""
+
+
+class Copied(Protocol):
+    """A copy under way, as ``torch.cuda.Event`` shows it."""
+
+    def query(self) -> bool:
+        """Whether it is over."""
+
+    def synchronize(self) -> Any:
+        """Waits until it is."""
+
+
+class Device(Protocol):
+    """What can be copied to in the background. Copies are made in the order of the calls."""
+
+    device: torch.device
+
+    def staging(self, nbytes: int) -> torch.Tensor:
+        """Memory, uint8, that the device can copy from by itself."""
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Memory, uint8, on the device, to be copied to."""
+
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> Copied:
+        """Begins to copy; neither may be touched until it is over."""
+
+    def join(self, copied: Copied, memory: torch.Tensor) -> None:
+        """What the calling thread asks of the device from here on comes after the copy; until then, and until it is
+        done with, the memory is nobody else's."""
+
+
+class CudaDevice:
+    """A CUDA device, with a stream of its own. Threads: safe.
+
+    Args:
+        device: With its number.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def staging(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Memory of the copying stream: what it was used for before is over when that stream comes to it."""
+        with torch.cuda.stream(self._stream):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def copy(self, target: torch.Tensor, staged: torch.Tensor) -> Copied:
+        """Begins to copy on the copying stream."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(staged, non_blocking=True)
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return copied
+
+    def join(self, copied: Any, memory: torch.Tensor) -> None:
+        """Lets the caller's current stream wait."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(copied)
+        memory.record_stream(current)  # else it is given to the next copy as soon as the caller drops it
+
+
+class Upload:
+    """A tensordict on its way to a device.
+
+    Args:
+        make: The tensordict as whoever calls it is to have it.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def take(self) -> Any:
+        """The tensordict, for use on the caller's current stream, which waits for the copy; the caller does not."""
+        return self._make()
+
+
+@dataclass
+class _Slot:
+    """Staging memory, and the last copy from it."""
+
+    memory: torch.Tensor
+    copied: Copied | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+
+class Uploads:
+    """Uploads to one device, of any number of threads.
+
+    Args:
+        device: Where to.
+        slot_nbytes: Of one slot of staging memory.
+        max_slots: Slots at most; they are made when they are needed.
+    """
+
+    def __init__(self, device: Device, *, slot_nbytes: int = SLOT_NBYTES, max_slots: int = MAX_SLOTS) -> None:
+        self._device = device
+        self._slot_nbytes = slot_nbytes
+        self._max_slots = max_slots
+        self._changed = Condition()
+        self._free: list[_Slot] = []  # the longest unused first
+        self._num_slots = 0
+
+    def begin(self, td: Any) -> Upload:
+        """Begins to copy a tensordict or tensorclass instance, which may change as soon as this returns.
+
+        Tensors that are no dense ones on the CPU are moved when it is taken, as ``td.to`` would, and must not change
+        before.
+        """
+        device = self._device.device
+        found: dict[int, torch.Tensor] = {}
+        td.apply(lambda leaf: found.setdefault(id(leaf), leaf))
+        staged = [leaf for leaf in found.values() if _is_staged(leaf)]
+        offsets, nbytes = _offsets([leaf.nbytes for leaf in staged])
+        memory = self._device.empty(nbytes)
+        copied = self._copy([_bytes_of(leaf) for leaf in staged], offsets, memory)
+        moved = {id(leaf): _view(memory, leaf, offset) for leaf, offset in zip(staged, offsets, strict=True)}
+        is_all = len(moved) == len(found)
+
+        def place(leaf: torch.Tensor) -> torch.Tensor:
+            there = moved.get(id(leaf))
+            return leaf.to(device) if there is None else there
+
+        placed = td.apply(place, device=device) if is_all else None
+
+        def take() -> Any:
+            if copied is not None:
+                self._device.join(copied, memory)
+            # What is moved otherwise is moved by whoever uses it: memory belongs to the stream that it was made on.
+            return placed if is_all else td.apply(place, device=device)
+
+        return Upload(take)
+
+    def _copy(self, leaves: Sequence[torch.Tensor], offsets: Sequence[int], memory: torch.Tensor) -> Copied | None:
+        """Copies all leaves to their offsets; the last copy, behind which all are over."""
+        copied = None
+        for begin, end, pieces in _windows([leaf.numel() for leaf in leaves], offsets, self._slot_nbytes):
+            slot = self._take()
+            try:
+                for number, start, stop, at in pieces:
+                    slot.memory[at : at + stop - start].copy_(leaves[number][start:stop])
+                copied = slot.copied = self._device.copy(memory[begin:end], slot.memory[: end - begin])
+            finally:
+                self._give(slot)
+        return copied
+
+    def _take(self) -> _Slot:
+        """A slot whose last copy is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._num_slots < self._max_slots)
+            slot = next((slot for slot in self._free if slot.is_idle), None)
+            if slot is None and self._num_slots == self._max_slots:
+                slot = self._free[0]
+            if slot is None:
+                self._num_slots += 1
+            else:
+                self._free.remove(slot)
+        if slot is None:
+            try:
+                return _Slot(self._device.staging(self._slot_nbytes))
+            except BaseException:
+                self._give(None)
+                raise
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        return slot
+
+    def _give(self, slot: _Slot | None) -> None:
+        """Gives a slot back; None: it could not be made."""
+        with self._changed:
+            if slot is None:
+                self._num_slots -= 1
+            else:
+                self._free.append(slot)
+            self._changed.notify()
+
+
+def resolved(device: torch.device | str | int | None) -> torch.device | None:
+    """A device as the calling thread means it: ``"cuda"`` is the current one of a thread, which others do not share.
+
+    Raises:
+        InvalidRequestError: It is the name of no device.
+        NotSupportedError: There is no such CUDA device here.
+    """
+    if device is None:
+        return None
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as fault:
+        raise InvalidRequestError(argument="device", reason=f"{device!r} is no device of torch") from fault
+    if wanted.type != "cuda":
+        return wanted
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (wanted.index or 0) >= num_devices:
+        raise NotSupportedError(
+            feature=f"device {str(wanted)!r}", reason=f"torch finds {num_devices} CUDA devices here"
+        )
+    return torch.device("cuda", torch.cuda.current_device()) if wanted.index is None else wanted
+
+
+def begin(td: Any, device: torch.device | str | int | None) -> Upload:
+    """Begins to move a tensordict to a device; the result is taken by whoever uses it, maybe in another thread.
+
+    Args:
+        td: Tensordict or tensorclass instance.
+        device: To a CUDA device in the background; to any other as ``td.to`` does; None leaves it where it is.
+
+    Raises:
+        NotSupportedError: There is no such CUDA device here.
+    """
+    wanted = resolved(device)
+    if wanted is None:
+        return Upload(lambda: td)
+    if wanted.type == "cuda":
+        return _uploads(wanted).begin(td)
+    moved = td.to(wanted)
+    return Upload(lambda: moved)
+
+
+def to_device(td: Any, device: torch.device | str | int | None) -> Any:
+    """A tensordict on a device, for use on the caller's current stream; as ``begin`` and ``take`` at once."""
+    return begin(td, device).take()
+
+
+@cache
+def _uploads(device: torch.device) -> Uploads:
+    return Uploads(CudaDevice(device))
+
+
+def _is_staged(leaf: torch.Tensor) -> bool:
+    return leaf.device.type == "cpu" and leaf.layout is torch.strided and not leaf.is_nested and leaf.numel() > 0
+
+
+def _bytes_of(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _view(memory: torch.Tensor, leaf: torch.Tensor, offset: int) -> torch.Tensor:
+    return memory[offset : offset + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
+
+
+def _offsets(sizes_nbytes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each leaf lies in one aligned piece of memory, and how large that is."""
+    offsets = []
+    end = 0
+    for nbytes in sizes_nbytes:
+        offsets.append(end)
+        end += -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+    return offsets, end
+
+
+def _windows(
+    sizes_nbytes: Sequence[int], offsets: Sequence[int], window_nbytes: int
+) -> Iterator[tuple[int, int, list[tuple[int, int, int, int]]]]:
+    """The whole in windows of a slot's size at most.
+
+    Yields:
+        Begin and end in the whole; and of each leaf that lies in there its number, the first and the last of its bytes,
+        and where in the window they go.
+    """
+    first = 0
+    total = offsets[-1] + sizes_nbytes[-1] if offsets else 0
+    for begin in range(0, total, window_nbytes):
+        end = min(begin + window_nbytes, total)
+        while offsets[first] + sizes_nbytes[first] <= begin:
+            first += 1
+        pieces = []
+        for number in range(first, len(offsets)):
+            if offsets[number] >= end:
+                break
+            start = max(begin - offsets[number], 0)
+            stop = min(end - offsets[number], sizes_nbytes[number])
+            if start < stop:
+                pieces.append((number, start, stop, offsets[number] + start - begin))
+        yield begin, end, pieces

@@ -1,0 +1,97 @@
+"""The client's GPU, as it is named to the server: the one that content is for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
+from tdserve.client.content.devices import resolved
+from tdserve.rules.session import why_not_nccl
+from tdserve.transport.nccl import gpu_uuid
+from tdserve.v1 import control_pb2
+
+
+class Gpu(NamedTuple):
+    """A GPU of this process.
+
+    Attributes:
+        device: Its name here, such as ``"cuda:0"``; "" for none.
+        uuid: What tells it from all others; "" where NCCL cannot use it.
+        why_not: Why it cannot.
+    """
+
+    device: str
+    uuid: str
+    why_not: str = ""
+
+
+NO_GPU = Gpu("", "")
+
+
+def named_gpu(device: torch.device | str | int | None, *, transport: str) -> Gpu:
+    """The GPU that a client names.
+
+    Args:
+        device: CUDA device; None names none, unless ``transport`` is ``"nccl"``: then it is the thread's current one.
+        transport: That the client asks for.
+
+    Raises:
+        InvalidRequestError: It is no CUDA device.
+        NotSupportedError: There is no such device here, or ``transport`` is ``"nccl"`` and NCCL cannot use it.
+    """
+    if device is None and transport != "nccl":
+        return NO_GPU
+    try:
+        wanted = resolved("cuda" if device is None else device)
+    except NotSupportedError as error:
+        if transport != "nccl":
+            raise
+        raise NotSupportedError(feature="transport 'nccl'", reason=str(error.fields["reason"])) from error
+    if wanted is None or wanted.type != "cuda":
+        raise InvalidRequestError(argument="device", reason=f"{str(wanted)!r} is no CUDA device")
+    if transport not in ("auto", "nccl"):
+        return Gpu(str(wanted), "", f"{transport!r} was asked for")
+    try:
+        return Gpu(str(wanted), gpu_uuid(str(wanted)))
+    except NotSupportedError as error:
+        if transport == "nccl":
+            raise
+        return Gpu(str(wanted), "", str(error.fields["reason"]))
+
+
+def agreed(welcome: control_pb2.Welcome, gpu: Gpu, *, transport: str, address: str) -> tuple[str, str]:
+    """What becomes of the client's GPU in a session, once the server has answered; NCCL was not touched yet.
+
+    Args:
+        welcome: The server's answer.
+        gpu: That the client has named.
+        transport: That it asked for.
+        address: Of the server, for errors.
+
+    Returns:
+        Its name, where content goes from GPU to GPU, else ""; and why it does not.
+
+    Raises:
+        NcclUnavailableError: NCCL was asked for, and cannot be had.
+    """
+    why_not: str = welcome.why_not_nccl
+    if welcome.transport == "nccl":
+        why_not = why_not_nccl(transport, client_gpu=gpu.uuid, worker_gpu=welcome.gpu)
+        if not why_not:
+            return gpu.device, ""
+    if transport == "nccl":
+        raise NcclUnavailableError(address=address, reason=why_not or "the server does not say why")
+    return "", why_not
+
+
+def landing(gpu: str, device: torch.device | str | int | None) -> torch.device | None:
+    """Where content for a device is received: on that GPU, where the session's channel ends there; None for the CPU.
+
+    Args:
+        gpu: The session's; "" for none.
+        device: Where the content will be moved.
+    """
+    wanted = resolved(device) if gpu else None
+    return wanted if str(wanted) == gpu else None

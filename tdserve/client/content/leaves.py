@@ -1,0 +1,88 @@
+"""The tensors of a capture in the order in which they travel, with their bytes; kept for as long as the capture is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdserve.messages.content import write_layout
+from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout
+from tdserve.structure.capture import Captured
+from tdserve.structure.files import FileTensor, strided_piece
+from tdserve.structure.tree import Path
+from tdserve.transport.piecewise_source import Read, ReadEnd
+from tdserve.transport.sources_sinks import LeafEnd, Source, as_bytes
+
+_OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """All leaves of a layout.
+
+    Attributes:
+        tensors: As captured.
+        contents: Their memory as bytes; None when some are not contiguous, or not on the CPU.
+    """
+
+    tensors: list[torch.Tensor]
+    contents: list[NDArray[np.uint8]] | None
+
+    @cached_property
+    def targets(self) -> list[memoryview]:
+        """Their memory, to be copied to; none where ``contents`` is None."""
+        return [content.data for content in self.contents or ()]
+
+
+def leaves_of(captured: Captured, layout: Layout) -> Leaves:
+    """The leaves of a capture as its layout (of a read or a write, the order is the same) has them."""
+    kept = "packed leaves" if layout.is_packed else "leaves"
+    leaves: Leaves | None = captured.memo.get(kept)
+    if leaves is None:
+        tensors = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
+        is_plain = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+        contents = [_bytes_of(tensor) for tensor in tensors] if is_plain else None
+        leaves = captured.memo[kept] = Leaves(tensors, contents)
+    return leaves
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """As ``as_bytes``; where NumPy knows the dtype, it takes half the time."""
+    if tensor.dtype not in _OF_NUMPY or not tensor.numel():
+        return as_bytes(tensor).numpy()
+    found: NDArray[np.uint8] = tensor.numpy().reshape(-1).view(np.uint8)
+    return found
+
+
+def source_of(captured: Captured, layout: Layout) -> Source:
+    """The leaves of a capture as a source; what is large, and cannot be sent from where it lies, is read as it
+    leaves."""
+    leaves = leaves_of(captured, layout)
+    if leaves.contents is not None:
+        return LeafEnd(leaves.tensors, contents=leaves.contents)
+    reads = [_read_of(tensor) for tensor in leaves.tensors]
+    if not any(reads):
+        return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+    return ReadEnd(
+        [read or _bytes_of(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
+    )
+
+
+def _read_of(tensor: torch.Tensor) -> Read | None:
+    """What reads pieces of a leaf; None where it may as well be taken whole."""
+    if isinstance(tensor, FileTensor):
+        return tensor.read_piece
+    is_large = tensor.nbytes >= LARGE_LEAF_BYTES and tensor.is_cpu
+    return partial(strided_piece, tensor) if is_large and not tensor.is_contiguous() else None
+
+
+def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
+    """The bytes of every leaf of a capture; copied where it is not contiguous, or not on the CPU."""
+    layout = write_layout(captured.spec)
+    leaves = leaves_of(captured, layout)
+    contents = leaves.contents or [as_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
+    return dict(zip((slot.path for slot in layout.slots), contents, strict=True))

@@ -1,0 +1,142 @@
+"""Ragged tensors as dense ones: filled up to the longest of a result, with masks that say what is content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.structure.build import build
+from tdserve.structure.capture import capture
+from tdserve.structure.captured import shared_spec
+from tdserve.structure.changes import replaced
+from tdserve.structure.elements import flat_elements
+from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.pieces import Pieces
+from tdserve.structure.torch_types import indexable
+from tdserve.structure.tree import Spec
+
+MASKS = "masks"
+"""Key of the root below which the masks lie, as ``tensordict.pad_sequence`` names it."""
+
+Pad = float | int | bool | Mapping[Any, Any] | None
+"""What fills up: a number for all keys, or numbers by key and 0 for the others; None leaves ragged what is."""
+
+
+class Columns(NamedTuple):
+    """Content by path, and its structure: what ``spec.build.build`` takes."""
+
+    spec: Spec
+    tensors: dict[Path, torch.Tensor]
+    values: dict[Path, Any]
+
+
+def padded(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any], pad: Pad) -> Columns:
+    """Content with every ragged tensor filled up behind its elements, and masks under ``("masks", *key)``.
+
+    Nested parts whose rows differ in structure (chat histories) stay as they are.
+
+    Args:
+        spec: Of the content.
+        tensors: Its dense leaves.
+        values: Its other leaves.
+        pad: See ``Pad``.
+
+    Shape:
+        Leaf ``[*batch, *sizes]``, the largest sizes of its elements; mask bool ``[*batch, *those that differ]``.
+
+    Raises:
+        InvalidRequestError: ``pad`` is no number, names a key that is not there; or there is a key ``"masks"``.
+    """
+    columns = Columns(spec, dict(tensors), dict(values))
+    if pad is None:
+        return columns
+    fills = _fills(spec, pad)
+    ragged = [(path, leaf, leaf.ragged) for path, leaf in spec.values if leaf.ragged is not None and leaf.ragged.dtype]
+    if not ragged:
+        return columns
+    if MASKS in dict(spec.root.entries):
+        raise InvalidRequestError(argument="pad", reason=f"there is a key {MASKS!r} already")
+    changed: dict[Path, Entry] = {}
+    masks: dict[Path, TensorLeaf] = {}
+    for path, leaf, kind in ragged:
+        dense, mask = _filled(columns.values.pop(path), leaf, kind, fills(path))
+        columns.tensors[path] = dense
+        columns.tensors.update({(MASKS, *path): mask})
+        changed[path] = TensorLeaf(kind.dtype, tuple(dense.shape))
+        masks[path] = TensorLeaf("bool", tuple(mask.shape))
+    root = _dense(replaced(spec.root, changed))
+    held = _masks_node(root, masks)
+    # A tensorclass has no field for the masks.
+    root = root._replace(entries=(*root.entries, (MASKS, held)), tensorclass=None)
+    return columns._replace(spec=shared_spec(root))
+
+
+def filled_up(td: Any, pad: Pad) -> Any:
+    """What ``padded`` makes of a tensordict that was built already; itself where there is nothing to do."""
+    if pad is None:
+        return td
+    captured = capture(td, allow_pickle=True, is_exact=True)
+    if captured.spec.packed:  # elements that describe themselves are noted exactly only on their way to somebody
+        captured = capture(td, allow_pickle=True)
+    return build(*padded(captured.spec, captured.tensors, captured.values, pad))
+
+
+def _fills(spec: Spec, pad: Any) -> Any:
+    """What fills up at a path."""
+    if isinstance(pad, Mapping):
+        by_path = {(key,) if isinstance(key, str) else key: _number(value) for key, value in pad.items()}
+        unknown = [path for path in by_path if not isinstance(path, tuple) or path not in dict(spec.values)]
+        if unknown:
+            raise InvalidRequestError(argument="pad", reason=f"key {unknown[0]!r} names nothing that is ragged")
+        return lambda path: by_path.get(path, 0)
+    number = _number(pad)
+    return lambda path: number
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return value
+    raise InvalidRequestError(argument="pad", reason=f"{value!r} is no number")
+
+
+def _filled(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    depth = len(leaf.batch_size)
+    pieces = Pieces.of(elements if depth == 1 else flat_elements(elements, depth), ragged)
+    flat, shapes = pieces.whole()
+    sizes = tuple(int(shapes[:, dim].max()) if len(shapes) else max(size, 0) for dim, size in enumerate(ragged.shape))
+    free = [dim for dim, size in enumerate(ragged.shape) if size == -1]
+    present = np.ones((len(shapes), *(sizes[dim] for dim in free)), np.bool_)
+    for number, dim in enumerate(free):
+        steps = np.arange(sizes[dim]).reshape(-1, *(1,) * (len(free) - 1 - number))
+        present &= steps < shapes[:, dim].reshape(-1, *(1,) * len(free))
+    mask = torch.from_numpy(present)
+    try:
+        dense = torch.full((len(shapes), *sizes), fill, dtype=pieces.dtype)
+    except (RuntimeError, TypeError) as fault:
+        raise InvalidRequestError(argument="pad", reason=f"{fill!r} does not fit {ragged.dtype}: {fault}") from None
+    if free == [0]:
+        indexable(dense)[mask] = indexable(flat).view(-1, *sizes[1:])
+    else:
+        for row, piece in zip(dense, pieces, strict=True):
+            row[tuple(slice(0, size) for size in piece.shape)] = piece
+    return dense.view(*leaf.batch_size, *sizes), mask.view(*leaf.batch_size, *mask.shape[1:])
+
+
+def _dense(node: Node) -> Node:
+    """The tree in which nodes that were lazy stacks for the sake of ragged tensors are none."""
+    if node.inner is not None:
+        return node
+    entries = tuple((key, _dense(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
+    return node._replace(entries=entries, stack_dim=None)
+
+
+def _masks_node(root: Node, masks: Mapping[Path, TensorLeaf]) -> Node:
+    below: dict[str, dict[Path, TensorLeaf]] = {}
+    for path, leaf in masks.items():
+        below.setdefault(path[0], {})[path[1:]] = leaf
+    entries = tuple((key, leaves[()] if () in leaves else _masks_node(root, leaves)) for key, leaves in below.items())
+    return Node(root.batch_size, None, root.device, None, entries)

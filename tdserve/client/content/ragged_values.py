@@ -1,0 +1,112 @@
+"""Values on their way into ragged leaves and packed nodes: nested tensors, lists, dense tensors, single elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
+
+from tdserve.structure.elements import elements_of, flat_elements
+from tdserve.structure.nodes import Ragged
+from tdserve.structure.pieces import Pieces, pieces_of_jagged
+from tdserve.structure.torch_types import FROM_TORCH, to_torch
+
+
+def tensors_for(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
+    """The elements for a ragged leaf, as nested lists over its batch size; None if the value does not fit.
+
+    Args:
+        value: A nested tensor, (nested) lists of tensors, a dense tensor with or without the batch dimensions, a
+            number; one element is taken for all.
+        batch_size: Of the leaf.
+        ragged: What the leaf holds.
+    """
+    if is_tensor_collection(value):
+        return None
+    ndim = len(ragged.shape)
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        components = pieces_of_jagged(value)
+        if len(batch_size) != 1 or len(components) != batch_size[0]:
+            return None
+        return components if _are_all(components, ragged) else None
+    if isinstance(value, (list, tuple)) and batch_size and any(isinstance(item, torch.Tensor) for item in value):
+        if len(value) != batch_size[0]:
+            return None
+        rows = [tensors_for(item, batch_size[1:], ragged) for item in value]
+        return None if any(row is None for row in rows) else rows
+    tensor = _tensor(value, ragged)
+    if tensor is None:
+        return None
+    if tensor.dim() == ndim + len(batch_size):
+        if tuple(tensor.shape[: len(batch_size)]) != batch_size:
+            return None
+        rows = _rows(tensor, len(batch_size))
+        return rows if _are_all(flat_elements(rows, len(batch_size)), ragged) else None
+    return _everywhere(tensor, batch_size) if tensor.dim() == ndim and _are_all([tensor], ragged) else None
+
+
+def entries_for(value: Any, batch_size: tuple[int, ...]) -> Any:
+    """The elements for a leaf of entries that describe themselves; None if the value does not fit."""
+    if not batch_size:
+        if isinstance(value, list):
+            return NonTensorStack.from_list(value)
+        is_entry = isinstance(value, (torch.Tensor, NonTensorStack, NonTensorData))
+        return value if is_entry else NonTensorData(data=value)
+    if isinstance(value, NonTensorStack):
+        return elements_of(value, batch_size) if tuple(value.batch_size[: len(batch_size)]) == batch_size else None
+    if isinstance(value, list) and len(value) == batch_size[0]:
+        return [entries_for(item, batch_size[1:]) for item in value]
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value that did not fit, as errors show it."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        dtype = str(value.dtype).removeprefix("torch.")
+        components = [list(component.shape) for component in value.detach().unbind()[:4]]
+        return f"nested {dtype} of {value.size(0)} components {components}"
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+
+
+def _tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:
+    try:
+        tensor = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    if FROM_TORCH.get(tensor.dtype) == ragged.dtype:
+        return tensor
+    return None if isinstance(value, (torch.Tensor, np.ndarray)) else tensor.to(to_torch(ragged.dtype))
+
+
+def _are_all(elements: Sequence[torch.Tensor], ragged: Ragged) -> bool:
+    if isinstance(elements, Pieces):
+        is_dtype = FROM_TORCH.get(elements.dtype) == ragged.dtype
+        shapes = elements.shapes
+        return (
+            is_dtype
+            and shapes.shape[1] == len(ragged.shape)
+            and all(size < 0 or bool((shapes[:, dim] == size).all()) for dim, size in enumerate(ragged.shape))
+        )
+    return all(
+        FROM_TORCH.get(element.dtype) == ragged.dtype
+        and element.dim() == len(ragged.shape)
+        and all(wanted in (-1, size) for wanted, size in zip(ragged.shape, element.shape, strict=True))
+        for element in elements
+    )
+
+
+def _rows(tensor: torch.Tensor, depth: int) -> Any:
+    return tensor if depth == 0 else [_rows(row, depth - 1) for row in tensor]
+
+
+def _everywhere(element: Any, batch_size: tuple[int, ...]) -> Any:
+    for size in reversed(batch_size):
+        element = [element] * size
+    return element

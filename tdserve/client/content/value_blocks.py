@@ -1,0 +1,192 @@
+"""Values on their way: between what a tensordict holds and the ValueBlock of a message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from tdserve.base.errors import CapacityError, RemoteProtocolError
+from tdserve.data.values import ReadBlock
+from tdserve.messages.content import has_bundles
+from tdserve.messages.values.bundles import SplitColumn, bundle
+from tdserve.messages.values.columns import Buffer, JoinedValues, common_column, decode_block, row_column, sizes_of
+from tdserve.messages.values.decoding import PICKLED
+from tdserve.messages.values.values import decode_many, encode_many
+from tdserve.structure.captured import EncodedValues
+from tdserve.structure.deferred import MIN_ROWS, Deferred
+from tdserve.structure.elements import flat_elements, nested_list
+from tdserve.structure.nodes import Form, Ragged
+from tdserve.structure.packing import pack, unpack
+from tdserve.structure.pieces import Pieces
+from tdserve.structure.tree import Path, Spec, ValueLeaf
+
+_PICKLED = bytes([PICKLED])
+
+MAX_VALUES_BYTES = 192 * 1024 * 1024
+"""Values ride in one message, which must stay below gRPC's and the workers' limit of 256 MiB."""
+
+
+def encode_values(spec: Spec, values: dict[Path, Any], *, store: str, allow_pickle: bool = False) -> bytes:
+    """``encode_parts`` of one, as one."""
+    return b"".join(encode_parts(spec, [values], store=store, allow_pickle=allow_pickle))
+
+
+def encode_parts(
+    spec: Spec,
+    several: Sequence[dict[Path, Any]],
+    *,
+    store: str,
+    allow_pickle: bool = False,
+    is_bundled: bool = False,
+) -> list[Buffer]:
+    """The serialised ValueBlock of a spec's value leaves, in parts; ``[]`` when there are none.
+
+    Parts of ragged leaves are the memory of their tensors, which must not change before the parts were used.
+
+    Args:
+        spec: Their structure, of any number of rows.
+        several: Values of rows that follow one another; of one only, where not all leaves have a value per row.
+        store: Only for messages.
+        allow_pickle: Whether values of any type are let through.
+        is_bundled: Whether all that a row has becomes one bundle, in the only column of the block; what
+            ``may_bundle`` says of the spec.
+
+    Raises:
+        CapacityError: They are too many for one message. Nothing was sent.
+        NotSupportedError: One of them cannot travel; names its key.
+    """
+    columns = []
+    nbytes = 0
+    for path, leaf in spec.values:
+        key = ".".join(path)
+        found = [_content(values[path], leaf, key, allow_pickle) for values in several]
+        column = found[0] if len(found) == 1 else SplitColumn.joined(found)
+        nbytes += int(column.sizes.sum())
+        if nbytes > MAX_VALUES_BYTES:
+            raise CapacityError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
+        columns.append(column)
+    if is_bundled:
+        return row_column(*bundle(columns))
+    parts: list[Buffer] = []
+    for (_, leaf), column in zip(spec.values, columns, strict=True):
+        content = column.parts()
+        parts += row_column(column.sizes, content) if leaf.per_row else common_column(b"".join(content))
+    return parts
+
+
+def may_bundle(spec: Spec) -> bool:
+    """Whether each row of what is written has several values of its own, and can have them in a bundle."""
+    return has_bundles(spec) and len(spec.batch_size) == 1 and all(leaf.per_row for _, leaf in spec.values)
+
+
+def joinable_nbytes(spec: Spec, values: dict[Path, Any]) -> int | None:
+    """Bytes of values that may travel in one block with those of other rows; None where they may not: where one is that
+    of all rows, or it is not known how large they are."""
+    nbytes = 0
+    for path, leaf in spec.values:
+        value = values[path]
+        if not leaf.per_row or len(leaf.batch_size) != 1 or not isinstance(value, (EncodedValues, Pieces)):
+            return None
+        nbytes += value.nbytes
+    return nbytes
+
+
+def row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool = False) -> int:
+    """Encoded size of one row's values, in the order of ``spec.values``.
+
+    Raises:
+        NotSupportedError: One of them cannot travel; names its key.
+    """
+    if spec.has_ragged:
+        leaves = zip(spec.values, values, strict=True)
+        columns = [_content(value, leaf, ".".join(path), allow_pickle) for (path, leaf), value in leaves]
+        return sum(int(column.sizes.sum()) for column in columns)
+    return sum(map(len, encode_many(values, allow_pickle=allow_pickle)))
+
+
+def _content(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> SplitColumn:
+    """The elements of the batch, in C order; a single one when all share it."""
+    depth = len(leaf.batch_size) if leaf.per_row else 0
+    ragged = leaf.ragged
+    if ragged is not None and ragged.form is not Form.PACKED:
+        return Pieces.of(value if depth == 1 else flat_elements(value, depth), ragged).split()
+    if ragged is not None:
+        entries = [None if element is None else pack(element) for element in flat_elements(value, depth)]
+        blobs = encode_many(entries, key=key, allow_pickle=allow_pickle)
+    elif isinstance(value, EncodedValues) and depth == 1:
+        blobs = value.blobs
+    else:
+        blobs = encode_many(value if depth == 1 else flat_elements(value, depth), key=key, allow_pickle=allow_pickle)
+    return SplitColumn(sizes_of(blobs), [blobs])
+
+
+def decode_values(
+    spec: Spec, content: bytes | ReadBlock, *, allow_pickle: bool = False
+) -> tuple[Spec, dict[Path, Any]]:
+    """The values of a read, and the spec as they are: a leaf may have got values of single rows since it was stored.
+
+    Raises:
+        RemoteProtocolError: The block does not fit the spec.
+        NotSupportedError: A value is pickled, and that is not allowed; names its key.
+    """
+    if not spec.values:
+        return spec, {}
+    columns = decode_block(content) if isinstance(content, bytes) else content.columns
+    if len(columns) != len(spec.values):
+        raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(columns)}")
+    values: dict[Path, Any] = {}
+    changed: dict[Path, bool] = {}
+    for (path, leaf), (is_spread, blobs) in zip(spec.values, columns, strict=True):
+        per_row = is_spread and bool(leaf.batch_size)
+        if per_row != leaf.per_row:
+            changed[path] = per_row
+        size = math.prod(leaf.batch_size) if per_row else 1
+        if len(blobs) != size:
+            raise RemoteProtocolError(expected=f"{size} values at {path}", received=f"{len(blobs)}")
+        if leaf.ragged is not None:
+            values[path] = _elements(blobs, leaf, leaf.ragged, per_row, ".".join(path), allow_pickle)
+            continue
+        decode = partial(decode_many, key=".".join(path), allow_pickle=allow_pickle)
+        if per_row and _can_wait(blobs, leaf, allow_pickle):
+            values[path] = Deferred(blobs, decode)
+        else:
+            decoded = decode(blobs)
+            values[path] = nested_list(decoded, leaf.batch_size) if per_row else decoded[0]
+    return spec.with_per_row(changed) if changed else spec, values
+
+
+def _elements(
+    blobs: Sequence[bytes], leaf: ValueLeaf, ragged: Ragged, per_row: bool, key: str, allow_pickle: bool
+) -> Any:
+    """The elements of a ragged leaf or packed node, nested as its batch is."""
+    if leaf.batch_size and not per_row:
+        blobs = list(blobs) * math.prod(leaf.batch_size)
+    elements: Any
+    if ragged.form is Form.PACKED:
+        decode = partial(_unpacked, key=key, allow_pickle=allow_pickle)
+        if _can_wait(blobs, leaf, allow_pickle):
+            return Deferred(blobs, decode)
+        elements = decode(blobs)
+    else:
+        elements = Pieces.from_blobs(blobs, ragged)
+    if not leaf.batch_size:
+        return elements[0]
+    return elements if len(leaf.batch_size) == 1 else nested_list(list(elements), leaf.batch_size)
+
+
+def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bool:
+    """Whether the values may be decoded at the first look: not where that would be refused."""
+    if len(leaf.batch_size) != 1 or len(blobs) < MIN_ROWS:
+        return False
+    if allow_pickle:
+        return True
+    if isinstance(blobs, JoinedValues):
+        return not (blobs.first_bytes() == PICKLED).any()
+    return not any(blob[:1] == _PICKLED for blob in blobs)
+
+
+def _unpacked(blobs: Sequence[bytes], *, key: str, allow_pickle: bool) -> list[Any]:
+    entries = decode_many(blobs, key=key, allow_pickle=allow_pickle)
+    return [None if entry is None else unpack(entry) for entry in entries]

@@ -1,0 +1,93 @@
+"""How a member gets into an epoch: it asks, waits for the others, and connects to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.ids import check_store_name
+from tdserve.client.content.devices import resolved
+from tdserve.client.groups.epoch import GroupEpoch
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.network_interface import address_for
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.transport.group_nccl import check_available
+from tdserve.v1 import control_pb2
+
+BACKENDS = ("gloo", "nccl")
+
+
+class GroupAsk:
+    """What a member asks for, epoch after epoch.
+
+    Args:
+        client: Whose sessions are used.
+        name: Of the group.
+        backend: ``"gloo"`` or ``"nccl"``.
+        device: CUDA device of the backend nccl; None is the current one.
+        interface: Address on which the other members reach this one; None takes the one that reaches the server,
+            or, where that is loopback and some are on other machines, the one that leads out of this one.
+
+    Raises:
+        InvalidRequestError: There is no such backend, or no group can have this name.
+        NotSupportedError: There is no NCCL here.
+    """
+
+    def __init__(self, client: SessionClient, name: str, *, backend: str, device: Any, interface: str | None) -> None:
+        self.name = check_store_name(name)
+        if backend not in BACKENDS:
+            raise InvalidRequestError(argument="backend", reason=f"{backend!r} is none of {', '.join(BACKENDS)}")
+        if backend == "nccl":
+            check_available()
+        self.device: torch.device | None = resolved(device or "cuda") if backend == "nccl" else None
+        self._client = client
+        self._backend = backend
+        self._interface = interface
+
+    def join(
+        self, *, world_size: int | None, rank: int | None, last: GroupEpoch | None, deadline: Deadline
+    ) -> GroupEpoch:
+        """The next epoch, connected. One that ends while it is connected is followed by another at once.
+
+        Raises:
+            DeadlineExceededError: The others did not come in time.
+            InvalidRequestError: Others have asked for something else.
+            NotSupportedError: Two members of an nccl group share a GPU.
+            ConnectError: The members do not reach one another.
+        """
+        while True:
+            epoch = self._ask(world_size, rank, last, deadline)
+            try:
+                epoch.open(deadline, self._client.pool)
+            except TDServeError:
+                epoch.retire()
+                if not epoch.is_lost or deadline.expired:
+                    raise
+            else:
+                return epoch
+            last = epoch
+
+    def _ask(self, world_size: int | None, rank: int | None, last: GroupEpoch | None, deadline: Deadline) -> GroupEpoch:
+        request = control_pb2.JoinGroup(
+            name=self.name, world_size=world_size or 0, rank=rank, backend=self._backend, device=self._device_uuid()
+        )
+        if last is not None:
+            request.epoch, request.last_rank, request.last_world_size = last.number, last.rank, len(last.members)
+
+        def attempt(session: Session, number: int, deadline: Deadline) -> GroupEpoch:
+            request.timeout_s = deadline.remaining_s or 0.0
+            pending = session.send(number, join_group=request)
+            answer = pending.wait(answer_timeout_s(deadline), f"the next epoch of group {self.name!r}")
+            formed = answer.group_formed
+            hosts = {member.host for member in formed.members}
+            host = self._interface or address_for(hosts, session.interface())
+            return GroupEpoch(session, self.name, formed, host=host, device=self.device)
+
+        return self._client.call(attempt, deadline)
+
+    def _device_uuid(self) -> str:
+        return "" if self.device is None else str(torch.cuda.get_device_properties(self.device).uuid)

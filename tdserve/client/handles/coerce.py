@@ -1,0 +1,339 @@
+"""Values on their way into a store, made to fit what they replace: the rules of tensordict's own assignments.
+
+Its calls differ in what they broadcast (:class:`Manner`). Dicts are read by key. What tensordict would silently cast,
+or put in place of something else, is refused here: the structure of a store never changes with a write.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor_collection
+
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.client.content.ragged_values import entries_for, shown, tensors_for
+from tdserve.structure.capture import Captured, capture, capture_packed
+from tdserve.structure.changes import rebatch
+from tdserve.structure.files import in_memory
+from tdserve.structure.instances import fields_of
+from tdserve.structure.nodes import Form, Ragged
+from tdserve.structure.packing import pack
+from tdserve.structure.torch_types import from_torch, to_torch
+from tdserve.structure.tree import (
+    Entry,
+    Node,
+    Path,
+    Spec,
+    TensorLeaf,
+    ValueLeaf,
+    check_node,
+    describe,
+    fits,
+    quote,
+    show,
+)
+
+_NUMBERS = (bool, int, float, complex, torch.Tensor, np.ndarray, np.number, np.bool_)
+
+
+class Manner(Enum):
+    """Which of tensordict's calls writes: what is broadcast, and what a nested part takes."""
+
+    ENTRY = "as set() and update(): the shape of the entry itself; a nested part takes what has keys"
+    BEHIND = "as set_(): the batch dimensions must be there, the others are broadcast"
+    COPY = "as update_() and Tensor.copy_: broadcast"
+    ROWS = "as leaf[index] = value: broadcast; every leaf of a nested part takes a tensor or a number"
+
+
+def fitted(
+    value: Any,
+    chosen: Spec,
+    *,
+    at: Path = (),
+    store: str,
+    manner: Manner = Manner.ROWS,
+    is_whole: bool = False,
+    allow_pickle: bool = False,
+    is_exact: bool = True,
+) -> tuple[Captured, list[Path]]:
+    """A value taken apart into leaves of a structure.
+
+    Args:
+        value: Tensordict, tensorclass instance, dict, tensor, number, or non-tensor value.
+        chosen: Structure of what it replaces: the store's, selected.
+        at: Where in there it goes; the root by default. ``chosen`` has no leaf elsewhere.
+        store: Name, for errors.
+        manner: What is broadcast.
+        is_whole: Whether every leaf below ``at`` must be given.
+        allow_pickle: As of ``capture``.
+        is_exact: Whether elements that describe themselves tell what they are beside content, too.
+
+    Returns:
+        The leaves that were given, and their keys; no keys when they are all of ``chosen``.
+
+    Raises:
+        SpecMismatchError: It does not fit; names the key, what was expected, what came. Nothing was written.
+        NotSupportedError: A value in there cannot travel.
+    """
+    reader = _Fitting(store, chosen, manner, allow_pickle, is_exact=is_exact)
+    reader.check_not_within(chosen, at)
+    entry = chosen.find(at, store=store)
+    reader.put(value, entry, at)
+    leaves: list[tuple[Path, Entry]] = [*chosen.tensors, *chosen.values]
+    given = [path for path, _ in leaves if path in reader.given]
+    is_all = len(given) == len(leaves)
+    if is_whole and not is_all:
+        path, leaf = next((path, leaf) for path, leaf in leaves if path[: len(at)] == at and path not in reader.given)
+        raise reader.mismatch(path, describe(leaf), "no such key")
+    spec = (chosen if is_all else chosen.select(given)).with_per_row(reader.per_row)
+    return Captured(spec, reader.tensors, reader.values, {}), [] if is_all else given
+
+
+class _Fitting:
+    """One walk over one value."""
+
+    def __init__(self, store: str, chosen: Spec, manner: Manner, allow_pickle: bool, *, is_exact: bool) -> None:
+        self.store = store
+        self.chosen = chosen
+        self.manner = manner
+        self.allow_pickle = allow_pickle
+        self.is_exact = is_exact
+        self.tensors: dict[Path, torch.Tensor] = {}
+        self.values: dict[Path, Any] = {}
+        self.per_row: dict[Path, bool] = {}
+
+    @property
+    def given(self) -> set[Path]:
+        """Every leaf that there is something for."""
+        return {*self.tensors, *self.values}
+
+    def put(self, value: Any, entry: Entry, path: Path) -> None:
+        if isinstance(entry, TensorLeaf):
+            self.tensors[path] = self._broadcast(value, entry, path)
+        elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
+            self._ragged(value, entry, entry.ragged, path)
+        elif isinstance(entry, ValueLeaf) and entry.is_unbatched:
+            self._unbatched(value, entry, path)
+        elif isinstance(entry, ValueLeaf):
+            self._value(value, entry, path)
+        elif entry.inner is not None:
+            self._packed(value, entry, entry.inner, path)
+        elif is_tensor_collection(value):
+            self._collection(value, entry, path)
+        elif isinstance(value, dict):
+            self._dict(value, entry, path)
+        elif self.manner is Manner.ROWS and isinstance(value, _NUMBERS):
+            for key, child in entry.entries:
+                if not isinstance(child, ValueLeaf):  # a number is no value of theirs: tensordict 0.17 leaves them too
+                    self.put(value, child, (*path, key))
+        else:
+            raise self.mismatch(path, self._wanted(entry), shown(value))
+
+    def _dict(self, value: dict[Any, Any], node: Node, path: Path) -> None:
+        entries = dict(node.entries)
+        for key, item in value.items():
+            below = (*path, *((key,) if isinstance(key, str) else key))
+            if item is not None or not is_unset_field(node, below[len(path) :]):
+                self.put(item, self._entry(entries, below, len(path), item), below)
+
+    def mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
+        return SpecMismatchError(store=self.store, key=show(path) if path else "", expected=expected, actual=actual)
+
+    def _entry(self, entries: dict[str, Entry], path: Path, depth: int, item: Any) -> Entry:
+        """What lies at a key of a dict, which may be nested."""
+        *above, last = path[depth:]
+        for key in above:
+            node = entries.get(key)
+            entries = dict(node.entries) if isinstance(node, Node) else {}
+        found = entries.get(last)
+        if found is None:
+            raise self.mismatch(path, "no such key (update() and set() add some, for all rows)", type(item).__name__)
+        return found
+
+    def check_not_within(self, spec: Spec, path: Path) -> None:
+        """Raises unless something may be written at a path alone."""
+        for depth in range(len(path)):
+            if path[:depth] in spec.packed:
+                whole = show(path[:depth]) if depth else "whole rows"
+                feature = f"writing {quote(path)} of store {self.store!r} alone"
+                raise NotSupportedError(feature=feature, reason=f"its rows differ in structure; write {whole}")
+
+    def _ragged(self, value: Any, leaf: ValueLeaf, ragged: Ragged, path: Path) -> None:
+        """Elements of any size; one element is taken for all."""
+        if ragged.form is Form.PACKED:
+            found = entries_for(value, leaf.batch_size)
+        else:
+            found = tensors_for(value, leaf.batch_size, ragged)
+        if found is None:
+            raise self.mismatch(path, describe(leaf), shown(value))
+        self.values[path] = found
+
+    def _packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
+        """Tensordicts that describe themselves; a single one is taken for all."""
+        if not is_tensor_collection(value):
+            raise self.mismatch(path, describe(node), type(value).__name__)
+        is_single = bool(node.batch_size) and len(value.batch_size) == len(inner)
+        wanted = rebatch(node, len(node.batch_size), (), None) if is_single else node
+        if tuple(value.batch_size[: len(wanted.batch_size)]) != wanted.batch_size:
+            raise self.mismatch(path, describe(node), f"batch size {list(value.batch_size)}")
+        found, elements = capture_packed(
+            value, wanted, store=self.store, allow_pickle=self.allow_pickle, is_exact=self.is_exact
+        )
+        check_node(wanted, found, path, self.store)
+        for size in reversed(node.batch_size) if is_single else ():
+            elements = [elements] * size
+        self.values[path] = elements
+
+    def _collection(self, value: Any, node: Node, path: Path) -> None:
+        """The leaves of a tensordict; keys, dtypes and shapes count, nested batch sizes and classes do not."""
+        batch_size = tuple(value.batch_size)
+        if batch_size != node.batch_size:
+            value = broadcast(value, node.batch_size, self.manner)
+            if value is None:
+                raise self.mismatch(path, f"batch size {list(node.batch_size)}", f"{list(batch_size)}")
+        like = Spec(node)
+        is_exact = self.is_exact and bool(like.packed)  # what describes itself is replaced, not filled
+        captured = capture(value, store=self.store, like=like, allow_pickle=self.allow_pickle, is_exact=is_exact)
+        if captured.spec.root.inner is not None:
+            raise self.mismatch(path, describe(node), "a lazy stack whose rows differ in structure")
+        entries = dict(node.entries)
+        for below, leaf in captured.spec.tensors:
+            full = (*path, *below)
+            entry = self._entry(entries, full, len(path), captured.tensors[below])
+            if fits(entry, leaf):
+                self.tensors[full] = captured.tensors[below]
+            elif isinstance(entry, TensorLeaf) and self.manner is not Manner.ENTRY:
+                self.tensors[full] = self._broadcast(captured.tensors[below], entry, full)
+            else:
+                raise self.mismatch(full, describe(entry), describe(leaf))
+        for below, value_leaf in captured.spec.values:
+            full = (*path, *below)
+            if captured.values[below] is None and is_unset_field(node, below):
+                continue
+            entry = self._entry(entries, full, len(path), captured.values[below])
+            if isinstance(entry, Node) and entry.inner is not None:
+                held = captured.spec.find(below)
+                if not isinstance(held, Node):
+                    raise self.mismatch(full, describe(entry), describe(held))
+                check_node(entry, held, full, self.store)
+                self.values[full] = captured.values[below]
+                continue
+            is_single = isinstance(entry, ValueLeaf) and entry.ragged is None and not value_leaf.per_row
+            is_fit = isinstance(entry, ValueLeaf) and (
+                (is_single and value_leaf.ragged is None) or fits(entry, value_leaf)
+            )
+            if not is_fit:
+                raise self.mismatch(full, describe(entry), describe(value_leaf))
+            self.values[full] = captured.values[below]
+            self.per_row[full] = value_leaf.per_row
+
+    def _unbatched(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
+        if not isinstance(value, UnbatchedTensor):
+            raise self.mismatch(path, describe(leaf), shown(value))
+        self.per_row[path] = False
+        self.values[path] = pack(value)
+
+    def _value(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
+        """A non-tensor value; a list with one element per row gives each row its own, as in tensordict."""
+        rows: Any = None
+        if isinstance(value, NonTensorStack):
+            rows = value.tolist()
+        elif isinstance(value, NonTensorData):
+            value = value.data
+        elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
+            raise self.mismatch(path, self._wanted(leaf), type(value).__name__)
+        elif self.manner is not Manner.ROWS and isinstance(value, (dict, *_NUMBERS)):
+            # a tensor or a tensordict to tensordict, which puts it there instead of the value
+            expected = f"{describe(leaf)} (set_non_tensor() takes it as a value)"
+            raise self.mismatch(path, expected, shown(value))
+        elif isinstance(value, list) and leaf.batch_size and _has_shape(value, leaf.batch_size):
+            rows = value
+        if rows is not None and not _has_shape(rows, leaf.batch_size):
+            raise self.mismatch(path, describe(leaf), f"values of batch size {list(np.shape(rows))}")
+        self.per_row[path] = rows is not None and bool(leaf.batch_size)
+        self.values[path] = value if rows is None else rows
+
+    def _broadcast(self, value: Any, leaf: TensorLeaf, path: Path) -> torch.Tensor:
+        if is_tensor_collection(value):
+            raise self.mismatch(path, describe(leaf), type(value).__name__)
+        try:
+            tensor = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise self.mismatch(path, describe(leaf), type(value).__name__) from None
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+            raise NotSupportedError(
+                feature=f"such a tensor at key {quote(path)}", reason="only dense ones with memory travel"
+            )
+        actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
+        if actual.dtype != leaf.dtype:
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                raise self.mismatch(path, self._wanted(leaf), describe(actual))
+            tensor = tensor.to(to_torch(leaf.dtype))
+        found = self._in_shape(tensor.resolve_neg().resolve_conj(), leaf.shape, path)
+        if found is None:
+            raise self.mismatch(path, self._wanted(leaf), describe(actual))
+        return found
+
+    def _wanted(self, entry: Entry) -> str:
+        """What is there, for errors, and how something else gets there."""
+        is_replacing = self.manner in (Manner.ENTRY, Manner.BEHIND)
+        return describe(entry) + (" (del_() it first to put something else there)" if is_replacing else "")
+
+    def _in_shape(self, tensor: torch.Tensor, shape: tuple[int, ...], path: Path) -> torch.Tensor | None:
+        """A tensor as far broadcast as this manner does it; None where it does not."""
+        if self.manner is Manner.ROWS:
+            while tensor.ndim > len(shape) and tensor.shape[0] == 1:  # as torch does it
+                tensor = tensor[0]
+        elif self.manner is not Manner.COPY:
+            node = self.chosen.find(path[:-1])
+            num_dims = len(node.batch_size) if isinstance(node, Node) and self.manner is Manner.BEHIND else len(shape)
+            if tensor.ndim != len(shape) or tuple(tensor.shape[:num_dims]) != shape[:num_dims]:
+                return None
+        try:
+            return tensor.expand(shape)
+        except RuntimeError:
+            return None
+
+
+def broadcast(td: Any, batch_size: tuple[int, ...], manner: Manner) -> Any | None:
+    """A tensordict of another batch size in this one; None where this manner does not broadcast it."""
+    given = tuple(td.batch_size)
+    is_trailing = bool(given) and given == batch_size[-len(given) :]
+    is_fit = manner is Manner.COPY or (manner is Manner.ROWS and is_trailing)
+    try:
+        return in_memory(td).expand(*batch_size) if is_fit else None
+    except (RuntimeError, ValueError, NotImplementedError, IndexError):
+        return None
+
+
+def is_none(entry: Any) -> bool:
+    """Whether an entry of a tensordict is None."""
+    return entry is None or (isinstance(entry, NonTensorData) and entry.data is None)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one number: of Python, of NumPy, or a tensor without dimensions."""
+    return isinstance(value, _NUMBERS) and not getattr(value, "shape", ())
+
+
+def is_unset_field(node: Node, path: Path) -> bool:
+    """Whether a path below a node names a field of a tensorclass that holds nothing, as None is written there."""
+    for key in path[:-1]:
+        child = dict(node.entries).get(key)
+        if not isinstance(child, Node):
+            return False
+        node = child
+    if node.tensorclass is None or path[-1] in dict(node.entries):
+        return False
+    return path[-1] in fields_of(node.tensorclass, path[:-1])
+
+
+def _has_shape(value: Any, batch_size: tuple[int, ...]) -> bool:
+    if not batch_size:
+        return True
+    if not isinstance(value, list) or len(value) != batch_size[0]:
+        return False
+    return all(_has_shape(row, batch_size[1:]) for row in value)

@@ -1,0 +1,31 @@
+"""Keys as users write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.structure.tree import Path
+
+NO_DEFAULT: Any = object()
+"""A default that was not given."""
+
+
+def as_path(index: Any) -> Path | None:
+    """A key as a path; None for what is no key. Tuples within a tuple are one path, as in tensordict."""
+    if isinstance(index, str):
+        return (index,)
+    if not isinstance(index, tuple) or not index:
+        return None
+    if all(isinstance(part, str) for part in index):
+        return index
+    parts = [as_path(part) for part in index]
+    return None if None in parts else tuple(key for part in parts if part is not None for key in part)
+
+
+def checked_path(key: Any, *, argument: str = "key") -> Path:
+    """A key as a path. Raises InvalidRequestError for what is no key."""
+    path = as_path(key)
+    if path is None:
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
+    return path

@@ -1,0 +1,126 @@
+"""What a handle knows of its store's structure, which others may change; and the lock that keeps them from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tdserve.base.errors import KeyNotFoundError, LockedError, SpecMismatchError, StructureChangedError
+from tdserve.client.handles.schema_changes import alter
+from tdserve.client.session.calls import SessionClient
+from tdserve.structure.nodes import entry_of
+from tdserve.structure.tree import Node, Path, Spec, show
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Result = TypeVar("_Result")
+
+
+class StructuredHandle:
+    """Knows a structure, and asks for the newest where it matters.
+
+    Threads: safe, but for the blocks of ``with handle.lock_()`` and ``unlock_()``: a handle has those of one thread.
+
+    Attributes:
+        name: Of the store.
+        uid: Incarnation of the store, as of the same moment as ``spec``.
+        spec: Its structure, as this handle saw it last.
+    """
+
+    _client: SessionClient
+    name: str
+    uid: str
+    spec: Spec
+    _undone_next: bool | None = None
+    _undone_at_exits: tuple[bool | None, ...] = ()
+
+    def refresh(self, *, timeout_s: float | None = None) -> bool:
+        """Asks the server for the store's structure; returns whether it is another one than this handle knew.
+
+        Raises:
+            StoreNotFoundError: The store was deleted.
+        """
+        deadline = self._client.deadline(timeout_s)
+        if self._client.fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
+            return False
+        description = self._client.described(self.name, deadline)
+        vars(self).update(spec=description.spec, uid=description.uid)
+        return True
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the store's keys are locked, for everybody; asks the server."""
+        self.refresh()
+        return self.spec.root.is_locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        self._set_lock(bool(value), None)
+
+    def lock_(self, *, timeout_s: float | None = None) -> Self:
+        """Locks the store's keys, for everybody and for good: until ``unlock_``. Content may still be written in place.
+
+        ``with store.lock_(): ...`` unlocks it at the end.
+        """
+        return self._set_lock(True, timeout_s)
+
+    def unlock_(self, *, timeout_s: float | None = None) -> Self:
+        """Unlocks the store's keys, for everybody. ``with store.unlock_(): ...`` locks it again at the end."""
+        return self._set_lock(False, timeout_s)
+
+    def _set_lock(self, is_locked: bool, timeout_s: float | None) -> Self:
+        self.refresh(timeout_s=timeout_s)
+        was_changed = self.spec.with_locked(is_locked) != self.spec
+        if was_changed:
+            alter(self._client, self.name, is_locked=is_locked, deadline=self._client.deadline(timeout_s))
+            self.refresh()
+        self._undone_next = (not is_locked) if was_changed else None
+        return self
+
+    def __enter__(self) -> Self:
+        """Of ``with store.lock_():`` and ``with store.unlock_():``; their end undoes what they have changed."""
+        self._undone_at_exits = (*self._undone_at_exits, self._undone_next)
+        self._undone_next = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        *rest, undone = self._undone_at_exits
+        self._undone_at_exits = tuple(rest)
+        if undone is not None:
+            self._set_lock(undone, None)
+
+    def _check_unlocked(self, path: Path) -> None:
+        """Raises LockedError if the node at ``path``, or one above it, is locked."""
+        for depth in range(len(path) + 1):
+            entry = entry_of(self.spec.root, path[:depth])
+            if isinstance(entry, Node) and entry.is_locked:
+                raise LockedError(store=self.name, key=show(path[:depth]) if depth else "")
+
+    def _has(self, path: Path) -> bool:
+        return entry_of(self.spec.root, path) is not None
+
+    def _asked(self, access: Callable[[], _Result]) -> _Result:
+        """An access, and once more where it failed because the store has another structure than this handle knew.
+
+        It is not repeated where there is another store of this name by now: the caller may not mean that.
+        """
+        uid, spec = self.uid, self.spec
+        try:
+            return access()
+        except (KeyNotFoundError, SpecMismatchError, LockedError):
+            is_other = self.refresh() or self.spec is not spec  # the access itself may have asked already
+            if not is_other or self.uid != uid:
+                raise
+        return access()
+
+    def _insist(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
+        """As ``_asked``, again as long as there is time and others are quicker to change the structure."""
+        uid, deadline = self.uid, self._client.deadline(timeout_s)
+        while True:
+            try:
+                return self._asked(access)
+            except StructureChangedError:
+                if self.uid != uid or deadline.expired:
+                    raise
+                self.refresh()

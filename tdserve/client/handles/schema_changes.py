@@ -1,0 +1,258 @@
+"""Changes of which keys a store has, as a client asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import SpecMismatchError
+from tdserve.client.handles.coerce import Manner, fitted, is_none, is_unset_field
+from tdserve.client.handles.tensordict_calls import as_local
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.transfers.upload import Outgoing, Target
+from tdserve.client.transfers.write import write
+from tdserve.structure import codec
+from tdserve.structure.altering import Renaming
+from tdserve.structure.capture import Captured, capture
+from tdserve.structure.instances import find_tensorclass, inside
+from tdserve.structure.nodes import entry_of
+from tdserve.structure.tree import Node, Path, Spec, describe, show
+from tdserve.v1 import content_pb2, control_pb2
+
+
+def alter(
+    client: SessionClient,
+    name: str,
+    *,
+    content: Captured | None = None,
+    zeros: Spec | None = None,
+    replaces: Iterable[Path] = (),
+    removed: Iterable[Path] = (),
+    renamed: Iterable[Renaming] = (),
+    is_locked: bool | None = None,
+    deadline: Deadline,
+) -> int:
+    """Changes which keys a store has, whole or not at all; returns the content version that it made.
+
+    What is removed goes first, then names change, then what is added comes.
+
+    Args:
+        content: What is added: its structure has the store's batch size, and the nodes above what comes.
+        zeros: Instead, the structure of tensors that are zero.
+        replaces: Keys of it that take the place of what is there.
+        removed, renamed: Keys.
+        is_locked: Locks or unlocks the store; nothing else changes with it.
+
+    Raises:
+        KeyNotFoundError: There is nothing to remove, or to rename. Nothing was changed.
+        StructureChangedError: There is already what was to be added. Nothing was changed.
+        LockedError: The store is locked. Nothing was changed.
+    """
+    added = zeros if content is None else content.spec
+    asked = control_pb2.AlterRequest(
+        store=name,
+        added=None if added is None else codec.encode(added),
+        replaces=_messages(replaces),
+        removed=_messages(removed),
+        renamed=[
+            control_pb2.Renamed(old_key=_message(each.old), new_key=_message(each.new), is_safe=each.is_safe)
+            for each in renamed
+        ],
+    )
+    if is_locked is not None:
+        asked.is_locked = is_locked
+    what = f"a change of keys of {name!r}"
+    if content is None or not (content.tensors or content.values):
+        return _alter_without_content(client, asked, deadline, what)
+    target = Target(name, content.spec.fingerprint, content.spec, allow_pickle=client.allow_pickle)
+
+    def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+        asked.content.CopyFrom(outgoing.message)
+        asked.timeout_s = deadline.remaining_s or 0.0
+        return {"alter": asked}
+
+    done = write(client, lambda session: Outgoing([content], target, session), make_body, deadline=deadline, what=what)
+    return done.version
+
+
+def _alter_without_content(
+    client: SessionClient, asked: control_pb2.AlterRequest, deadline: Deadline, what: str
+) -> int:
+    def attempt(session: Session, request: int, deadline: Deadline) -> int:
+        asked.timeout_s = deadline.remaining_s or 0.0
+        version: int = session.send(request, alter=asked).wait(answer_timeout_s(deadline), what).done.version
+        return version
+
+    return client.call(attempt, deadline, request=client.requests.begin_write(deadline))
+
+
+def addition(
+    spec: Spec, entries: Mapping[Path, Any], *, store: str, allow_pickle: bool = False, is_value: bool = False
+) -> Captured:
+    """What becomes of values at keys that a store does not have: what tensordict makes of them.
+
+    Args:
+        spec: The store's structure.
+        entries: By key; nodes above that are missing are made.
+        is_value: Whether each is one non-tensor value, whatever it is.
+
+    Raises:
+        SpecMismatchError: One has another batch size, or its key lies below a leaf. Nothing was written.
+        NotSupportedError: One cannot be stored.
+    """
+    for path in entries:
+        for depth in range(1, len(path)):
+            above = entry_of(spec.root, path[:depth])
+            if above is not None and not isinstance(above, Node):
+                raise SpecMismatchError(
+                    store=store, key=show(path[:depth]), expected=describe(above), actual="a key below it"
+                )
+    check_fields(spec, entries)
+    td = _nodes_above(spec.root, list(entries))
+    for path, value in entries.items():
+        try:
+            if is_value:
+                td.set_non_tensor(path, value)
+            else:
+                td.set(path, as_local(value))
+        except (RuntimeError, ValueError, TypeError) as fault:
+            node = entry_of(spec.root, path[:-1])
+            batch_size = list(node.batch_size if isinstance(node, Node) else spec.batch_size)
+            shape = getattr(value, "shape", None)
+            actual = f"{type(value).__name__}{'' if shape is None else list(shape)}"
+            raise SpecMismatchError(
+                store=store, key=show(path), expected=f"batch size {batch_size} in front", actual=actual
+            ) from fault
+    captured = capture(td, store=store, allow_pickle=allow_pickle, is_exact=True)
+    if spec.root.device is None:
+        return captured
+    return Captured(captured.spec.with_device(spec.root.device), captured.tensors, captured.values, {})
+
+
+def check_fields(spec: Spec, paths: Iterable[Path]) -> None:
+    """Raises NotSupportedError where a tensorclass has no field of a name, or is not known in this process."""
+    for path in paths:
+        for depth in range(len(path)):
+            above = entry_of(spec.root, path[:depth])
+            if isinstance(above, Node) and above.tensorclass is not None:
+                find_tensorclass(above.tensorclass, path[:depth], {path[depth]})
+
+
+def split(spec: Spec, values: Any) -> tuple[dict[Path, Any], dict[Path, Any]]:
+    """Values by key as ``TensorDict.update`` takes them, nested ones leaf by leaf.
+
+    Returns:
+        Those at keys that the store has, and those at new ones.
+    """
+    known: dict[Path, Any] = {}
+    fresh: dict[Path, Any] = {}
+    _split(spec.root, values, (), known, fresh)
+    return known, fresh
+
+
+def first_unknown(spec: Spec, values: Any) -> Path | None:
+    """A key of ``values`` that the store does not have; None where it has them all."""
+    return next(iter(split(spec, values)[1]), None) if hasattr(values, "items") else None
+
+
+def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str, allow_pickle: bool) -> Captured:
+    """New content together with values that take the place of what a store has; these must fit there.
+
+    Raises:
+        SpecMismatchError, NotSupportedError: One does not. Nothing was written.
+    """
+    tensors, contents, root = dict(fresh.tensors), dict(fresh.values), fresh.spec.root
+    for path, value in known.items():
+        chosen = spec.select([path])
+        one, _ = fitted(
+            value,
+            chosen,
+            at=path,
+            store=store,
+            manner=Manner.ENTRY,
+            is_whole=True,
+            allow_pickle=allow_pickle,
+        )
+        root = _joined(root, one.spec.root)
+        tensors.update(one.tensors)
+        contents.update(one.values)
+    return Captured(Spec(root), tensors, contents, {})
+
+
+def _joined(node: Node, other: Node) -> Node:
+    entries = dict(node.entries)
+    for key, entry in other.entries:
+        present = entries.get(key)
+        both = isinstance(present, Node) and isinstance(entry, Node)
+        entries[key] = _joined(present, entry) if both else entry  # type: ignore[arg-type]
+    return node._replace(entries=tuple(entries.items()))
+
+
+def _split(node: Node, values: Any, path: Path, known: dict[Path, Any], fresh: dict[Path, Any]) -> None:
+    entries = dict(node.entries)
+    items = _items(values)
+    if items is None:
+        known[path] = values
+        return
+    for key, value in items:
+        first, *rest = (key,) if isinstance(key, str) else key
+        below = (*path, first)
+        if rest:
+            value = {tuple(rest): value}
+        entry = entries.get(first)
+        if isinstance(entry, Node) and entry.inner is None and _is_tree(value):
+            _split(entry, value, below, known, fresh)
+        elif rest:
+            for inner, leaf in _flat(value, below):
+                fresh[inner] = leaf
+        elif entry is not None or not is_none(value) or not is_unset_field(node, (first,)):
+            (fresh if entry is None else known)[below] = value
+
+
+def _items(values: Any) -> list[tuple[Any, Any]] | None:
+    """What is to be written, by key; None where rows of a lazy stack differ in what they hold: that goes as a whole."""
+    content = inside(values)
+    stack = values if content is None else content
+    if isinstance(stack, LazyStackedTensorDict) and len({frozenset(row.keys()) for row in stack.tensordicts}) > 1:
+        return None
+    try:
+        return list(values.items())
+    except RuntimeError:  # tensors of different sizes, which have no common one
+        return None
+
+
+def _flat(values: Mapping[Any, Any], path: Path) -> Iterable[tuple[Path, Any]]:
+    for key, value in values.items():
+        yield (*path, *((key,) if isinstance(key, str) else key)), value
+
+
+def _is_tree(value: Any) -> bool:
+    if isinstance(value, (NonTensorData, NonTensorStack)):
+        return False
+    return isinstance(value, Mapping) or is_tensor_collection(value)
+
+
+def _nodes_above(node: Node, paths: Sequence[Path]) -> TensorDict:
+    """The nodes that a store has above keys."""
+    below: dict[str, list[Path]] = {}
+    for path in paths:
+        if len(path) > 1:
+            below.setdefault(path[0], []).append(path[1:])
+    entries = dict(node.entries)
+    children = {key: entries.get(key) for key in below}
+    found = {key: _nodes_above(child, below[key]) for key, child in children.items() if isinstance(child, Node)}
+    names = list(node.names) if node.names is not None else None
+    return TensorDict(found, batch_size=node.batch_size, names=names)  # type: ignore[arg-type]
+
+
+def _message(path: Path) -> content_pb2.Path:
+    return content_pb2.Path(parts=path)
+
+
+def _messages(paths: Iterable[Path]) -> list[content_pb2.Path]:
+    return [_message(path) for path in paths]

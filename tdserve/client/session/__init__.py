@@ -1,0 +1,1 @@
+"""The connection of a client to its server: sessions, calls, and what identifies both."""

@@ -1,0 +1,342 @@
+"""One call of a client: a request number, a deadline, and as many sessions as it takes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from tdserve.base.config import TransportName, check_transport
+from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.errors import (
+    ClosedError,
+    ConnectError,
+    NotSupportedError,
+    ServerBusyError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.client.content.gpu import named_gpu
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.session.catalog_client import CatalogClient, checked_wait_s
+from tdserve.client.session.session import Session
+from tdserve.client.session.session_opener import Opening
+from tdserve.client.session.timeouts import min_channel_s
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
+
+RETRY_BACKOFF_S = 0.05
+MAX_RETRY_BACKOFF_S = 1.0
+
+MAX_BACKGROUND_THREADS = 4
+"""For calls with ``return_early=True``."""
+
+CLOSE_FLUSH_S = 3.0
+"""For the rows of writers that were not closed before their client."""
+
+_Result = TypeVar("_Result")
+
+
+class Sender(Protocol):
+    """What a writer has its rows sent by."""
+
+    def close(self, deadline: Deadline) -> None:
+        """Sends what there is, and ends. Raises TDServeError when that fails, or takes too long."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A client by its address and settings; equal ones make clients that are alike."""
+
+    kind: type[SessionClient]
+    address: str
+    transport: TransportName
+    token: str | None = field(repr=False)
+    timeout_s: float
+    allow_pickle: bool
+    root: str | None
+    device: Any
+
+    def make(self) -> SessionClient:
+        """A client; it connects when it is first used."""
+        return self.kind(
+            self.address,
+            transport=self.transport,
+            token=self.token,
+            timeout_s=self.timeout_s,
+            allow_pickle=self.allow_pickle,
+            root=self.root,
+            device=self.device,
+        )
+
+
+class SessionClient(CatalogClient):
+    """Adds the session: numbered requests, retried over fresh sessions until their deadline.
+
+    Attributes:
+        senders: Of writers that use this client; it closes them before it ends.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        transport: TransportName = "auto",
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        allow_pickle: bool = False,
+        root: str | None = None,
+        device: Any = None,
+    ) -> None:
+        chosen = check_transport(transport)
+        if chosen == "grpc":
+            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has shm, nccl and gloo")
+        self._gpu = named_gpu(device, transport=chosen)
+        super().__init__(address, token=token, timeout_s=timeout_s)
+        self.transport = chosen
+        self.allow_pickle = allow_pickle
+        self._root = root
+        self.pool = BufferPool()
+        self.senders: WeakSet[Sender] = WeakSet()
+        self._lock = Lock()
+        self._opening: Opening | None = None
+        self._session: Session | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """How to make another client like this one, elsewhere."""
+        return Recipe(
+            type(self),
+            self.address,
+            transport=self.transport,
+            token=self._token,
+            timeout_s=self.timeout_s,
+            allow_pickle=self.allow_pickle,
+            root=self._root,
+            device=self._gpu.device or None,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (self.recipe.make, ())
+
+    @property
+    def why_not_nccl(self) -> str:
+        """Why content does not go by NCCL, although a GPU was named; "" where it does, or none was."""
+        session = self._session
+        return self._gpu.why_not or (session.why_not_nccl if session is not None else "")
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """When a call must be over; None is the client's default."""
+        return Deadline.after(self.timeout_s if timeout_s is None else checked_wait_s(timeout_s))
+
+    def call(
+        self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
+    ) -> _Result:
+        """Runs one request, again when the transport fails, over a fresh session where it must be: the server knows a
+        retry by its number.
+
+        Args:
+            attempt: Sends the request under the given number and returns its result.
+            request: Number of a request that changes something, which ends here; by default a new one for each attempt.
+
+        Raises:
+            TransportError, ServerBusyError: It still failed when the time was up.
+            TDServeError: What the server said.
+        """
+        take_number = self.requests.next if request is None else lambda: request
+        backoff_s = RETRY_BACKOFF_S
+        unreached: ConnectError | None = None
+        try:
+            while True:
+                number = take_number()  # the server may not be through with the last attempt of one that has none
+                session: Session | None = None
+                try:
+                    session = self.session(deadline)
+                    return attempt(session, number, deadline)
+                except TransportError as error:
+                    if session is not None and not isinstance(error, TransferAbortedError):
+                        session.close()
+                    if not error.retryable or _is_over(deadline, backoff_s):
+                        # That no other session opened is of less use than why this one was of none.
+                        raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
+                    unreached = error if isinstance(error, ConnectError) and session is not None else unreached
+                except ServerBusyError:
+                    if _is_over(deadline, backoff_s):
+                        raise
+                    self.requests.tell_again()
+                except TDServeError as error:
+                    raise self.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
+                except BaseException:
+                    # Interrupted in the middle of a transfer: its bytes would be taken for the next one's.
+                    if session is not None:
+                        session.close()
+                    raise
+                finally:
+                    if session is not None:
+                        session.forget(number)
+                time.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
+        finally:
+            if request is not None:
+                self.requests.end(request)
+
+    def later(self, work: Callable[[], _Result]) -> Future[_Result]:
+        """Runs work in one of the client's own threads.
+
+        Raises:
+            ClosedError: The interpreter ends.
+        """
+        with self._lock:
+            if self._executor is None:
+                # Also once more after close(): work that finds the client closed fails by itself.
+                self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
+            try:
+                return self._executor.submit(work)
+            except RuntimeError as fault:
+                raise ClosedError(what="the interpreter") from fault
+
+    def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | Future[_Result]:
+        """Runs work now and returns its result, or in the background and returns a future."""
+        return self.later(work) if return_early else work()
+
+    def delete(self, name: str) -> None:
+        """Deletes a store and its files. Space that other clients on the server's machine have mapped is free when
+        they next open a store, or end.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        super().delete(name)
+        session = self._session
+        if session is not None and session.local is not None:
+            session.local.forget_deleted()
+
+    @property
+    def has_session(self) -> bool:
+        """Whether a session is open."""
+        session = self._session
+        return session is not None and not session.is_lost
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether there is a session whose channel is open, or needs none: to send content waits for no answer then."""
+        session = self._session
+        return session is not None and not session.is_lost and (session.local is not None or session.has_channel)
+
+    @property
+    def is_turning(self) -> bool:
+        """Whether extends will go another way as soon as those are answered that are under way."""
+        return self._session is not None and self._session.is_turning
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is a session that writes content in place."""
+        session = self._session
+        return session is not None and not session.is_lost and session.local is not None
+
+    @property
+    def local_end(self) -> LocalEnd | None:
+        """Where mapped files are read, as long as the session is open; None without one.
+
+        Raises:
+            ClosedError, ForkedClientError: This client cannot be used.
+        """
+        self._check_usable()
+        session = self._session
+        return None if session is None or session.is_lost else session.local
+
+    def session(self, deadline: Deadline) -> Session:
+        """The open session; opens one if there is none."""
+        self._check_usable()
+        session = self._session
+        if session is not None and session.is_silent:
+            session.close()
+        if session is None or session.is_lost:
+            session = self._open_session(deadline)
+        remaining_s = deadline.remaining_s
+        if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
+            session.connect_timeout_s = max(remaining_s, min_channel_s(deadline))
+        return session
+
+    def _open_session(self, deadline: Deadline) -> Session:
+        remaining_s = deadline.remaining_s
+        wait_s = self.timeout_s if remaining_s is None else max(remaining_s, grace_s(deadline.timeout_s))
+        with self._lock:
+            session = self._session
+            if session is not None and not session.is_lost:  # another thread was quicker
+                return session
+            opening = self._opening
+            if opening is None or opening.is_over:
+                opening = self._opening = Opening(
+                    self._make_session,
+                    address=self.address,
+                    timeout_s=wait_s,
+                    explain_silence=self._connection.explain_silence,
+                )
+        return opening.wait(wait_s)
+
+    def _make_session(self, deadline: Deadline) -> Session:
+        """In a thread of its own, one at a time: opens the session of this client."""
+        self._check_usable()
+        self._connection.wait_ready(deadline.remaining_s or 0.0)
+        failure = self._session.nccl_failure if self._session is not None else ""
+        if failure and self.transport == "auto":  # not tried again
+            self._gpu = self._gpu._replace(uuid="", why_not=failure)
+        session = self._session = Session(
+            self._connection,
+            client_id=self._client_id,
+            transport=self.transport,
+            root=self._root,
+            gpu=self._gpu,
+            requests=self.requests,
+            timeout_s=deadline.remaining_s or 0.0,
+        )
+        if self._is_closed:  # by another thread, which may not have seen this session
+            session.close()
+            self._check_usable()
+        return session
+
+    def close(self) -> None:
+        """Ends the session and the connection. Idempotent; every later call raises ClosedError.
+
+        Rows that writers still hold are sent before, for up to ``CLOSE_FLUSH_S``. A writer that could not be rid of
+        them says so at its next call. Overwrites that other threads have under way end before, in some seconds at most.
+        """
+        if os.getpid() == self._pid:
+            self._close_writers()
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None and os.getpid() == self._pid:
+            session.end_overwrites()
+            session.groups.leave_all(session.flush)
+        super().close()
+        if os.getpid() != self._pid:
+            return
+        if session is not None:
+            session.close()
+        opening = self._opening
+        if opening is not None:
+            opening.join()
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False)  # what it still has to do ends at once, and says ClosedError
+
+    def _close_writers(self) -> None:
+        deadline = Deadline.after(CLOSE_FLUSH_S)
+        for sender in list(self.senders):
+            with suppress(TDServeError):
+                sender.close(deadline)
+
+
+def _is_over(deadline: Deadline, pause_s: float) -> bool:
+    remaining_s = deadline.remaining_s
+    return remaining_s is not None and remaining_s <= pause_s

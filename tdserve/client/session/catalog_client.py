@@ -1,0 +1,232 @@
+"""The part of the client that only asks and manages: names, keys, descriptions, statistics. No torch, no session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    ClosedError,
+    ForkedClientError,
+    InvalidRequestError,
+    StoreNotCreatedError,
+    StoreNotFoundError,
+)
+from tdserve.base.ids import check_store_name, new_client_id
+from tdserve.client.session.description import StoreDescription, from_message
+from tdserve.client.session.missing_names import LOOK_AFTER_S, MissingNames
+from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.control.connection import ControlConnection
+from tdserve.structure.tree import Path
+from tdserve.v1 import control_pb2
+
+DEFAULT_TIMEOUT_S = 30.0
+"""Long enough for a server that is being restarted, short enough for a person to wait."""
+
+LONGEST_WAIT_S = 7 * 24 * 3600.0
+"""An infinite ``timeout_s`` waits a week: gRPC, gloo and the messages want a number."""
+
+
+class Once(Enum):
+    """What a call takes in place of seconds."""
+
+    ONCE = "asks once, for as long as every call waits for its server"
+
+
+ONCE: Final = Once.ONCE
+
+_Self = TypeVar("_Self", bound="CatalogClient")
+
+
+class CatalogClient:
+    """Asks a server about its stores.
+
+    Threads: safe. Picklable (by address). After ``fork`` a child must make its own: every call there raises
+    ForkedClientError.
+
+    Args:
+        address: ``host:port``.
+        token: Bearer token, where the server asks for one.
+        timeout_s: Default of every call that can wait, seconds.
+
+    Attributes:
+        requests: Numbers of what it asks.
+    """
+
+    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
+            raise InvalidRequestError(argument="address", reason=f"{address!r} is not of the form host:port")
+        self.address = address
+        self.timeout_s = checked_wait_s(timeout_s)
+        self._token = _checked_token(token)
+        self._pid = os.getpid()
+        self._is_closed = False
+        self.missing_names = MissingNames(self._names_around)
+        self._connection = ControlConnection(address, token=token)
+        self._client_id = new_client_id()
+        self.requests = RequestNumbers()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; no call works any more."""
+        return self._is_closed
+
+    def stores(self, prefix: str = "") -> list[str]:
+        """Names of all stores, sorted."""
+        names: list[str] = []
+        request = control_pb2.ListStoresRequest(prefix=prefix)
+        while True:
+            page = self._call("ListStores", request)
+            names.extend(page.names)
+            if not page.next_page_token:
+                return names
+            request.page_token = page.next_page_token
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        try:
+            request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
+            self._call("DescribeStore", request)
+        except (StoreNotFoundError, InvalidRequestError):
+            return False
+        return True
+
+    def keys(
+        self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
+    ) -> list[str | Path]:
+        """The keys of a store, as ``TensorDict.keys`` lists them: a nested key as a tuple.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        request = control_pb2.ListKeysRequest(
+            name=check_store_name(name), include_nested=include_nested, leaves_only=leaves_only, sort=sort
+        )
+        response = self._call("ListKeys", request)
+        if response.keys:
+            return list(response.keys)
+        return [path.parts[0] if len(path.parts) == 1 else tuple(path.parts) for path in response.paths]
+
+    def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
+        """Structure and figures of a store.
+
+        Args:
+            timeout_s: Waits this long for a store that does not exist yet, or a server that does not answer; 0 asks
+                once, None is the client's default. By default waits for the server alone, as every call does.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+            StoreNotCreatedError: It did not appear in time; says which names are near. After a second a warning of
+                the logger ``tdserve.client`` has said so too.
+        """
+        if timeout_s is ONCE:
+            return self._described(name, self.timeout_s)
+        wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
+        deadline = Deadline.after(wait_s)
+        try:
+            return self._described(name, wait_s)
+        except StoreNotFoundError:
+            if not wait_s:
+                raise
+        remaining_s = deadline.remaining_s or 0.0
+        try:
+            if not remaining_s:  # the first look took all the time
+                raise StoreNotCreatedError(what=f"the creation of store {name!r}", timeout_s=wait_s, name=name)
+            with self.missing_names.watch(name):
+                return self._described(name, remaining_s, wait_s=remaining_s)
+        except StoreNotCreatedError as error:
+            raise self.missing_names.explain(error, wait_s) from None
+
+    def _names_around(self, name: str, num_names: int) -> Sequence[str]:
+        request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
+        names: Sequence[str] = self._call("ListStores", request, timeout_s=min(self.timeout_s, LOOK_AFTER_S)).names
+        return names
+
+    def described(self, name: str, deadline: Deadline) -> StoreDescription:
+        """As ``describe`` of a store that is there, for a step of a call with this deadline."""
+        return self._described(name, deadline.remaining_s)
+
+    def _described(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
+        request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
+        return from_message(self._call("DescribeStore", request, timeout_s=timeout_s))
+
+    def fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
+        """What a store's structure has as fingerprint now. Raises StoreNotFoundError."""
+        request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
+        return bytes(self._call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
+
+    def delete(self, name: str) -> None:
+        """Deletes a store and its files.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        self._change("DeleteStore", control_pb2.DeleteStoreRequest(name=check_store_name(name)))
+
+    def server_stats(self) -> control_pb2.GetStatsResponse:
+        """The server's own figures: workers, sessions, bytes by transport."""
+        stats: control_pb2.GetStatsResponse = self._call("GetStats", control_pb2.GetStatsRequest())
+        return stats
+
+    def close(self) -> None:
+        """Ends the connection. Idempotent; every later call raises ClosedError."""
+        self._is_closed = True
+        if os.getpid() == self._pid:
+            self._connection.close()
+
+    def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedClientError(what=f"the client of {self.address}", pid=self._pid)
+        if self._is_closed:
+            raise ClosedError(what=f"the client of {self.address}")
+
+    def _change(
+        self,
+        method: str,
+        request: control_pb2.CreateStoreRequest | control_pb2.DeleteStoreRequest,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """A call that changes something: under a number, by which the server knows it when it must be sent again."""
+        number = self.requests.begin_change()
+        try:
+            told = self.requests.tell()
+            request.id.CopyFrom(control_pb2.RequestId(client_id=self._client_id, request=number, answered=told))
+            return self._call(method, request, timeout_s=timeout_s)
+        finally:
+            self.requests.end(number)
+
+    def _call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+        self._check_usable()
+        return self._connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+
+def _checked_token(token: object) -> str | None:
+    """What can be sent as one. It is no part of the message: whoever reads that need not know it."""
+    if token is None:
+        return None
+    if not isinstance(token, str):
+        raise InvalidRequestError(argument="token", reason=f"it is a {type(token).__name__}, not a str")
+    if not (token.isascii() and token.isprintable()):
+        reason = "it has characters beyond printable ASCII; is it a file's text with its line feed?"
+        raise InvalidRequestError(argument="token", reason=reason)
+    return token
+
+
+def checked_wait_s(timeout_s: float) -> float:
+    """A timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
+    wait_s = Deadline.after(timeout_s).timeout_s
+    return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)

@@ -1,0 +1,282 @@
+"""A session's channels for content: one at a time, formed by the first call that needs it, beside whoever waits for it.
+
+A transfer that is given up in the middle leaves bytes on its way that nobody takes. So its channel is closed, and the
+next one takes its place; the session, and all that it holds, does not notice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from threading import Lock, RLock, Thread
+
+from tdserve.base.errors import ConnectError, DeadlineExceededError, TDServeError, TransferAbortedError
+from tdserve.transport.channel import Channel, Work
+from tdserve.transport.channel_opener import JOIN_TIMEOUT_S, Forming
+from tdserve.transport.rendezvous import KVStore
+from tdserve.v1 import control_pb2
+
+LETTING_GO_S = 2 * JOIN_TIMEOUT_S
+"""Two channels that do not form hold up the end of their session so long, and that is part of the call's time."""
+
+MAX_BROKEN = 8
+"""Channels of a session that were formed and broke within ``BROKEN_WITHIN_S``; then another session is tried."""
+
+BROKEN_WITHIN_S = 60.0
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Of what was posted for refused requests, and not taken yet."""
+
+KEPT_TIMEOUT_S = 10.0
+"""For the server to take some of it."""
+
+
+class ContentChannel:
+    """One channel of a session. Threads: safe.
+
+    Args:
+        make: Makes the channel; blocks.
+        peer: Name of the other end, for errors.
+        on_unformed: Called when it cannot be formed, or not in time; ends the session, and says what callers are told.
+        number: Counts the channels of a session. For one that takes the place of another nobody waits longer than his
+            call may take, and it may be there for the next.
+        publish: Sends an entry of its rendezvous.
+
+    Attributes:
+        kv_store: Its rendezvous.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[KVStore], Channel],
+        *,
+        peer: str,
+        on_unformed: Callable[[ConnectError], TDServeError],
+        number: int = 0,
+        publish: Callable[[str, bytes], None] = lambda key, value: None,
+    ) -> None:
+        self.number = number
+        self.kv_store = KVStore(publish)
+        self._make = make
+        self._on_unformed = on_unformed
+        self._peer = peer
+        self._lock = Lock()
+        self._channel: Channel | None = None
+        self._forming: Forming | None = None
+        self._lost: TDServeError | None = None
+        self._lost_at_s = math.inf
+        self._closing = RLock()
+        self._kept: dict[int, tuple[list[Work], int]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is formed."""
+        return self._channel is not None
+
+    @property
+    def is_renewing(self) -> bool:
+        """Whether it takes the place of one that was lost, and is not formed yet."""
+        return self.number > 0 and self._channel is None
+
+    @property
+    def lost_for_s(self) -> float:
+        """How long it has been lost; 0 where it is not."""
+        return max(time.monotonic() - self._lost_at_s, 0.0)
+
+    def get(self, timeout_s: float) -> Channel:
+        """The channel; the session is closed in ``timeout_s`` where its first one cannot be formed.
+
+        Raises:
+            DeadlineExceededError: As of ``expect``, where it is not the first.
+            TDServeError: What ``on_unformed`` says, or why it was lost.
+        """
+        if self.number:
+            return self.expect(timeout_s)
+        channel = self._channel
+        if channel is None:
+            limit_s = max(timeout_s - LETTING_GO_S, timeout_s / 2)
+            try:
+                channel = self._channel = self._begin().wait(limit_s)
+            except ConnectError as error:
+                raise self._on_unformed(error) from error
+        return channel
+
+    def expect(self, timeout_s: float) -> Channel:
+        """Waits until it is formed, or so long: it is formed all the same, for the next call.
+
+        Raises:
+            DeadlineExceededError: It was not there in time.
+            TDServeError: It cannot be formed, and what ``on_unformed`` says of that; or why it was lost.
+        """
+        if self._channel is not None:
+            return self._channel
+        forming = self._begin()
+        try:
+            channel = self._channel = forming.wait(timeout_s)
+        except ConnectError as error:
+            if forming.has_failed:
+                raise self._on_unformed(error) from error
+            raise DeadlineExceededError(what=f"a channel to {self._peer}", timeout_s=timeout_s) from error
+        return channel
+
+    def keep(self, request: int, works: Iterable[Work], nbytes: int) -> None:
+        """Keeps sends of a refused request: one that is dropped is given up, and the peer would wait for it.
+
+        Args:
+            request: The newest of the client.
+        """
+        with self._lock:
+            kept, kept_nbytes = self._kept.get(request, ([], 0))
+            if self._lost is None:
+                self._kept[request] = [*kept, *works], kept_nbytes + nbytes
+
+    def let_go_before(self, request: int) -> None:
+        """This request's content was taken, and with it that of all which were refused before it was sent."""
+        if self._kept:
+            with self._lock:
+                self._kept = {kept: works for kept, works in self._kept.items() if kept >= request}
+
+    def reap(self) -> None:
+        """Waits until not too much is kept.
+
+        Raises:
+            PeerLostError, TransferAbortedError: The server takes nothing. The channel is closed.
+        """
+        while self._kept:
+            with self._lock:
+                if sum(nbytes for _, nbytes in self._kept.values()) <= MAX_KEPT_BYTES:
+                    return
+                works, _ = self._kept.pop(min(self._kept))
+            if self._channel is not None:
+                try:
+                    self._channel.wait_all(works, KEPT_TIMEOUT_S)
+                except DeadlineExceededError as error:
+                    raise TransferAbortedError(transfer=0, reason=f"of refused writes: {error}") from error
+
+    def lose(self, error: TDServeError) -> None:
+        """It is over: whoever waits is told why; what is formed is closed when this returns, whoever else does so."""
+        with self._lock:
+            if self._lost is None:
+                self._lost, self._lost_at_s = error, time.monotonic()
+            forming = self._forming
+        self.kv_store.close()
+        if forming is not None:
+            with self._closing:
+                forming.cancel(error)
+        with self._lock:
+            self._kept.clear()
+
+    def _begin(self) -> Forming:
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            if self._forming is None:
+                self._forming = Forming(lambda: self._make(self.kv_store), peer=self._peer, name="tdserve-open-channel")
+            return self._forming
+
+
+class ContentChannels:
+    """Those of a session, one after the other. Threads: safe.
+
+    Args:
+        make: Makes the channel of a number over its rendezvous; blocks.
+        publish: Sends an entry of a rendezvous.
+        peer, on_unformed: As of ``ContentChannel``.
+        clock: Seconds that never go back.
+
+    Attributes:
+        current: The newest.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, KVStore], Channel],
+        publish: Callable[[control_pb2.Rendezvous], None],
+        *,
+        peer: str,
+        on_unformed: Callable[[ConnectError], TDServeError],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make = make
+        self._publish = publish
+        self._peer = peer
+        self._on_unformed = on_unformed
+        self._clock = clock
+        self._lock = Lock()
+        self._broken: deque[float] = deque(maxlen=MAX_BROKEN)
+        self._is_over = False
+        self.current = self._next(0)
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether one after the other has broken."""
+        broken = self._broken
+        return len(broken) == MAX_BROKEN and self._clock() - broken[0] < BROKEN_WITHIN_S
+
+    def find(self, number: int) -> ContentChannel:
+        """The channel of this number; from a later one than the current the loss of that is heard of.
+
+        Raises:
+            TransferAbortedError: Another has taken its place.
+        """
+        if number > self.current.number:
+            self.replace(number - 1, "the server has lost it", waits=False)
+        current = self.current
+        if current.number != number:
+            raise _replaced(number, "it was lost")
+        return current
+
+    def feed(self, entry: control_pb2.Rendezvous) -> None:
+        """Takes an entry of the server's rendezvous."""
+        current = self.current
+        if entry.channel == current.number:
+            current.kv_store.feed(entry.key, entry.value)
+
+    def replace(self, number: int, reason: str, *, waits: bool = True) -> bool:
+        """Lets another take the place of a channel that is lost, or stands in the middle of what nobody takes, and of
+        all before it.
+
+        Args:
+            waits: Whether no buffer is read or written any more when this returns; else soon.
+
+        Returns:
+            False where another has taken its place before: what was found late does not break that.
+        """
+        with self._lock:
+            lost = self.current
+            if number < lost.number or self._is_over:
+                return False
+            if lost.is_open:
+                self._broken.append(self._clock())
+            self.current = self._next(number + 1)
+        error = _replaced(number, reason)
+        if waits and lost.is_open:
+            lost.lose(error)
+        else:
+            Thread(target=lost.lose, args=(error,), name="tdserve-close-channel", daemon=True).start()
+        return True
+
+    def lose(self, error: TDServeError) -> None:
+        """The session is over."""
+        with self._lock:
+            self._is_over = True
+            current = self.current
+        current.lose(error)
+
+    def _next(self, number: int) -> ContentChannel:
+        def publish(key: str, value: bytes) -> None:
+            self._publish(control_pb2.Rendezvous(key=key, value=value, channel=number))
+
+        return ContentChannel(
+            lambda kv_store: self._make(number, kv_store),
+            peer=self._peer,
+            on_unformed=self._on_unformed,
+            number=number,
+            publish=publish,
+        )
+
+
+def _replaced(number: int, reason: str) -> TransferAbortedError:
+    return TransferAbortedError(transfer=0, reason=f"channel {number} was replaced by another: {reason}")

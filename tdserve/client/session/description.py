@@ -1,0 +1,224 @@
+"""What a client is told of a store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tdserve.client.session import structure_text
+from tdserve.messages.values.values import decode_bytes
+from tdserve.structure import codec
+from tdserve.structure.tree import Spec, ValueLeaf
+from tdserve.v1 import control_pb2
+
+_KINDS = {
+    control_pb2.STORE_KIND_TENSORDICT: "tensordict",
+    control_pb2.STORE_KIND_REPLAY: "replay",
+    control_pb2.STORE_KIND_WEIGHTS: "weights",
+}
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """One kept version of weights.
+
+    Attributes:
+        version: Its number.
+        nbytes: Of its tensors.
+        created_s: When it became visible, seconds since the epoch.
+        metadata: What the publisher said of it.
+    """
+
+    version: int
+    nbytes: int
+    created_s: float
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def time(self) -> float:
+        """``created_s``."""
+        return self.created_s
+
+    @property
+    def size(self) -> int:
+        """``nbytes``."""
+        return self.nbytes
+
+
+@dataclass(frozen=True)
+class StoreDescription:
+    """A store, as of the moment of asking.
+
+    Attributes:
+        name: Its name.
+        kind: ``"tensordict"``, ``"replay"`` or ``"weights"``.
+        spec: Its structure: complete for a tensordict, of one row for a replay, of the newest version for weights.
+        batch_size: Of the spec.
+        num_rows: First batch dimension (1 without one); live rows of a replay.
+        capacity: Rows of a replay, 0 for the others.
+        nbytes: Of all tensors.
+        version: Content version; of weights the newest version.
+        inserts: Rows ever written to a replay.
+        samples: Rows ever sampled from it.
+        reserved_rows: Rows that writers fill right now.
+        min_size: Rows that a replay must hold before it is sampled.
+        created_s: Seconds since the epoch.
+        extra: Tensors that plain tensordict does not show when it opens the store's folder; ``objects`` are the rest.
+        path: The store's folder below the server's root.
+        uid: Of this incarnation of the name.
+        versions: Kept versions of weights.
+        settings: Sampler, remover and limiter of a replay, canonical JSON.
+        num_leased: Rows of a replay that are handed out and not acknowledged.
+        is_closed: Whether a replay takes no more rows in.
+        share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
+        max_object_bytes: Room for its non-tensor values and ragged tensors.
+        durability: What an acknowledged write survives: ``"process"`` the end of any process, ``"disk"`` also a loss of
+            power.
+        policy: Name of the weights that make a replay's rows; "" for none. With one:
+        newest_policy_version: From which lags are counted; 0 before the first.
+        lag_min, lag_mean, lag_max: How many versions its rows are old; None while there is none of a known version.
+        num_discarded: Rows that left a queue because they were too old.
+        fanout: Of weights: to how many each end sends a version at once, 0 where the server decides.
+        adopted: The user's folder that its tensors lie in; "" when they lie in the store's own.
+        read_only: Whether every write is refused.
+        num_waiting: Calls of clients that wait for it right now: for rows, for room, for a version.
+    """
+
+    name: str
+    kind: str
+    spec: Spec
+    batch_size: tuple[int, ...]
+    num_rows: int
+    capacity: int
+    nbytes: int
+    version: int
+    inserts: int
+    samples: int
+    reserved_rows: int
+    min_size: int
+    created_s: float
+    extra: tuple[str, ...]
+    path: str
+    uid: str
+    versions: tuple[VersionInfo, ...]
+    settings: str = ""
+    num_leased: int = 0
+    is_closed: bool = False
+    share_non_tensor: bool = False
+    max_object_bytes: int = 0
+    durability: str = "process"
+    policy: str = ""
+    newest_policy_version: int = 0
+    lag_min: int | None = None
+    lag_mean: float | None = None
+    lag_max: int | None = None
+    num_discarded: int = 0
+    fanout: int = 0
+    adopted: str = ""
+    read_only: bool = False
+    num_waiting: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Same as ``num_rows``."""
+        return self.num_rows
+
+    @property
+    def bytes(self) -> int:
+        """Same as ``nbytes``."""
+        return self.nbytes
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """What lies in the store's folder ``objects``, which plain tensordict does not open either: non-tensor values,
+        ragged tensors, and nested parts whose rows differ."""
+        is_rows = self.kind in ("tensordict", "replay")
+        return tuple(".".join(path) for path, _ in self.spec.values) if is_rows else ()
+
+    def __str__(self) -> str:
+        return self.tree()
+
+    def tree(self) -> str:
+        """The structure as a tree, a line for each entry; of a replay that of one row, of weights the newest's."""
+        rows = f"{self.num_rows} of {self.capacity} rows" if self.capacity else f"{self.num_rows} rows"
+        what = f"one row, {rows}" if self.kind == "replay" else rows
+        return structure_text.tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)
+
+    def composite(self) -> Any:
+        """The same structure as a ``torchrl.data.Composite``.
+
+        Raises:
+            NotSupportedError: torchrl is not installed; says how to.
+        """
+        return structure_text.composite(self.spec.root)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that JSON can carry; the spec as a list of its leaves."""
+        found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        found["batch_size"] = list(self.batch_size)
+        found["extra"] = list(self.extra)
+        found["settings"] = json.loads(self.settings) if self.settings else {}
+        found["versions"] = [
+            {"version": each.version, "nbytes": each.nbytes, "created_s": each.created_s} for each in self.versions
+        ]
+        leaves = [
+            {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
+        ]
+        found["spec"] = leaves + [{"key": list(path), **_shown(leaf)} for path, leaf in self.spec.values]
+        return found
+
+
+def _shown(leaf: ValueLeaf) -> dict[str, Any]:
+    """A ragged tensor with -1 where rows differ."""
+    if leaf.ragged is None or not leaf.ragged.dtype:
+        return {"dtype": "non-tensor"}
+    return {"dtype": leaf.ragged.dtype, "shape": [*leaf.batch_size, *leaf.ragged.shape]}
+
+
+def version_info(message: control_pb2.VersionInfo) -> VersionInfo:
+    """Reads the server's message of one version."""
+    metadata = decode_bytes(message.metadata) if message.metadata else {}
+    return VersionInfo(message.version, message.nbytes, message.created_s, metadata)
+
+
+def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
+    """Reads the server's message."""
+    spec = codec.decode(message.spec)
+    versions = tuple(version_info(version) for version in message.versions)
+    lags = message.lags if message.HasField("lags") else None
+    return StoreDescription(
+        name=message.name,
+        kind=_KINDS.get(message.kind, "unknown"),
+        spec=spec,
+        batch_size=spec.batch_size,
+        num_rows=message.num_rows,
+        capacity=message.capacity,
+        nbytes=message.nbytes,
+        version=message.version,
+        inserts=message.inserts,
+        samples=message.samples,
+        reserved_rows=message.reserved_rows,
+        min_size=message.min_size,
+        created_s=message.created_s,
+        extra=tuple(message.extra),
+        path=message.path,
+        uid=message.uid,
+        versions=versions,
+        settings=message.settings,
+        num_leased=message.num_leased,
+        is_closed=message.is_closed,
+        share_non_tensor=message.share_non_tensor,
+        max_object_bytes=message.max_object_bytes,
+        durability=message.durability,
+        policy=json.loads(message.settings).get("policy", "") if message.settings else "",
+        newest_policy_version=message.newest_policy_version,
+        lag_min=lags.min if lags is not None else None,
+        lag_mean=lags.mean if lags is not None else None,
+        lag_max=lags.max if lags is not None else None,
+        num_discarded=message.num_discarded,
+        fanout=message.fanout,
+        adopted=message.adopted,
+        read_only=message.read_only,
+        num_waiting=message.num_waiting,
+    )

@@ -1,0 +1,30 @@
+"""What a client says of itself when it opens a session."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from tdserve.base.config import PROTOCOL_VERSION
+from tdserve.base.machine import boot_id
+from tdserve.v1 import control_pb2
+
+
+def hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
+    """The first message of a session.
+
+    Args:
+        client_id: Names the client object, across its sessions.
+        transport: Of the content.
+        gpu: uuid of the client's GPU, for content by NCCL; "" for none.
+    """
+    return control_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        client_id=client_id,
+        transport=transport,
+        boot_id=boot_id(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        takes_values=True,
+        gpu=gpu,
+    )

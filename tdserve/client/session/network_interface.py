@@ -1,0 +1,76 @@
+"""The interface of this machine on which a client waits for others, and what to do where they cannot reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from tdserve.base.addresses import address_towards as route_towards
+from tdserve.base.addresses import interface_address, resolve
+from tdserve.base.config import client_interface
+from tdserve.base.errors import ConnectError, InvalidRequestError
+
+BEYOND = ("192.0.2.1", "2001:db8::1")
+"""Addresses that nobody has: the way to them is the way to everybody who is not near."""
+
+
+def address_towards(address: str, interface: str = "") -> str:
+    """The address of this machine's interface for content.
+
+    Args:
+        address: ``host:port`` of the server.
+        interface: Address on which its data worker waits, if it says so: of a name with several addresses nobody else
+            knows which one reached the server.
+    """
+    chosen = client_interface()
+    if chosen is not None:
+        return interface_address(chosen)
+    return route_towards(interface or resolve(address)[0])
+
+
+def address_for(hosts: Iterable[str], own: str, *, beyond: Sequence[str] = BEYOND) -> str:
+    """The address that other clients are offered: loopback would lead those on other machines to themselves.
+
+    Who is only among processes of this machine stays on loopback, where nobody else can listen in.
+
+    Args:
+        hosts: Names of the machines of all of them.
+        own: What is offered otherwise.
+        beyond: Addresses, one of which is reached through the interface that is meant then.
+
+    Raises:
+        ConnectError: There is no such interface; says what to set.
+    """
+    if client_interface() is not None or not _is_loopback(own) or set(hosts) <= {socket.gethostname()}:
+        return own
+    for far in beyond:
+        with suppress(ConnectError):
+            return route_towards(far)
+    reason = "members on other machines cannot reach it; TDSERVE_INTERFACE names an interface that they reach"
+    raise ConnectError(address=own, reason=reason)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def unformed(reason: str, address: str, interface: str) -> ConnectError:
+    """What a caller is told when the channel for content could not be formed, or not in time.
+
+    Args:
+        reason: Of the channel.
+        address: ``host:port`` of the server.
+        interface: Address on which its data worker waits, "" where it did not say.
+    """
+    there, here = interface or "its address", "this machine"
+    with suppress(ConnectError, InvalidRequestError):
+        here = address_towards(address, interface)
+    remedy = (
+        f"content needs gloo, which connects by ports of its own choice: {there} must be reachable from here, and "
+        f"{here} (or another, by TDSERVE_INTERFACE) from there, so one published port is not enough. Put both into one "
+        "network, or the server into its host's (network_mode: host, --advertise HOST to be called by its address); "
+        "shared files need no gloo (transport='shm')"
+    )
+    return ConnectError(address=address, reason=f"{reason}; {remedy}")

@@ -1,0 +1,143 @@
+"""Numbers of a client's requests: which of them may still be sent again, and how many writes are under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Lock
+
+from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.errors import DeadlineExceededError
+from tdserve.v1 import control_pb2
+
+MAX_WRITES_UNDER_WAY = 64
+"""Of one client, whatever its handles and threads: the server keeps the answer of each until the client has got it."""
+
+TELL_EVERY = 64
+"""Requests between two messages that tell the server which answers have come."""
+
+SIGNAL_POLL_S = 0.5
+"""Python looks at a signal that comes just before a wait begins only when the wait ends (seen once in sixty times)."""
+
+OnRoom = Callable[[], None]
+
+
+class RequestNumbers:
+    """Gives numbers, and remembers those of requests that change something until they will not be sent again.
+
+    Writes, whose content the server or the channel must hold, share a window. Other changes do not wait for it: what
+    takes rows out of a full queue must get through when all writes wait for that. Threads: safe.
+
+    Args:
+        window: Writes under way at most.
+    """
+
+    def __init__(self, window: int = MAX_WRITES_UNDER_WAY) -> None:
+        self._window = window
+        self._lock = Lock()
+        self._room = Condition(self._lock)
+        self._next = 1
+        self._told = 0  # all below were accounted for in a message
+        self._changes: set[int] = set()
+        self._writes: set[int] = set()
+        self._num_waiting = 0
+        self._line: deque[OnRoom] = deque()
+
+    @property
+    def num_writes(self) -> int:
+        """Writes under way."""
+        return len(self._writes)
+
+    @property
+    def newest(self) -> int:
+        """The number that was given last."""
+        return self._next - 1
+
+    def next(self) -> int:
+        """A number for a request that changes nothing."""
+        with self._lock:
+            return self._take()
+
+    def begin_change(self) -> int:
+        """A number for a request that changes something; to be handed to ``end``."""
+        with self._lock:
+            request = self._take()
+            self._changes.add(request)
+            return request
+
+    def begin_write(self, deadline: Deadline) -> int:
+        """A number for a write; to be handed to ``end``. Waits while too many are under way.
+
+        Raises:
+            DeadlineExceededError: They were for all the time. No number was taken.
+        """
+        with self._lock:
+            while len(self._writes) >= self._window:
+                remaining_s = deadline.remaining_s
+                wait_s = SIGNAL_POLL_S if remaining_s is None else remaining_s + grace_s(deadline.timeout_s)
+                self._num_waiting += 1
+                try:
+                    has_ended = self._room.wait(min(wait_s, SIGNAL_POLL_S))
+                finally:
+                    self._num_waiting -= 1
+                if not has_ended and remaining_s == 0.0:
+                    what = f"the end of one of the {self._window} writes that this client has under way"
+                    raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+            return self._begin_write()
+
+    def try_begin_write(self, on_room: OnRoom) -> int | None:
+        """As ``begin_write``, without waiting.
+
+        Args:
+            on_room: Called once, when there is room, if None is returned; in the thread that ends another write.
+        """
+        with self._lock:
+            if len(self._writes) < self._window:
+                return self._begin_write()
+            self._line.append(on_room)
+            return None
+
+    def end(self, request: int) -> None:
+        """The request will not be sent again."""
+        with self._lock:
+            self._changes.discard(request)
+            if request not in self._writes:
+                return
+            self._writes.discard(request)
+            if self._num_waiting:
+                self._room.notify()
+            if not self._line:
+                return
+        while True:  # who is called may have nothing to send any more
+            with self._lock:
+                if not self._line or len(self._writes) >= self._window:
+                    return
+                on_room = self._line.popleft()
+            on_room()
+
+    def tell_with(self, request: int) -> control_pb2.Answered | None:
+        """What a request that changes something tells the server of answers beside; mostly nothing."""
+        if self._next - self._told < TELL_EVERY or request not in self._changes:
+            return None
+        return self.tell()
+
+    def tell(self) -> control_pb2.Answered:
+        """Which requests will not be sent again. Each message tells all, so that none of them must arrive."""
+        with self._lock:
+            self._told = self._next
+            return control_pb2.Answered(below=self._next, but_for=sorted(self._changes))
+
+    def tell_again(self) -> None:
+        """The server has not heard of answers that have come: the next request tells of them."""
+        self._told = 0
+
+    def _take(self) -> int:
+        request = self._next
+        self._next = request + 1
+        return request
+
+    def _begin_write(self) -> int:
+        request = self._take()
+        self._changes.add(request)
+        self._writes.add(request)
+        return request

@@ -1,0 +1,482 @@
+"""The client's end of one session: its stream, its requests under way, its channel to the data worker."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from threading import Event, Lock
+from typing import Any
+
+from tdserve.base.config import MAIL_INLINE_BYTES
+from tdserve.base.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    LocalProtocolError,
+    NotLocalError,
+    PeerLostError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.client.content.gpu import NO_GPU, Gpu, agreed
+from tdserve.client.local.attach import open_local
+from tdserve.client.local.end import LocalEnd
+from tdserve.client.relays.relay import Relays
+from tdserve.client.session.abandoned_requests import Brings, GivenUp
+from tdserve.client.session.content_channel import ContentChannel, ContentChannels
+from tdserve.client.session.control_channel import Mailbox
+from tdserve.client.session.group_inbox import GroupInbox
+from tdserve.client.session.hello import hello
+from tdserve.client.session.network_interface import address_towards, unformed
+from tdserve.client.session.pending import OnAnswer, OnGranted, Pending
+from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.control.connection import ControlConnection
+from tdserve.control.status import encode_failure
+from tdserve.structure.tree import Spec
+from tdserve.transport.channel import Channel
+from tdserve.transport.gloo import CLIENT_RANK
+from tdserve.transport.nccl import open_channel
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
+from tdserve.v1 import control_pb2
+
+LOSS_NOTICE_S = 1.0
+"""Within it a client hears that a server on its own machine has ended."""
+
+FLUSH_TIMEOUT_S = 1.0
+"""For the server to take what was sent before the end; it takes longer only where it hardly runs."""
+
+_log = logging.getLogger("tdserve.client")
+
+
+class Session:
+    """An open session. Threads: safe; requests of several threads run side by side.
+
+    Args:
+        connection: The channel to the control process.
+        client_id: Names the client object, across its sessions.
+        transport: Of the content.
+        requests: Those of the client that it may still send again.
+        timeout_s: For Hello and Welcome.
+        root: Where this process sees the server's root folder, if elsewhere than the server does.
+        gpu: Of the client, for content by NCCL.
+
+    Attributes:
+        device: The client's GPU, where content goes from GPU to GPU; "" over any other transport.
+        why_not_nccl: Why it does not, although a GPU was named.
+        nccl_failure: What became of the attempt, where it failed.
+        local: Its other end, where the client reads and writes the server's files by itself.
+        why_not_local: Why it does not, for messages.
+        groups: Where events of groups arrive.
+        relays: What it does for other clients.
+        told_specs: Those that the server was told of, the last by fingerprint: others differ in the order of keys.
+        connect_timeout_s: For whoever uses the channel first: its call may take no longer than it was told.
+
+    Raises:
+        ConnectError, UnauthenticatedError, ProtocolVersionError: There is no session.
+    """
+
+    def __init__(
+        self,
+        connection: ControlConnection,
+        *,
+        client_id: bytes,
+        transport: str,
+        requests: RequestNumbers,
+        timeout_s: float,
+        root: str | None = None,
+        gpu: Gpu = NO_GPU,
+    ) -> None:
+        self.device = self.why_not_nccl = self.nccl_failure = ""
+        self.local: LocalEnd | None = None
+        self.why_not_local = ""
+        self.groups = GroupInbox()
+        self.address = connection.address
+        self.told_specs: dict[bytes, Spec] = {}
+        self.connect_timeout_s = CONNECT_TIMEOUT_S
+        self._lock = Lock()
+        self._requests = requests
+        self._given_up = GivenUp()
+        greeting = Pending(on_silence=self._give_up)
+        self._pending: dict[int, Pending] = {0: greeting}
+        self._lost: TDServeError | None = None
+        self._is_over = Event()
+        self._contents = ContentChannels(
+            self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
+        )
+        self._mailbox: Mailbox | None = None
+        self._spooled: dict[int, tuple[int, int]] = {}
+        self.relays = Relays(self.notify, self.interface)
+        self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
+        said = hello(client_id, transport=transport, gpu=gpu.uuid)
+        self._stream.send(control_pb2.ClientMessage(hello=said, answered=requests.tell()))
+        try:
+            self.welcome = greeting.wait(timeout_s, "Hello").welcome
+            self.device, self.why_not_nccl = agreed(self.welcome, gpu, transport=transport, address=self.address)
+            if transport in ("auto", "shm") and not self.device:
+                self._open_local(transport, root)
+        except BaseException:
+            self.close()
+            raise
+        if self.local is not None:
+            return
+        bond = session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
+        mailbox = Mailbox(self.interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer)
+        with self._lock:
+            self._mailbox = mailbox
+        mailbox.begin()
+        if self._lost is not None:
+            mailbox.close()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this session is over; the next call opens another."""
+        return self._lost is not None
+
+    @property
+    def transport(self) -> str:
+        """How content moves."""
+        if self.local is not None:
+            return "shm"
+        return "nccl" if self.device else "gloo"
+
+    def send(
+        self,
+        request: int,
+        *,
+        on_answer: OnAnswer | None = None,
+        place: OnGranted | None = None,
+        spooled: tuple[int, int] | None = None,
+        content: ContentChannel | None = None,
+        **body: Any,
+    ) -> Pending:
+        """Sends a request.
+
+        Args:
+            request: Its number.
+            on_answer, place: As in Pending.
+            spooled: Where its values lie, until it is forgotten.
+            content: The channel of data messages that it announces, or waits for.
+            **body: One field of ClientMessage.
+
+        Raises:
+            TransportError: The session is lost.
+        """
+        pending = Pending(on_answer, on_silence=lambda: self._stop_waiting(request, body), place=place)
+        pending.content = content
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            self._pending[request] = pending
+            if spooled is not None:
+                self._spooled[request] = spooled
+        message = control_pb2.ClientMessage(request=request, answered=self._requests.tell_with(request), **body)
+        if content is not None:
+            message.channel = content.number
+        try:
+            pending.is_mailed = self.local is None and self._mailbox is not None and self._mailbox.send(message)
+            if not pending.is_mailed:
+                (self.local or self._stream).send(message)
+        except TransportError:
+            with self._lock:
+                is_untold = self._pending.pop(request, None) is pending
+            if is_untold:
+                raise
+            # The session was lost meanwhile, and the request has got that for an answer: whoever heard it twice would
+            # try the request again twice.
+        return pending
+
+    def notify(self, message: control_pb2.ClientMessage) -> None:
+        """Sends a message that has no answer; lost when the session is."""
+        if self.local is not None:
+            with suppress(ConnectError):
+                self.local.send(message)
+        else:
+            self._stream.send(message)
+
+    def flush(self) -> None:
+        """What was told the server arrives, and nothing can be told it any more: ``close`` must follow."""
+        (self.local or self._stream).flush(FLUSH_TIMEOUT_S)
+
+    def forget(self, request: int) -> None:
+        """The request is answered, or its answer does not matter any more.
+
+        The server may still read what was spooled for one that it has not answered: that stays until it has.
+        """
+        with self._lock:
+            pending = self._pending.pop(request, None)
+        if self._mailbox is not None:
+            self._mailbox.forget(request)
+        if pending is None or pending.has_ended:
+            self._free_spooled(request)
+
+    def disown(self, request: int, *, is_sent: bool) -> None:
+        """The caller was interrupted in the middle of a request that returns early: it is not tried again.
+
+        Args:
+            is_sent: Whether some of its content may be on its way, and the rest does not come: the session ends.
+        """
+        pending = self._pending.get(request)
+        if pending is not None:
+            pending.disown()
+            if is_sent:
+                self.close()
+            self.forget(request)
+
+    def _free_spooled(self, request: int) -> None:
+        if not self._spooled:
+            return
+        with self._lock:
+            spooled = self._spooled.pop(request, None)
+        if spooled is not None and self.local is not None:
+            self.local.free(spooled)
+
+    def cancel(self, request: int) -> None:
+        """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
+        message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
+        pending = self._pending.get(request)
+        way: Any = self.local or (self._mailbox if pending is not None and pending.is_mailed else self._stream)
+        with suppress(TransportError):
+            way.send(message)
+
+    @property
+    def is_turning(self) -> bool:
+        """As of ``Mailbox.is_turning``."""
+        return self._mailbox is not None and self._mailbox.is_turning
+
+    @property
+    def inline_bytes(self) -> int:
+        """Content up to this size rides in a request."""
+        limit: int = self.welcome.inline_bytes
+        is_mail = self._mailbox is not None and self._mailbox.is_open
+        return min(limit, MAIL_INLINE_BYTES) if is_mail else limit
+
+    @property
+    def _peer(self) -> str:
+        return f"the server at {self.address}"
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether the channel is open."""
+        return self._contents.current.is_open
+
+    @property
+    def is_renewing(self) -> bool:
+        """Whether a channel was lost, and the one that takes its place is not open yet."""
+        return self._contents.current.is_renewing
+
+    @property
+    def content(self) -> ContentChannel:
+        """The channel for content, formed or not: to be named by a request, and asked for by ``channel``."""
+        return self._contents.current
+
+    def content_of(self, pending: Pending, accepted: control_pb2.Accepted) -> ContentChannel:
+        """The channel over which the content of an answer comes.
+
+        Raises:
+            TransferAbortedError: It has gone meanwhile.
+        """
+        pending.content = self._contents.find(accepted.channel)
+        return pending.content
+
+    def channel(self, content: ContentChannel, timeout_s: float | None = None) -> Channel:
+        """The channel to the data worker, connected by the first that needs it.
+
+        Args:
+            timeout_s: For one that is to take the place of another; the first may take ``connect_timeout_s``.
+
+        Raises:
+            ConnectError: It cannot be connected; the session is closed.
+            TransferAbortedError: Another has taken its place.
+            DeadlineExceededError: It is to take the place of another, and was not connected in time.
+        """
+        return content.get(timeout_s if content.number and timeout_s is not None else self.connect_timeout_s)
+
+    def await_channel(self, timeout_s: float) -> None:
+        """Waits for the channel.
+
+        Raises:
+            ConnectError: Not in time, and it may be there for the next call; or never, and the session is closed.
+            DeadlineExceededError: The same of one that is to take the place of another.
+        """
+        content = self.content
+        try:
+            content.expect(timeout_s)
+        except DeadlineExceededError as error:
+            if content.number:
+                raise
+            raise unformed(str(error), self.address, self.welcome.interface) from error
+
+    def _end_unformed(self, error: ConnectError) -> TDServeError:
+        if self.device:
+            self.nccl_failure = str(error)
+        told = self._lost or unformed(str(error.fields["reason"]), self.address, self.welcome.interface)
+        self._on_lost(told)  # first: whoever waits for an answer is told the same
+        self.close()
+        return told
+
+    def give_up(self, content: ContentChannel, error: TDServeError) -> None:
+        """A channel is lost, or stands in the middle of content that nobody takes or gives: another takes its place.
+        Where none can, the session ends. No buffer is read or written any more when this returns."""
+        self._lose_channel(content.number, str(error)[:500], waits=True)
+        if content.is_open:
+            content.lose(error)  # another may be about it, and not through
+
+    def _lose_channel(self, number: int, reason: str, *, waits: bool = False) -> None:
+        if number < self.content.number:
+            return
+        if self.device or self._contents.is_worn_out:
+            self.close()
+        elif self._contents.replace(number, reason, waits=waits):
+            lost = control_pb2.ChannelLost(channel=number, reason=reason)
+            with suppress(TransportError):
+                self._stream.send(control_pb2.ClientMessage(channel_lost=lost))
+
+    def end_overwrites(self) -> None:
+        """Before the end: what a local client overwrites just now would be lost. See ``LocalEnd.end_overwrites``."""
+        if self.local is not None and self._lost is None:
+            self.local.end_overwrites()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server has owed this session an answer for long."""
+        return self._given_up.is_silent
+
+    def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
+        self._given_up.add(request, body)
+        pending = self._pending.get(request)
+        late = None if pending is None else pending.take_late()  # between the end of the wait and this
+        if isinstance(late, control_pb2.ServerMessage):
+            self._is_unwanted(late)
+        self.cancel(request)
+
+    def close(self) -> None:
+        """Ends the session and everything under way in it, but overwrites of a local client end first. Idempotent."""
+        self.end_overwrites()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """As ``close``, when the server does not answer any more: waits for nothing."""
+        self._lose(ConnectError(address=self.address, reason="the session was closed by this client"))
+        self._stream.close()
+
+    def interface(self) -> str:
+        """The address of this machine on which others reach this client."""
+        return address_towards(self.address, self.welcome.interface)
+
+    def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
+        host, timeout_s = self.interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
+        bond = session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
+        return open_channel(
+            kv_store, CLIENT_RANK, host=host, bond=bond, device=self.device, peer=self._peer, timeout_s=timeout_s
+        )
+
+    def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
+        self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
+
+    def _on_message(self, message: control_pb2.ServerMessage) -> None:
+        if self._is_unwanted(message):
+            return
+        if message.HasField("rendezvous"):
+            self._on_rendezvous(message.rendezvous)
+            return
+        if message.HasField("group_event"):
+            self.groups.on_event(message.group_event)
+            return
+        if message.HasField("relay_order"):
+            self.relays.on_order(message.relay_order)
+            return
+        if message.HasField("channel_lost"):
+            self._lose_channel(message.channel_lost.channel, message.channel_lost.reason)
+            return
+        pending = self._pending.get(message.request)
+        if pending is not None and pending.is_write and message.HasField("accepted"):
+            self._write_in_place(message.request, pending, message.accepted)
+        elif pending is not None:
+            pending.put(message)
+            if pending.is_given_up:  # meanwhile
+                self._is_unwanted(message)
+        elif message.HasField("accepted") and self.local is not None:  # nobody waits for this request any more
+            self._tell(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
+        if self._spooled and message.request not in self._pending and not message.HasField("accepted"):
+            self._free_spooled(message.request)  # of one that nobody waits for
+
+    def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
+        """Deals with what a message brings to a call that was given up; whether there was such a thing."""
+        brings = self._given_up.look(message, is_local=self.local is not None)
+        if brings is Brings.PLACE:
+            self._give_up()
+        elif brings is Brings.CONTENT:
+            self._lose_channel(message.accepted.channel, "nobody takes the content of a call that was given up")
+        return brings is not Brings.NOTHING
+
+    def _on_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
+        if entry.link:
+            self.relays.feed(entry)
+        elif not entry.is_mail:
+            self._contents.feed(entry)
+        elif self._mailbox is not None:
+            self._mailbox.feed(entry)
+
+    def _write_in_place(self, request: int, pending: Pending, accepted: control_pb2.Accepted) -> None:
+        try:
+            written = pending.grant(accepted)
+        except TDServeError as error:
+            self._tell(request, error)
+        except Exception:  # noqa: BLE001 (the outermost frame: what was written of it, nobody knows)
+            _log.exception("content could not be written in place")
+            self._lose(LocalProtocolError(reason="content could not be written in place; the log says why"))
+        else:
+            self.answer(request, written)
+
+    def _tell(self, request: int, error: TDServeError) -> None:
+        self.answer(request, control_pb2.Written(failure=encode_failure(error)))
+
+    def answer(self, request: int, written: control_pb2.Written) -> None:
+        """Tells the server that what it has let this client do is done; it learns by itself when the socket is gone."""
+        if self.local is not None:
+            with suppress(ConnectError):
+                self.local.send(control_pb2.ClientMessage(request=request, written=written))
+
+    def _open_local(self, transport: str, root: str | None) -> None:
+        try:
+            self.local, self.why_not_local = open_local(
+                self.welcome,
+                transport=transport,
+                root=root,
+                address=self.address,
+                on_message=self._on_message,
+                on_lost=self._on_local_lost,
+            )
+        except NotLocalError:
+            # A server that has ended since its welcome, or was started anew, leaves such files behind: then nothing is
+            # wrong with this client, and the loss of the session is heard of in a moment.
+            if not self._is_over.wait(LOSS_NOTICE_S):
+                raise
+        if self._lost is not None:  # meanwhile, which may be why there is none
+            raise self._lost
+
+    def _on_local_lost(self) -> None:
+        self._on_lost(PeerLostError(peer=self._peer, reason="the local socket was closed"))
+        self._stream.close()
+
+    def _lose(self, error: TDServeError) -> None:
+        self._on_lost(error)
+        if self.local is not None:
+            self.local.close()
+
+    def _on_lost(self, error: TDServeError) -> None:
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = error
+            self._is_over.set()
+            waiting, self._pending = list(self._pending.values()), {}
+            mailbox = self._mailbox
+        for pending in waiting:
+            pending.put(error)
+        self.groups.lose(error)
+        self._contents.lose(error)
+        if mailbox is not None:
+            mailbox.close()
+        self.relays.close()

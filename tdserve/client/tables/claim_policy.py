@@ -1,0 +1,142 @@
+"""When a handle's extends wish for a claim, and when they use it: a writer that goes on writing asks for rows once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tdserve.base.errors import TDServeError, TransportError
+from tdserve.client.local.claims import RowClaim
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.transfers.upload import Target
+from tdserve.rules.replay.settings import Settings
+from tdserve.store.claims import has_fences
+from tdserve.structure.capture import Captured
+from tdserve.v1 import control_pb2
+
+FIRST_WISH = 4
+"""Extends of a handle before it takes itself for a writer that goes on."""
+
+MAX_PAUSE = 4096
+"""Extends between two wishes, where claims are taken back before they are worth it: others write too."""
+
+MIN_EXTENDS = 8
+"""A claim was worth it if it was used so often."""
+
+AHEAD = 32
+"""Extends that a writer may be ahead of the server,"""
+
+AHEAD_ROWS = 1 << 14
+"""if they have no more rows together: the server commits at once what it finds, and that takes milliseconds. Extends of
+more than half as many are asked for one by one."""
+
+
+@dataclass
+class Wish:
+    """What an extend that is asked for says beside.
+
+    Attributes:
+        num_rows: So far would the writer be ahead.
+        session: By which it was sent last.
+    """
+
+    num_rows: int
+    session: Session | None = None
+
+
+class Unsure(NamedTuple):
+    """Nobody knows whether the rows of an extend are stored; asked for under its number, they are stored once.
+
+    Attributes:
+        request: The number.
+    """
+
+    request: int
+
+
+class Claimer:
+    """The claims of one handle. Threads: safe.
+
+    Args:
+        client: Whose extends they are.
+        target: The table.
+        settings: Its rules: where more is to be decided of an extend than which rows are next, nothing is claimed.
+
+    Attributes:
+        is_wishing: Whether the answer to a wish is awaited: what is asked for before it comes would end the claim.
+    """
+
+    def __init__(self, client: SessionClient, target: Target, settings: Settings) -> None:
+        self._client = client
+        self._target = target
+        spec = target.stored
+        has_tensors_only = spec is not None and bool(spec.tensors) and not spec.values
+        self._is_possible = has_fences() and settings.is_plain_ring and has_tensors_only
+        self._claim: RowClaim | None = None
+        self._num_left = FIRST_WISH  # extends until the next wish
+        self._pause = FIRST_WISH
+        self.is_wishing = False
+
+    def extend(self, captured: Captured) -> torch.Tensor | Unsure | None:
+        """Writes rows, of which nothing is said, without asking.
+
+        Returns:
+            Their numbers; None where they must be asked for; or what to do because the session is lost.
+        """
+        claim = self._claim
+        if claim is None or captured.is_in_files:
+            return None
+        number = self._client.requests.begin_change()
+        try:
+            rows = claim.extend(number, captured)
+        except TransportError:
+            self._claim = None
+            return Unsure(number)
+        except BaseException:
+            self._claim = None
+            self._client.requests.end(number)
+            raise
+        self._client.requests.end(number)
+        if rows is None:
+            self._end(claim)
+            return None
+        return torch.from_numpy(rows)
+
+    def wish(self, num_rows: int) -> Wish | None:
+        """For an extend of so many rows that is asked for now; None where it has none."""
+        if not self._is_possible or self._claim is not None or self.is_wishing or not self._client.is_local:
+            return None
+        if 2 * num_rows > AHEAD_ROWS:
+            return None
+        self._num_left -= 1
+        if self._num_left > 0:
+            return None
+        self.is_wishing = True
+        return Wish(min(AHEAD * num_rows, AHEAD_ROWS))
+
+    def answer(self, wish: Wish, done: control_pb2.Done | None) -> None:
+        """An extend with a wish was answered, or has failed."""
+        local = None if wish.session is None else wish.session.local
+        stored = self._target.stored
+        self._num_left = self._pause
+        if done is None or local is None or stored is None or not done.HasField("claim"):
+            self._pause = min(2 * self._pause, MAX_PAUSE)
+        else:
+            try:
+                self._claim = RowClaim(local, self._target.store, stored, done.claim)
+            except TransportError:
+                pass  # the session is over
+            except TDServeError:  # the server takes it back when it is asked for rows
+                self._is_possible = False
+        self.is_wishing = False
+
+    def _end(self, claim: RowClaim) -> None:
+        self._claim = None
+        if claim.is_exhausted or claim.num_extends >= MIN_EXTENDS:
+            self._pause = FIRST_WISH
+        else:
+            self._pause = min(2 * self._pause, MAX_PAUSE)
+        self._num_left = 1 if claim.is_exhausted else self._pause

@@ -1,0 +1,46 @@
+"""Rows that somebody has stacked lazily, as a tensordict of columns: what a table keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
+from tensordict.utils import is_non_tensor
+
+from tdserve.structure.tree import Spec
+
+
+def by_columns(batch: Any, row: Spec) -> TensorDict | None:
+    """A lazy stack of rows in the form that a table declares: dense but for the parts that differ in structure there.
+
+    Such a stack differs as a whole where one part of its rows does.
+
+    Args:
+        batch: Whatever is to be written.
+        row: The structure of the table's rows.
+
+    Returns:
+        The same rows; None where ``batch`` is no such stack, or has no such columns.
+    """
+    parts = [path[0] for path in row.packed if len(path) == 1]
+    if type(batch) is not LazyStackedTensorDict or batch.stack_dim != 0 or not parts:
+        return None
+    rows, keys = batch.tensordicts, {key for key, _ in row.root.entries}
+    if any(set(each.keys()) != keys for each in rows):
+        return None
+    columns = {key: _column([each.get(key) for each in rows], is_part=key in parts) for key in keys}
+    if any(column is None for column in columns.values()):
+        return None
+    return TensorDict(columns, batch.batch_size[: 1 + len(row.batch_size)])
+
+
+def _column(items: list[Any], *, is_part: bool) -> Any:
+    if is_part:
+        return lazy_stack(items)
+    if all(map(is_non_tensor, items)):
+        return NonTensorStack(*items)
+    try:
+        return torch.stack(items)
+    except (RuntimeError, TypeError):  # they differ where the table has no part that may
+        return None

@@ -1,0 +1,363 @@
+"""Extends that share a request: what a caller writes faster than it is acknowledged travels together.
+
+A message costs as much as some hundred rows, so batches that would wait behind others are joined. Each part keeps its
+own future and its own row numbers; to readers they become visible together.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from itertools import compress
+from threading import Lock
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import CapacityError, ClosedError, RequestError, TDServeError, TransferAbortedError
+from tdserve.client.content.leaves import leaves_of
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.process_exit import before_executors_end, before_the_end
+from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
+from tdserve.client.session.session import Session
+from tdserve.client.tables.claim_policy import Claimer, Unsure, Wish
+from tdserve.client.tables.counts import ToldCounts
+from tdserve.client.tables.parts import Part, joined
+from tdserve.client.transfers.upload import Outgoing, Target
+from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
+from tdserve.messages.content import write_layout
+from tdserve.messages.row_numbers import decode_rows
+from tdserve.rules.replay.limiter import MinSize
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.slices import Slices
+from tdserve.structure.capture import Captured
+from tdserve.v1 import control_pb2
+
+MAX_JOINED_BYTES = 4 * 1024 * 1024
+"""As much as one data message holds."""
+
+MAX_LOCAL_JOINED_BYTES = 32 * 1024 * 1024
+"""Of tensors that the client writes in place: all that it costs is that they become visible together."""
+
+EXIT_FLUSH_S = 3.0
+"""For extends whose futures nobody has waited for, when the interpreter ends."""
+
+SENDING_POLL_S = 0.001
+"""Another thread has parts in its hands: longer than it takes to send most of them."""
+
+MAX_UNDER_WAY = 2
+"""While the content of one request arrives, the next one's is put together. Those that cannot be joined are as many as
+the client may have under way."""
+
+
+class Joining:
+    """The extends of one handle that nobody waits for one by one. Threads: safe.
+
+    Args:
+        client: Whose requests they are.
+        target: The table.
+        settings: Its rules.
+        max_rows: Of a joined request; 1 joins nothing.
+        is_ordered: Whether rows must be committed in the order of their extends: then one request is under way.
+        told: Takes what answers tell of the table.
+    """
+
+    def __init__(
+        self,
+        client: SessionClient,
+        target: Target,
+        settings: Settings,
+        *,
+        max_rows: int,
+        is_ordered: bool = False,
+        told: ToldCounts | None = None,
+    ) -> None:
+        self._told = told or ToldCounts(0, 0)
+        self._claimer = Claimer(client, target, settings)
+        self._client = client
+        self._target = target
+        self._max_rows = max_rows
+        self._max_under_way = 1 if is_ordered else MAX_UNDER_WAY if max_rows > 1 else MAX_WRITES_UNDER_WAY
+        self._lock = Lock()
+        self._waiting: deque[Part] = deque()
+        self._under_way: dict[Future[control_pb2.Done], int] = {}
+        self._opening: Future[control_pb2.Done] | None = (
+            None  # begun without a session or its channel: others would overtake it
+        )
+        self._num_waiting_bytes = 0
+        self._is_sending = False
+        self._is_in_line = False  # for the next write of the client
+        self._pid = os.getpid()
+        before_executors_end(_finish_all)
+        before_the_end(_finish_all)
+        _joinings.add(self)
+
+    @classmethod
+    def of_table(
+        cls, client: SessionClient, target: Target, settings: Settings, capacity: int, *, told: ToldCounts
+    ) -> Joining:
+        """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
+        max_rows = capacity // 4 if isinstance(settings.limiter, MinSize) else 1
+        return cls(
+            client, target, settings, max_rows=max_rows, is_ordered=isinstance(settings.sampler, Slices), told=told
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether parts wait, or must be over first, in front of which nothing of the same handle may go."""
+        is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
+        return bool(self._waiting) or not is_next
+
+    def _max_bytes(self, first: Part) -> int:
+        """Of a joined request that begins with this part."""
+        is_in_place = self._client.is_local and not first.captured.spec.values
+        return MAX_LOCAL_JOINED_BYTES if is_in_place else MAX_JOINED_BYTES
+
+    def submit(self, part: Part) -> None:
+        """Sends a part now, or together with others as soon as those before it leave room."""
+        if part.number is not None:
+            self._client.later(partial(self._ask_later, part))
+            return
+        with self._lock:
+            self._waiting.append(part)
+            self._num_waiting_bytes += part.nbytes
+        self._advance()
+        if self._client.is_local:  # the thread that copies it finds it taken apart
+            leaves_of(part.captured, write_layout(part.captured.spec))
+
+    def _advance(self) -> None:
+        """Sends what may be sent. One thread at a time, so that the order stays; another's work is done by it."""
+        while True:
+            with self._lock:
+                if self._is_sending or not self._may_send():
+                    return
+                self._is_sending = True
+                parts = self._take_parts()
+            try:
+                self._send(parts)
+            finally:
+                with self._lock:
+                    self._is_sending = False
+
+    def _on_room(self) -> None:
+        with self._lock:
+            self._is_in_line = False
+        self._go_on()
+
+    def _may_send(self) -> bool:
+        if not self._waiting or self._claimer.is_wishing or self._opening is not None or self._is_in_line:
+            return False
+        if self._under_way and self._client.is_turning:  # on another way it would overtake them
+            return False
+        first = self._waiting[0]
+        max_bytes = self._max_bytes(first)
+        is_too_large = 2 * first.nbytes > max_bytes  # to share with its like: it need not wait for it
+        if (is_too_large or first.is_alone) and self._max_under_way > 1:
+            return True
+        if len(self._under_way) >= self._max_under_way:
+            return False
+        # As much as is under way already, or all there is when nothing is: so requests grow with the caller's window.
+        # Batches of values, or of tensors that differ in size, are hardly ever as large as those before them.
+        enough = 3 * min(sum(self._under_way.values()), max_bytes) // 4 if self._max_rows > 1 else 0
+        return self._num_waiting_bytes >= enough
+
+    def _take_parts(self) -> list[Part]:
+        first = self._waiting.popleft()
+        parts, nbytes, num_rows = [first], first.nbytes, first.request.num_rows
+        while self._waiting:
+            following = self._waiting[0]
+            nbytes += following.nbytes
+            num_rows += following.request.num_rows
+            if nbytes > self._max_bytes(first) or num_rows > self._max_rows or not first.fits(following):
+                break
+            parts.append(self._waiting.popleft())
+        self._num_waiting_bytes -= sum(part.nbytes for part in parts)
+        return parts
+
+    def send(self, part: Part) -> torch.Tensor:
+        """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
+        wish = self._claimer.wish(part.request.num_rows)
+        make_outgoing, make_body = self._recipe([part], wish)
+        done = None
+        try:
+            done = write(
+                self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what, request=part.number
+            )
+        finally:
+            if wish is not None:
+                self._claimer.answer(wish, done)
+                self._advance()  # what has waited for the answer
+        self._told.take(done)
+        return _indices(done)
+
+    def claim(self, captured: Captured) -> torch.Tensor | Unsure | None:
+        """Writes rows of which nothing is said without asking, as of ``Claimer.extend``; not past those that wait."""
+        return None if self.is_waiting else self._claimer.extend(captured)
+
+    def _claim(self, part: Part) -> bool:
+        """Whether a part needs not be asked for: it is stored, or tried again in another thread."""
+        found = self._claimer.extend(part.captured) if part.is_plain else None
+        if isinstance(found, torch.Tensor):
+            part.future.set_result(found)
+        elif found is not None:
+            self._client.later(partial(self._ask_later, part._replace(number=found.request)))
+        return found is not None
+
+    def _ask_later(self, part: Part) -> None:
+        try:
+            part.future.set_result(self.send(part))
+        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
+            part.future.set_exception(error)
+
+    def _begin(self, parts: list[Part]) -> int | None:
+        """A number for a request of these parts; None where the client has too many writes under way: they are the next
+        then."""
+        with self._lock:
+            self._is_in_line = True
+        request = self._client.requests.try_begin_write(self._on_room)
+        if request is not None:
+            self._is_in_line = False
+        else:
+            with self._lock:
+                self._waiting.extendleft(reversed(parts))
+                self._num_waiting_bytes += sum(part.nbytes for part in parts)
+        return request
+
+    def _send(self, parts: list[Part]) -> None:
+        wish: Wish | None = None
+        request: int | None = None
+        try:
+            while parts and self._claim(parts[0]):
+                del parts[0]
+            request = self._begin(parts) if parts else None
+            if request is None:
+                return
+            wish = self._claimer.wish(parts[0].request.num_rows)
+            make_outgoing, make_body = self._recipe(parts, wish)
+            deadline = min((part.deadline for part in parts), key=_end_of)
+            late: list[Part] = []
+            done = write_early(
+                self._client,
+                make_outgoing,
+                make_body,
+                request=request,
+                deadline=deadline,
+                what=parts[0].what,
+                on_later=lambda: late.extend(parts),
+            )
+        except BaseException as fault:
+            if request is not None:
+                self._client.requests.end(request)
+            if wish is not None:
+                self._claimer.answer(wish, None)
+            if isinstance(fault, TDServeError):
+                _fail(parts, fault)
+                return
+            # Such as Ctrl-C: others may wait for these parts.
+            _fail(parts, TransferAbortedError(transfer=0, reason=f"interrupted by {fault!r}"))
+            raise
+        with self._lock:
+            self._under_way[done] = sum(part.nbytes for part in parts)
+            self._opening = done if late else None
+        done.add_done_callback(lambda done: self._settle(done, parts, wish))  # what it closes over would live on
+
+    def _recipe(self, parts: list[Part], wish: Wish | None) -> tuple[MakeOutgoing, MakeBody]:
+        request = joined([part.request for part in parts])
+        captured = [part.captured for part in parts]
+
+        def make_outgoing(session: Session) -> Outgoing:
+            margin_nbytes = len(request.priorities) + len(request.ends) + len(request.policy_versions)
+            return Outgoing(captured, self._target, session, margin_nbytes=margin_nbytes)
+
+        def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+            message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
+            message.MergeFrom(request)
+            if wish is not None:
+                wish.session, message.wished_claim = session, wish.num_rows
+            return {"extend": message}
+
+        return make_outgoing, make_body
+
+    def _settle(self, done: Future[control_pb2.Done], parts: list[Part], wish: Wish | None) -> None:
+        error = done.exception()
+        with self._lock:
+            del self._under_way[done]
+            late = self._released(error) if self._opening is done else []
+        if error is not None:
+            _fail(late, error)
+        if wish is not None:
+            self._claimer.answer(wish, done.result() if error is None else None)
+        if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
+            # Refused for what they are together, such as more rows than a limiter lets through at once: one by one.
+            with self._lock:
+                self._num_waiting_bytes += sum(part.nbytes for part in parts)
+                self._waiting.extendleft(part._replace(is_alone=True) for part in reversed(parts))
+        elif error is not None:
+            _fail(parts, error)
+        else:
+            self._told.take(done.result())
+            indices = _indices(done.result())
+            begin = 0
+            for part in parts:
+                part.future.set_result(indices[begin : begin + part.request.num_rows])
+                begin += part.request.num_rows
+        self._go_on()
+
+    def _released(self, error: BaseException | None) -> list[Part]:
+        """Lets go what waited for a session. Returns those that have failed with it: their time is over too."""
+        self._opening = None
+        are_late = [error is not None and part.deadline.expired for part in self._waiting]
+        late = list(compress(self._waiting, are_late))
+        self._waiting = deque(part for part, is_late in zip(self._waiting, are_late, strict=True) if not is_late)
+        self._num_waiting_bytes -= sum(part.nbytes for part in late)
+        return late
+
+    def _go_on(self) -> None:
+        """Sends what waits, from a thread that brings answers: where sending would wait for one, in another thread."""
+        if self._client.has_channel:
+            self._advance()
+        elif self.is_waiting:
+            try:
+                self._client.later(self._advance)
+            except ClosedError:
+                self._advance()  # each part fails by itself
+
+    def finish(self, end_s: float) -> None:
+        """Waits until nothing is on its way, until this monotonic time at the most."""
+        while time.monotonic() < end_s and os.getpid() == self._pid:
+            with self._lock:
+                unfinished: list[Future[Any]] = [part.future for part in self._waiting] or list(self._under_way)
+                is_over = not unfinished and not self._is_sending
+            if is_over:
+                return
+            wait(unfinished, end_s - time.monotonic()) if unfinished else time.sleep(SENDING_POLL_S)
+
+
+_joinings: WeakSet[Joining] = WeakSet()
+
+
+def _finish_all() -> None:
+    """What nobody has waited for is stored all the same, as of futures of Python's own."""
+    end_s = time.monotonic() + EXIT_FLUSH_S
+    for joining in list(_joinings):
+        joining.finish(end_s)
+
+
+def _fail(parts: Sequence[Part], error: BaseException) -> None:
+    for part in parts:
+        part.future.set_exception(error)
+
+
+def _indices(done: control_pb2.Done) -> torch.Tensor:
+    return torch.from_numpy(decode_rows(done.indices).copy())
+
+
+def _end_of(deadline: Deadline) -> float:
+    remaining_s = deadline.remaining_s
+    return float("inf") if remaining_s is None else remaining_s

@@ -1,0 +1,85 @@
+"""Tables that were made like a row of fixed sizes, and are then given rows that differ: they are made anew.
+
+Only as long as nobody has written a row. So a user may give any row of a ragged batch as ``like``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.errors import StoreExistsError, StoreNotFoundError
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.description import StoreDescription
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
+from tdserve.structure.declaring import widened, widens
+from tdserve.structure.nodes import Form
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+RENEWAL_TIMEOUT_S = 1.0
+"""Between the end of the old table and the new one: a table of many GiB takes its time."""
+
+
+def widen(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | None:
+    """Makes a table for rows like those of a batch.
+
+    Args:
+        client: Its connection.
+        name: Of the table.
+        row: The structure of its rows, as the caller knows it.
+        batch: What does not fit.
+
+    Returns:
+        The table as it is now, which fits the batch perhaps; None when it is as the caller knows it.
+    """
+    found = renewed(client, name, row)
+    if found is not None:
+        return found
+    spec = widened(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
+    description: StoreDescription = client.describe(name, timeout_s=0)
+    if spec is None or description.inserts or description.reserved_rows:
+        return None
+    request = control_pb2.CreateStoreRequest(
+        name=name,
+        kind=control_pb2.STORE_KIND_REPLAY,
+        spec=codec.encode(spec),
+        capacity=description.capacity,
+        settings=description.settings,
+        max_object_bytes=description.max_object_bytes,
+        durability=description.durability,
+        replaces_empty_uid=description.uid,
+    )
+    try:
+        client._change("CreateStore", request, timeout_s=client.timeout_s)
+    except (StoreExistsError, StoreNotFoundError):
+        return renewed(client, name, row)  # somebody else was quicker
+    made: StoreDescription = client.describe(name, timeout_s=0)
+    return made
+
+
+def makes_dense(batch: Any, taken: Spec) -> bool:
+    """Whether nested tensors of a batch, all of one length, were taken apart as dense ones.
+
+    Args:
+        batch: Rows.
+        taken: Their structure, as the table has it.
+    """
+    dense = {path for path, _ in taken.tensors}
+    found = capture(batch, allow_pickle=True).spec.values if dense else ()
+    forms = (Form.JAGGED, Form.NESTED)
+    return any(path in dense and leaf.ragged is not None and leaf.ragged.form in forms for path, leaf in found)
+
+
+def renewed(client: SessionClient, name: str, row: Spec) -> StoreDescription | None:
+    """The table of this name if it was made anew for rows that differ; None if it was not.
+
+    Raises:
+        StoreNotFoundError: There is none.
+    """
+    describe: Any = client
+    try:
+        description: StoreDescription = describe.describe(name, timeout_s=RENEWAL_TIMEOUT_S)
+    except TimeoutError as error:
+        raise StoreNotFoundError(name=name) from error
+    return description if description.spec != row and widens(row, description.spec) else None

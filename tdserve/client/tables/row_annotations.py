@@ -1,0 +1,102 @@
+"""Versions of the policy that made rows, as users give and ask for them; and what else they say of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import LARGEST, integer_of
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s
+from tdserve.client.tables.changes import as_priorities
+from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.rules.replay.settings import Settings
+from tdserve.v1 import control_pb2
+
+
+def say_of_rows(
+    request: control_pb2.ExtendRequest, settings: Settings, *, priority: Any, ends: Any, policy_version: Any
+) -> None:
+    """Writes into a request what is said of its rows beside their content; arguments as of ``TableHandle.extend``.
+
+    Raises:
+        InvalidRequestError: One cannot be, is neither for all rows nor for each, or not what the table has.
+    """
+    if priority is not None:
+        request.priorities = as_priorities(priority, request.num_rows).astype("<f8").tobytes()
+    if ends is not None:
+        request.ends = _flags(ends, request.num_rows)
+    if policy_version is not None:
+        check_policy(settings, request.store, POLICY_VERSION_KEY)
+        request.policy_versions = _versions(policy_version, request.num_rows).tobytes()
+
+
+def check_policy(settings: Settings, store: str, argument: str) -> None:
+    """Raises InvalidRequestError where a table has no policy."""
+    if not settings.policy:
+        raise InvalidRequestError(argument=argument, reason=f"table {store!r} was created without a policy")
+
+
+def checked_version(version: Any) -> int:
+    """Returns ``version`` if it is an integer from 0 on. Raises InvalidRequestError."""
+    number = integer_of(version)
+    if number is None or not 0 <= number <= LARGEST:
+        raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{version!r} is not an integer from 0 on")
+    return number
+
+
+def checked_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
+    """Returns ``max_lag`` if a sample of this table may ask for it.
+
+    Raises:
+        InvalidRequestError: It is no integer from 0 on, or the table has no policy.
+    """
+    if max_lag is None:
+        return None
+    number = integer_of(max_lag)
+    if number is None or not 0 <= number <= LARGEST:
+        raise InvalidRequestError(argument="max_lag", reason=f"{max_lag!r} is not an integer from 0 on")
+    check_policy(settings, store, "max_lag")
+    return number
+
+
+def newest_version(client: SessionClient, table: str, deadline: Deadline) -> int:
+    """The newest published version of a table's policy, 0 before the first; one message there and one back."""
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> int:
+        asked = control_pb2.SampleRequest(store=table, asks_newest=True)
+        pending = session.send(request, sample=asked)
+        answer = pending.wait(answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")
+        return answer.done.newest_policy_version
+
+    return client.call(attempt, deadline)
+
+
+def oldest_version(batch: Any) -> int:
+    """Of the rows of a sampled batch."""
+    return int(batch.get(POLICY_VERSION_KEY).min())
+
+
+def _versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
+    if isinstance(given, (torch.Tensor, np.ndarray)) and given.ndim:
+        array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+        if array.dtype.kind not in "iu" or array.shape != (num_rows,):
+            reason = f"{array.dtype} {list(array.shape)} is neither an integer nor integers [{num_rows}]"
+            raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=reason)
+        if array.size and int(array.min()) < 0:
+            raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{int(array.min())} is below 0")
+        return array.astype("<i8")
+    number = given.item() if isinstance(given, (torch.Tensor, np.ndarray, np.integer)) else given
+    return np.array([checked_version(number)], "<i8")
+
+
+def _flags(ends: Any, num_rows: int) -> bytes:
+    flags = np.asarray(ends.detach().cpu() if hasattr(ends, "detach") else ends)
+    if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
+        raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
+    return flags.reshape(-1).tobytes()

@@ -1,0 +1,128 @@
+"""Arguments of tensordict's memmap family, as they are meant where a store's name stands in place of the path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor
+
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
+from tdserve.base.integers import integer_of
+from tdserve.structure.tree import Path, Spec, TensorLeaf, ValueLeaf, quote
+
+
+def check_no_archive(archive: bool | None, compression: str | int | None) -> None:
+    """Raises NotSupportedError for what only an archive can be."""
+    advice = "a store is a folder on the server; save client.load_memmap(name) with .save('x.tdz') for an archive"
+    if archive:
+        raise NotSupportedError(feature="archive=True", reason=advice)
+    if compression is not None:
+        raise NotSupportedError(feature=f"compression={compression!r}", reason=advice)
+
+
+def check_no_files(td: Any) -> None:
+    """Raises WrongStateError for a leaf that is memory-mapped to a file already: what ``copy_existing=False`` asks."""
+
+    def check(key: str | Path, leaf: Any) -> Any:
+        file = _file_of(leaf)
+        if file is not None:
+            path = key if isinstance(key, tuple) else (key,)
+            state = f"the leaf at {quote(path)} is memory-mapped to {file} (pass copy_existing=True to copy it)"
+            raise WrongStateError(state=state, event="memmap(copy_existing=False)")
+        return leaf  # where a TensorDictParams in a stack comes to nothing, tensordict fails for its lock
+
+    td.named_apply(check, nested_keys=True, filter_empty=True)
+
+
+def has_parameters(td: Any) -> bool:
+    """Whether leaves are parameters: somebody else has them too, so they are written to, never replaced."""
+    found: list[bool] = []
+
+    def look(leaf: torch.Tensor) -> torch.Tensor:
+        found.append(isinstance(leaf, torch.nn.Parameter))
+        return leaf  # as above
+
+    td.apply(look, filter_empty=True)
+    return any(found)
+
+
+def _file_of(leaf: Any) -> str | None:
+    try:
+        return str(leaf.filename) if isinstance(leaf, MemoryMappedTensor) else None
+    except RuntimeError:  # of anonymous memory
+        return None
+
+
+def checked_sizes(batch_size: Sequence[int] | int) -> tuple[int, ...]:
+    """Sizes of dimensions; a number is one of them. Raises InvalidRequestError for what is no natural number."""
+    given = tuple(batch_size) if isinstance(batch_size, Iterable) else (batch_size,)
+    sizes = tuple(number for size in given if (number := integer_of(size)) is not None and number >= 0)
+    if len(sizes) != len(given):
+        raise InvalidRequestError(argument="batch_size", reason=f"{batch_size!r} has a size that is no natural number")
+    return sizes
+
+
+def split_name(name: str, subpath: Any) -> tuple[str, Path]:
+    """A store and the nested part of it that is meant: by ``subpath``, or as of folders by ``"store/part"``."""
+    path = checked_subpath(subpath)
+    if not isinstance(name, str):
+        return name, path
+    store, _, part = name.partition("/")
+    return (store, (*checked_subpath(part), *path)) if store and part else (name, path)
+
+
+def checked_subpath(subpath: Any) -> Path:
+    """A nested part as a path, () for everything: ``"a/b"``, ``("a", "b")`` and ``("a", ("b",))`` mean the same."""
+    if subpath is None:
+        return ()
+    path = tuple(part for part in subpath.split("/") if part) if isinstance(subpath, str) else tuple(_flat(subpath))
+    if not path and not isinstance(subpath, str):
+        raise InvalidRequestError(argument="subpath", reason=f"{subpath!r} names nothing")
+    return path
+
+
+def _flat(key: Any) -> Sequence[str]:
+    if isinstance(key, str):
+        return [key]
+    if not isinstance(key, tuple):
+        raise InvalidRequestError(argument="subpath", reason=f"{key!r} is neither a str nor a tuple of str")
+    return [part for each in key for part in _flat(each)]
+
+
+def check_mode(mode: str | None, device: Any) -> None:
+    """Raises InvalidRequestError for a mode that is none, or that ``device`` contradicts."""
+    if mode not in (None, "r", "r+"):
+        raise InvalidRequestError(argument="mode", reason=f"{mode!r} is none of 'r', 'r+' and None")
+    if mode == "r+" and device is not None and named_device(device).type not in ("cpu", "meta"):
+        reason = "what 'r+' returns is the server's memory; leave device out, or mode"
+        raise InvalidRequestError(argument="mode", reason=reason)
+
+
+def named_device(device: torch.device | str | int) -> torch.device:
+    """A device by its name; a number is one of a GPU, whether there is one here or not."""
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def device_of(out: Any, device: Any) -> Any:
+    """Where content for ``out`` goes: to its own device. Raises InvalidRequestError when ``device`` is another."""
+    if out.device is None or device is None:
+        return device if out.device is None else out.device
+    asked = named_device(device)
+    if asked.type != out.device.type or (
+        None not in (asked.index, out.device.index) and asked.index != out.device.index
+    ):
+        raise InvalidRequestError(argument="device", reason=f"out is on {out.device}, not on {asked}")
+    return out.device
+
+
+def check_part(spec: Spec, path: Path, *, store: str) -> None:
+    """Raises InvalidRequestError (a ValueError, as in tensordict) where there is nothing, or a tensor."""
+    try:
+        entry = spec.find(path, store=store)
+    except KeyNotFoundError as error:
+        raise InvalidRequestError(argument="subpath", reason=str(error)) from error
+    if isinstance(entry, TensorLeaf) or (isinstance(entry, ValueLeaf) and entry.ragged is not None):
+        reason = f"at {quote(path)} there is a tensor; client[{store!r}].get() reads one"
+        raise InvalidRequestError(argument="subpath", reason=reason)

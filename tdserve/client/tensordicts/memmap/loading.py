@@ -1,0 +1,264 @@
+"""tensordict's calls that load, on a client, with a store's name in place of the path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from tensordict import is_tensor_collection
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    InvalidRequestError,
+    NotSupportedError,
+    SpecMismatchError,
+    WrongStateError,
+)
+from tdserve.client.content.fake_modes import fake_mode
+from tdserve.client.content.padding import Pad
+from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.handles.live_values import with_live_leaves
+from tdserve.client.tensordicts.memmap.arguments import check_mode, check_part, device_of, has_parameters, split_name
+from tdserve.client.tensordicts.memmap.fake_store import imitate, is_imitation
+from tdserve.client.tensordicts.memmap.shown_by import ShownStores
+from tdserve.client.tensordicts.remote_calls import TensorDictClient
+from tdserve.client.transfers.read import Content, Destination
+from tdserve.client.transfers.read_selection import brought
+from tdserve.structure.build import fill
+from tdserve.structure.capture import capture
+from tdserve.structure.entries import entry_at
+from tdserve.structure.replace_content import take_over
+from tdserve.structure.tree import Path
+
+
+class LoadingClient(TensorDictClient):
+    """Adds ``load_memmap`` and the calls around it.
+
+    They take tensordict's arguments in tensordict's order; those that files on a disk of one's own need have no effect
+    here: ``non_blocking`` (whoever uses what is on a GPU waits for it there), ``robust_key`` (keys of all kinds are
+    stored under safe names), ``num_threads`` (there is nothing to decompress).
+    """
+
+    def load_memmap(
+        self,
+        name: str,
+        device: Any = None,
+        non_blocking: bool = False,
+        *,
+        out: Any = None,
+        robust_key: bool | None = True,
+        subpath: Any = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """The content of a store as a local tensordict, or a future of it.
+
+        With ``device="meta"``, and under a ``FakeTensorMode``, it has meta or fake tensors: of the content only the
+        non-tensor values travel, and ragged tensors, whose sizes are not known before.
+
+        Args:
+            name: Of the store; waited for if it does not exist yet. ``"store/part"`` names a nested tensordict, as
+                ``subpath`` does.
+            device: Where the tensors go; None leaves them on the CPU.
+            out: Takes the content over: in place where it fits; otherwise its leaves are replaced, and keys that the
+                store lacks removed, as of tensordict. With a device of its own the content goes there.
+            subpath: Of a nested tensordict, which alone is read and returned: a key, or parts joined by ``"/"``.
+            mode: ``"r"`` and None return a copy. ``"r+"`` returns the store's memory, as of
+                ``StoreHandle.map(writable=True)``: it needs the transport shm.
+            allow_pickle: Whether pickled values are unpickled; None: as the client says.
+            pad: Fills ragged tensors up, as in ``from_remote_init``.
+
+        Raises:
+            StoreNotFoundError: With ``timeout_s=0``.
+            DeadlineExceededError: The store did not come in time.
+            InvalidRequestError: There is no tensordict at ``subpath``, ``mode`` is none, ``out`` is no tensordict, or
+                ``device`` is not that of ``out``.
+            SpecMismatchError: ``out`` is of another kind (a tensorclass, a lazy stack). Nothing was written to it.
+            NotSupportedError: With ``mode="r+"``: this client may not write the server's memory.
+        """
+        name, path = split_name(name, subpath)
+        check_mode(mode, device)
+        if allow_pickle is not None and not isinstance(allow_pickle, bool):
+            raise InvalidRequestError(argument="allow_pickle", reason=f"{allow_pickle!r} is neither a bool nor None")
+        if out is not None and not is_tensor_collection(out):
+            raise InvalidRequestError(argument="out", reason=f"an object of {type(out).__qualname__} is no tensordict")
+        wanted = device if out is None else device_of(out, device)
+        deadline = self.deadline(timeout_s)
+        fake = fake_mode()
+
+        def load() -> Any:
+            if out is not None and not (path or pad is not None or mode == "r+" or is_imitation(wanted, fake)):
+                return self._received(name, out, deadline, allow_pickle)
+            handle = self._store(name, deadline, path) if path or mode == "r+" or is_imitation(wanted, fake) else None
+            if handle is not None and is_imitation(wanted, fake):
+                td = self._imitated(handle, path, deadline, device=wanted, mode=fake, pad=pad, trusts=allow_pickle)
+            elif handle is not None and mode == "r+":
+                td = _unlocked(handle.map(writable=True, timeout_s=deadline.remaining_s))
+            else:
+                content = self._content(name, deadline, path, device=wanted, allow_pickle=allow_pickle)
+                if out is not None:
+                    return _put(out, _part(content.build(wanted, pad), path), store=name)
+                td = self._shown(name, content, wanted, pad)
+            td = _part(td, path)
+            return td if out is None else take_over(out, td, store=name)
+
+        return self.perform(load, return_early)
+
+    load = load_memmap
+
+    def load_memmap_(
+        self,
+        td: Any,
+        name: str,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Makes a tensordict hold what a store holds, and returns it; as ``load_memmap`` with ``out=td``.
+
+        A tensordict of ``memmap_`` shows this store from then on, instead of the one that it has shown.
+        """
+        if isinstance(td, StoreHandle):
+            return td.load_memmap_(name, allow_pickle=allow_pickle, timeout_s=timeout_s)
+        if self._shows.name_of(td) is None:
+            return self.load_memmap(name, out=td, allow_pickle=allow_pickle, mode=mode, timeout_s=timeout_s)
+        check_mode(mode, None)
+        deadline = self.deadline(timeout_s)
+        handle = self._store(name, deadline)
+        is_kept = mode != "r+" and has_parameters(td)
+        source = None if is_kept else _mapped_or_none(handle, deadline, writable=mode == "r+")
+        is_mapped = source is not None
+        if not is_mapped:
+            source = self._content(name, deadline, allow_pickle=allow_pickle).build()
+        _unlocked(td)
+        try:
+            _show(td, source, handle, is_mapped=is_mapped)
+            self._shows.add(td, name)
+        finally:
+            td.lock_()
+        return td
+
+    load_ = load_memmap_
+
+    def memmap_refresh_(self, td: Any, *, allow_pickle: bool | None = None, timeout_s: float | None = None) -> Any:
+        """Makes a tensordict of ``memmap_`` show what its store holds now, new keys too; returns it, locked.
+
+        Where the client shares memory with the server its tensors show that anyway, until somebody makes the store
+        anew, or adds to it.
+
+        Raises:
+            WrongStateError: The tensordict shows no store; ``load_memmap_`` takes a name.
+            StoreNotFoundError: The store is gone. The tensordict is as it was.
+        """
+        if isinstance(td, StoreHandle):
+            return td.memmap_refresh_()
+        name = self._shows.name_of(td)
+        if name is None:
+            state = "the tensordict is none that this client's memmap_() has returned (load_memmap_() takes a name)"
+            raise WrongStateError(state=state, event="memmap_refresh_()")
+        return self.load_memmap_(td, name, allow_pickle=allow_pickle, timeout_s=timeout_s)
+
+    @cached_property
+    def _shows(self) -> ShownStores:
+        return ShownStores()
+
+    def _store(self, name: str, deadline: Deadline, path: Path = ()) -> StoreHandle:
+        """The handle of a store that has a nested part at ``path``."""
+        handle = self._handle(self.describe(name, timeout_s=deadline.remaining_s))
+        if not isinstance(handle, StoreHandle):
+            raise WrongStateError(state=f"store {name!r} is a replay", event="load_memmap()")
+        check_part(handle.spec, path, store=name)
+        return handle
+
+    def _content(
+        self,
+        name: str,
+        deadline: Deadline,
+        path: Path = (),
+        *,
+        device: Any = None,
+        allow_pickle: bool | None = None,
+    ) -> Content:
+        keys = (path,) if path else ()
+        return brought(self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle))
+
+    def _received(self, name: str, out: Any, deadline: Deadline, allow_pickle: bool | None) -> Any:
+        """Fills in place what fits, without another copy."""
+        try:
+            destination = Destination(out, store=name)
+            self._fetch(name, deadline, destination=destination, allow_pickle=allow_pickle)
+        except (SpecMismatchError, NotSupportedError):
+            content = self._content(name, deadline, allow_pickle=allow_pickle)
+            take_over(out, content.build(), store=name)
+        return out
+
+    def _imitated(
+        self,
+        handle: StoreHandle,
+        path: Path,
+        deadline: Deadline,
+        *,
+        device: Any,
+        mode: FakeTensorMode | None,
+        pad: Pad,
+        trusts: bool | None,
+    ) -> Any:
+        def fetch_values(keys: Sequence[Path]) -> dict[Path, Any]:
+            return brought(self._fetch(handle.name, deadline, keys=keys, allow_pickle=trusts)).values
+
+        spec = handle.spec.select((path,)) if path else handle.spec
+        td = imitate(spec, fetch_values, device=device, mode=mode, pad=pad)
+        return with_live_leaves(td, handle) if handle.shares_non_tensor else td
+
+
+def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
+    """The store's memory, unlocked; None where there is no way to have that, and nobody asks to write it."""
+    try:
+        td = _unlocked(handle.map(writable=writable, timeout_s=deadline.remaining_s))
+    except NotSupportedError:
+        if writable:
+            raise
+        return None
+    return td if writable or not td.is_locked else None
+
+
+def _unlocked(td: Any) -> Any:
+    try:
+        return td.unlock_()
+    except RuntimeError:  # parameters below that are locked by themselves
+        return td
+
+
+def _show(td: Any, source: Any, store: StoreHandle, *, is_mapped: bool) -> None:
+    """Makes an unlocked tensordict show what a store holds."""
+    try:
+        if is_mapped or store.spec.has_ragged:
+            take_over(td, source, store=store.name)
+        else:
+            _put(td, source, store=store.name)
+    except NotSupportedError:  # a TensorDictParams, say, which stays locked
+        _put(td, source, store=store.name)
+    if store.shares_non_tensor:
+        with_live_leaves(td, store)
+
+
+def _part(td: Any, path: Path) -> Any:
+    return entry_at(td, path) if path else td
+
+
+def _put(out: Any, td: Any, *, store: str) -> Any:
+    """Copies into ``out`` what fits, and lets it take over what does not."""
+    try:
+        captured = capture(td, allow_pickle=True)
+        fill(out, captured.spec, captured.tensors, captured.values)
+    except (SpecMismatchError, NotSupportedError):
+        take_over(out, td, store=store)
+    return out

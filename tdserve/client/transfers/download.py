@@ -1,0 +1,207 @@
+"""Content on its way from the server: received into a pooled buffer, or straight into the caller's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    RemoteProtocolError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.client.content.columns import Received, views
+from tdserve.client.content.gpu import landing
+from tdserve.client.content.leaves import Leaves
+from tdserve.client.session.content_channel import ContentChannel
+from tdserve.client.session.pending import Pending
+from tdserve.client.session.session import Session
+from tdserve.messages.content import values_messages
+from tdserve.messages.layout import Layout, Message
+from tdserve.rules.session import tag_of
+from tdserve.structure.torch_types import to_torch
+from tdserve.transport.appended import SinkBehind
+from tdserve.transport.channel import Channel, Work
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink
+from tdserve.transport.stream import recv_messages, unpack
+from tdserve.v1 import control_pb2
+
+ANSWER_GRACE_S = 1.0
+"""The server ends a wait at its deadline by itself; its answer gets this long to arrive before we give up."""
+
+
+class Posted(NamedTuple):
+    """Receives that began before their request was sent: whatever order the server answers in, nobody waits for
+    another.
+
+    Attributes:
+        columns: Views of the layout's flat buffer.
+        works: One per message.
+        channel: Theirs.
+    """
+
+    columns: list[torch.Tensor]
+    works: list[Work]
+    channel: Channel
+
+    def finish(self, layout: Layout, timeout_s: float) -> Received:
+        """Waits until all of it is here."""
+        self.channel.wait_all(self.works, timeout_s)
+        return Received(layout, _shown(layout, self.columns))
+
+
+def post(
+    layout: Layout, session: Session, pending: Pending, tag: int, pool: BufferPool, *, device: Any = None
+) -> Posted:
+    """Begins to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does.
+
+    Args:
+        pending: The request, which has named the channel.
+
+    Raises:
+        TDServeError: The channel is lost, or not formed in time.
+    """
+    buffer = _buffer(layout, pool, landing(session.device, device))
+    try:
+        return _post(layout, session.channel(pending.content or session.content), tag, buffer)
+    except (TransportError, DeadlineExceededError) as error:
+        raise failure_of(session, pending, error) from error
+
+
+def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> Posted:
+    end = FlatEnd(buffer)
+    works = [channel.recv(end.direct(message), tag) for message in layout.messages]
+    return Posted(views(layout, buffer), works, channel)  # made while the server works
+
+
+def receive(
+    layout: Layout,
+    session: Session,
+    tag: int,
+    *,
+    pool: BufferPool,
+    timeout_s: float,
+    inline: bytes | None,
+    content: ContentChannel | None = None,
+    into: Leaves | None = None,
+    values: torch.Tensor | None = None,
+    device: Any = None,
+) -> Received:
+    """Takes the content of a read.
+
+    Args:
+        inline: The content itself, when it came in the answer.
+        content: The channel over which it comes otherwise.
+        into: Contiguous CPU tensors; by default views of a pooled buffer.
+        values: Takes the block of values that follows behind the leaves, uint8.
+        device: Where the leaves will be moved: they are received there, where the channel ends on that GPU.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: ``into`` is undefined; the channel is closed.
+    """
+    if inline is not None and len(inline) != sum(layout.message_nbytes):
+        raise RemoteProtocolError(expected=f"{sum(layout.message_nbytes)} bytes", received=f"{len(inline)}")
+    if inline is not None and into is None and len(layout.messages) == 1 and not pool.is_shared:
+        # Small content as one message, which lies in the flat buffer just as it came.
+        message = layout.messages[0]
+        flat = bytearray(layout.nbytes)
+        flat[message.offset : message.offset + message.nbytes] = inline
+        return Received(layout, views(layout, torch.frombuffer(flat, dtype=torch.uint8)))
+    sink: Sink
+    if into is None:
+        buffer = _buffer(layout, pool, None if inline is not None else landing(session.device, device))
+        columns = views(layout, buffer)
+        sink = FlatEnd(buffer)
+    else:
+        trailing = (_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))
+        columns = [*into.tensors, *trailing]
+        sink = LeafEnd(columns, contents=into.contents or (), targets=into.targets)
+    if inline is not None:
+        unpack(inline, layout.messages, sink)
+    else:
+        messages: Sequence[Message] = layout.messages
+        if values is not None:
+            messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
+        channel = session.channel(content or session.content, timeout_s)
+        recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
+    return Received(layout, _shown(layout, columns))
+
+
+def receive_answer(
+    layout: Layout,
+    session: Session,
+    request: int,
+    pending: Pending,
+    answer: control_pb2.ServerMessage,
+    *,
+    pool: BufferPool,
+    timeout_s: float,
+    into: Leaves | None = None,
+    values: torch.Tensor | None = None,
+    device: Any = None,
+) -> Received:
+    """As ``receive`` of the content that an answer announces, or holds.
+
+    Raises:
+        TDServeError: Why it did not come; of what the server says along the true reason. The channel was replaced.
+    """
+    inline = answer.done.inline if answer.HasField("done") else None
+    content = None if inline is not None else session.content_of(pending, answer.accepted)
+    try:
+        return receive(
+            layout,
+            session,
+            tag_of(request),
+            pool=pool,
+            timeout_s=timeout_s,
+            inline=inline,
+            content=content,
+            into=into,
+            values=values,
+            device=device,
+        )
+    except (TransportError, DeadlineExceededError) as error:
+        raise failure_of(session, pending, error) from error
+
+
+def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> torch.Tensor:
+    """Memory for the whole layout, uint8."""
+    return pool.take(layout.nbytes) if device is None else torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+
+
+def _shown(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The columns, those that the service has added on the CPU, where they are looked at."""
+    if not columns or columns[-1].device.type == "cpu":
+        return columns
+    return [*columns[: layout.num_leaves], *(column.cpu() for column in columns[layout.num_leaves :])]
+
+
+def _empty(layout: Layout, number: int) -> torch.Tensor:
+    slot = layout.slots[number]
+    return torch.empty(slot.shape, dtype=to_torch(slot.dtype))
+
+
+def failure_of(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
+    """The true reason of a broken transfer: a Failure that the server sends along, else the transport's error.
+
+    Replaces the channel: content of this transfer may still be under way, and nobody takes it any more. Who may try
+    again is told so by a TransferAbortedError.
+    """
+    if pending.content is not None:
+        session.give_up(pending.content, error)
+    told, content = error, pending.content
+    if not pending.has_failed and not isinstance(error, DeadlineExceededError):
+        # Content on a lost channel may have been the answer. All that were under way there wait the same second.
+        grace_s = ANSWER_GRACE_S if content is None else max(ANSWER_GRACE_S - content.lost_for_s, 0.0)
+        try:
+            pending.wait(grace_s, "the transfer", is_owed=content is None)
+        except TDServeError as failure:
+            told = failure if pending.has_failed else error
+    if isinstance(told, TransportError) and not session.is_lost:
+        return TransferAbortedError(transfer=0, reason=str(told))
+    return told

@@ -1,0 +1,326 @@
+"""Writes: capture, check, ask and send at once, wait for the commit. A retry stores nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any
+
+from tdserve.base.deadline import Deadline, grace_s
+from tdserve.base.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ServerBusyError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.pending import Answer, OnAnswer, Pending, checked
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
+from tdserve.client.transfers.upload import Outgoing, Target
+from tdserve.messages.selection.selection import Selection
+from tdserve.rules.session import tag_of
+from tdserve.structure.capture import Captured
+from tdserve.structure.tree import Path, Spec
+from tdserve.transport.channel import Work
+from tdserve.transport.pool import BufferPool
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
+from tdserve.v1 import content_pb2, control_pb2
+
+MakeOutgoing = Callable[[Session], Outgoing]
+MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
+
+
+SHORT_S = 3.0
+"""A call with less time waits for a channel before it asks: to end a session whose channel does not form takes most of
+that. Others ask meanwhile."""
+
+
+def write(
+    client: SessionClient,
+    make_outgoing: MakeOutgoing,
+    make_body: MakeBody,
+    *,
+    deadline: Deadline,
+    what: str,
+    request: int | None = None,
+) -> control_pb2.Done:
+    """Sends a write's request and its content together, and waits until it is committed.
+
+    Args:
+        make_outgoing: Lays the content out for a session (whose limit for inline content counts).
+        make_body: The request, as the field of ClientMessage.
+        what: For the error of one that takes too long.
+        request: Number of a request that was tried before.
+
+    Raises:
+        DeadlineExceededError: Not in time; or this client had too many writes under way all the time, and nothing was
+            sent.
+    """
+    is_first = request is None
+    request = client.requests.begin_write(deadline) if request is None else request
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+        nonlocal is_first
+        is_retry, is_first = not is_first, False
+        outgoing = make_outgoing(session)
+        await_channel(session, outgoing, deadline)
+        body = make_body(session, outgoing, deadline)
+        sent = _Sent(session, outgoing)
+        pending = sent.ask(request, body)
+        try:
+            outgoing.settle()
+        except BaseException:  # the server waits for what was announced
+            session.close()
+            raise
+        sent.send(pending, request, client.pool, sending_timeout_s(deadline, outgoing.content_nbytes))
+        try:
+            done = pending.wait(answer_timeout_s(deadline, outgoing.content_nbytes), what).done
+        except TDServeError as error:
+            pending.withdraw()
+            if pending.has_failed:
+                sent.refused(client.requests.newest)
+            else:  # what was posted may still be read by the peer: it must not see the caller's next content
+                sent.give_up(error)
+            raise
+        if is_retry:  # it may have been answered before all of it was sent, as the first attempt was
+            sent.refused(client.requests.newest)
+        else:
+            sent.taken(request)
+        return done
+
+    return client.call(attempt, deadline, request=request)
+
+
+def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> None:
+    """Waits for the channel before anything is asked, where that is better: see ``SHORT_S``, or another was lost and
+    it may take long.
+
+    Raises:
+        ConnectError, DeadlineExceededError: As of ``Session.await_channel``.
+    """
+    remaining_s = deadline.remaining_s
+    if outgoing.is_inline:
+        return
+    if remaining_s is not None and remaining_s < SHORT_S:
+        session.await_channel(remaining_s + grace_s(deadline.timeout_s))
+    elif session.is_renewing:
+        session.await_channel(CONNECT_TIMEOUT_S if remaining_s is None else remaining_s)
+
+
+class _Sent:
+    """What was sent behind a request, and the server may still have to take.
+
+    Args:
+        session: Through which.
+        outgoing: The content.
+
+    Attributes:
+        content: The channel; None where nothing goes over one.
+    """
+
+    def __init__(self, session: Session, outgoing: Outgoing) -> None:
+        self.content = None if outgoing.is_inline else session.content
+        self._session = session
+        self._outgoing = outgoing
+        self._works: list[Work] = []
+        self._refused_at: int | None = None
+        self._lock = Lock()  # the answer may come while the content is posted
+
+    def check_formed(self) -> None:
+        """Raises TransferAbortedError where a channel is needed that takes the place of a lost one: it may take long
+        to form."""
+        if self.content is not None and self.content.is_renewing:
+            raise TransferAbortedError(transfer=0, reason="its channel is not formed yet")
+
+    def ask(self, request: int, body: dict[str, Any], *, on_answer: OnAnswer | None = None) -> Pending:
+        """Sends the request. Errors as of ``Session.send``."""
+        outgoing = self._outgoing
+        return self._session.send(
+            request,
+            on_answer=on_answer,
+            place=outgoing.place,
+            spooled=outgoing.spooled,
+            content=self.content,
+            **body,
+        )
+
+    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> None:
+        """Sends the request, and begins to send the content. Who is interrupted meanwhile, such as by Ctrl-C, will not
+        be told of an answer. Errors as of ``ask``."""
+        try:
+            self.ask(request, body, on_answer=on_answer)
+            self.post(request, pool)
+        except BaseException as error:
+            self._session.disown(request, is_sent=not isinstance(error, TDServeError))
+            raise
+
+    def send(self, pending: Pending, request: int, pool: BufferPool, timeout_s: float) -> None:
+        """Sends the content. Where the channel is lost meanwhile, the answer will say that too: the request must not be
+        tried again before it has come.
+
+        Raises:
+            InvalidRequestError, DeadlineExceededError: The channel was given up.
+        """
+        try:
+            self._works = self._outgoing.send(self._session, self.content, tag_of(request), pool, timeout_s)
+        except TransportError as error:
+            self.give_up(error)
+        except (InvalidRequestError, DeadlineExceededError) as error:
+            pending.withdraw()
+            self.give_up(error)  # the rest, which the server waits for, never comes
+            raise
+
+    def post(self, request: int, pool: BufferPool) -> None:
+        """Begins to send the content; an answer says what became of it, as of ``send``, and then its retry."""
+        try:
+            works = self._outgoing.post(self._session, self.content, tag_of(request), pool)
+        except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
+            self.give_up(error)
+            return
+        with self._lock:
+            self._works, refused_at = works, self._refused_at
+        if refused_at is not None:  # before all of it was sent, and taken all the same
+            self.refused(refused_at)
+
+    def give_up(self, error: TDServeError) -> None:
+        """It stands in the middle of the content, or may."""
+        if self.content is not None:
+            self._session.give_up(self.content, error)
+
+    def refused(self, newest: int) -> None:
+        """The server takes what was posted, and forgets it: the request was refused, or carried out before.
+
+        Args:
+            newest: The newest request of the client.
+        """
+        with self._lock:
+            works, self._works, self._refused_at = self._works, [], newest
+        if self.content is not None and works:
+            self.content.keep(newest, works, self._outgoing.nbytes)
+
+    def taken(self, request: int) -> None:
+        """The server has taken all of it."""
+        if self.content is not None:
+            self.content.let_go_before(request)
+        with self._lock:
+            self._works = []
+
+
+def write_early(
+    client: SessionClient,
+    make_outgoing: MakeOutgoing,
+    make_body: MakeBody,
+    *,
+    request: int,
+    deadline: Deadline,
+    what: str,
+    on_later: Callable[[], None] = lambda: None,
+) -> Future[control_pb2.Done]:
+    """As ``write``, but returns at once; the content must not change before the future is done.
+
+    A transport failure is retried in the background, under the same number.
+
+    Args:
+        request: Its number, of ``RequestNumbers.try_begin_write``; it ends here.
+        on_later: Called when it is left to the background: what is sent next might overtake it.
+    """
+    future: Future[control_pb2.Done] = Future()
+
+    def again() -> None:
+        try:
+            future.set_result(write(client, make_outgoing, make_body, deadline=deadline, what=what, request=request))
+        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
+            future.set_exception(error)
+
+    def retry() -> None:
+        on_later()
+        try:
+            client.later(again)
+        except ClosedError as error:
+            client.requests.end(request)
+            future.set_exception(error)
+
+    def settle(answer: Answer) -> None:
+        try:
+            done = checked(answer).done
+        except TDServeError as error:
+            sent.refused(client.requests.newest)
+            session.forget(request)
+            if isinstance(error, (TransportError, ServerBusyError)):
+                retry()
+                return
+            future.set_exception(error)
+        else:
+            future.set_result(done)
+            sent.taken(request)
+            session.forget(request)
+        client.requests.end(request)
+
+    if not client.has_session:  # to open one may take as long as the server is away
+        retry()
+        return future
+    try:
+        session = client.session(deadline)
+        outgoing = make_outgoing(session)
+        sent = _Sent(session, outgoing)
+        sent.check_formed()
+        body = make_body(session, outgoing, deadline)
+        sent.ask_early(request, body, client.pool, on_answer=settle)
+    except TransportError:
+        retry()
+    except BaseException:
+        client.requests.end(request)
+        raise
+    return future
+
+
+def write_selection(
+    client: SessionClient,
+    name: str,
+    selection: Selection,
+    captured: Captured,
+    *,
+    keys: Sequence[Path] = (),
+    stored: Spec,
+    create: Callable[[Session], None] | None = None,
+    generations: bytes = b"",
+    deadline: Deadline,
+) -> int:
+    """Replaces a selection of a tensordict store, whole or not at all; returns the content version it made.
+
+    Args:
+        stored: The store's whole structure, as this client knows it.
+        generations: Of a replay's rows: nothing is written when one was overwritten since.
+        create: Makes the store in a session, as one that nobody sees before this write is done, and that is gone with
+            the
+            session: called for every session that is tried.
+    """
+
+    target = Target(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle)
+
+    def make_outgoing(session: Session) -> Outgoing:
+        outgoing = Outgoing([captured], target, session)
+        if create is not None:
+            await_channel(session, outgoing, deadline)  # first: a store that is never filled would keep the name
+            create(session)
+        return outgoing
+
+    def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
+        return {
+            "write": control_pb2.WriteRequest(
+                store=name,
+                selection=selection.to_message(),
+                keys=[content_pb2.Path(parts=path) for path in keys],
+                content=outgoing.message,
+                timeout_s=deadline.remaining_s,
+                creates=create is not None,
+                generations=generations,
+            )
+        }
+
+    return write(client, make_outgoing, make_body, deadline=deadline, what=f"a write to {name!r}").version

@@ -1,0 +1,89 @@
+"""A version that comes whole: received into the caller's place, or beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError
+from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.pending import Pending, accepted_in
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import transfer_timeout_s
+from tdserve.client.transfers.download import failure_of, receive_answer
+from tdserve.client.transfers.read import Content, Destination
+from tdserve.client.weights.relay_taking import receive_linked
+from tdserve.messages.content import read_layout
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+
+def take_whole(
+    client: SessionClient,
+    session: Session,
+    request: int,
+    pending: Pending,
+    *,
+    answer: control_pb2.ServerMessage,
+    spec: Spec,
+    deadline: Deadline,
+    destination: Destination | None,
+    mismatch: TDServeError | None,
+    device: Any = None,
+) -> Content | None:
+    """Receives what an answer announces (or holds), and checks that it is whole.
+
+    A destination that does not fit is found out before a byte is written to it, after the content was taken off the
+    channel.
+
+    Args:
+        spec: Of what travels.
+        destination: The caller's place.
+        mismatch: Why there is none, raised then.
+        device: Where the content will be moved, as of ``receive``.
+
+    Returns:
+        The content; None where all of it lies in its destination.
+
+    Raises:
+        LinkFailedError: Another client did not pass it on rightly; ask again.
+        SpecMismatchError, NotSupportedError: As ``mismatch``. Nothing was written to the destination.
+        PeerLostError, DeadlineExceededError: The destination may hold a part of it.
+    """
+    accepted = accepted_in(answer)
+    layout = read_layout(spec, is_packed=True)
+    places, mismatch = (None, mismatch) if destination is None else destination.places_for(spec, layout)
+    if mismatch is not None and accepted.is_relayed:  # nothing is on its way to this client
+        session.relays.give_up(accepted.link)
+        raise mismatch
+    timeout_s = transfer_timeout_s(deadline)
+    if accepted.link:
+        try:
+            received = receive_linked(
+                client, session, request, pending, accepted, layout=layout, spec=spec, timeout_s=timeout_s, into=places
+            )
+        except (TransportError, DeadlineExceededError) as error:
+            raise failure_of(session, pending, error) from error
+    else:
+        received = receive_answer(
+            layout,
+            session,
+            request,
+            pending,
+            answer,
+            pool=client.pool,
+            timeout_s=timeout_s,
+            into=places,
+            device=device if destination is None else None,
+        )
+    if mismatch is not None:
+        raise mismatch
+    version = received.version
+    built, values = decode_values(spec, accepted.values, allow_pickle=client.allow_pickle)
+    if places is not None and not values:
+        return None
+    content = Content(built, received.leaves(), values, version or accepted.version, accepted)
+    if destination is not None:
+        destination.finish(content, was_direct=places is not None)
+    return content

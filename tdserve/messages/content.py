@@ -1,0 +1,196 @@
+"""What one transfer moves: the spec of the selected content, and the columns that the service adds behind it.
+
+Pure; client, control and data worker compute the same from the same spec, so that nothing but bytes has to travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout, Message, Trailing
+from tdserve.messages.selection.selection import Selection
+from tdserve.structure.tree import Path, Spec
+
+INDEX_KEY = "index"
+GENERATION_KEY = "generation"
+
+POLICY_VERSION_KEY = "policy_version"
+"""Of a table with a policy, whose rows may not have it at the root: the version that made the row."""
+
+SLICE_END_KEY = "slice_end"
+"""Last row of a slice: becomes ``("next", "truncated")`` at the client where rows have that, and is not shown then."""
+
+ADDED_DTYPES = {
+    "priority": "float32",
+    "probability": "float32",
+    "priority_weight": "float32",
+    "times_sampled": "int64",
+    POLICY_VERSION_KEY: "int64",
+    SLICE_END_KEY: "bool",
+}
+"""What a table may add to each row of a sample, in the order in which it travels; which of it, its settings say."""
+
+RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
+"""Keys that the service adds to a sampled batch; a replay's rows may not have them at the root."""
+
+MAX_SAMPLE_ROWS = 1 << 24
+"""Of one request: row numbers and generations of more would take the control process, which serves everybody, 256
+MiB."""
+
+MIN_SENT_VALUES_BYTES = 64 * 1024
+"""A block of values from this size on travels as data messages behind the leaves, a smaller one in the request or the
+answer: that costs two more copies and the time of the control process, this one more wait."""
+
+
+def has_bundles(spec: Spec) -> bool:
+    """Whether the values of each new row of this structure are kept together: where it has several, one of each."""
+    return len(spec.values) > 1 and all(leaf.batch_size == spec.batch_size for _, leaf in spec.values)
+
+
+class ReadStatus(IntEnum):
+    """First number of the status column that ends every read."""
+
+    WHOLE = 0
+    TORN = 1  # rows kept moving while they were copied: read again
+    FAILED = 2  # the content is undefined, a Failure follows on the session
+
+
+STATUS_BYTES = 64
+
+STATUS = Trailing("status", "int64", (8,))
+"""[ReadStatus, content version, missing rows, 0...]: 64 bytes behind the content of every read."""
+
+
+def status_column(outcome: ReadStatus, version: int = 0, num_missing: int = 0) -> NDArray[np.int64]:
+    """The column that ends a read."""
+    return np.array([outcome, version, num_missing, 0, 0, 0, 0, 0], np.int64)
+
+
+def mark_moved(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> int:
+    """Marks the rows of a sample that moved while they were copied, whose content is undefined; returns how many.
+
+    Args:
+        generations: As they are behind the copy. Of a row that has moved it becomes minus the one that was expected:
+            who has the row on lease can still name it.
+        expected: Generations as control saw them when it chose the rows.
+    """
+    has_moved = (generations != expected) | (generations & 1 == 1)  # odd: a part of it is being written
+    num_missing = int(np.count_nonzero(has_moved))
+    if num_missing:
+        generations[has_moved] = -expected[has_moved]
+    return num_missing
+
+
+def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:
+    """The structure of ``td[selection].select(*keys)`` for a tensordict of this spec; names of dimensions are lost.
+
+    Raises:
+        KeyNotFoundError: A key names nothing.
+        SelectionError: The index does not fit.
+    """
+    if keys:
+        spec = spec.select(keys, store=store)
+    if not selection.items:
+        return spec
+    chosen = selection.canonical(spec.batch_size, store=store)
+    rows = chosen.listed
+    if rows is not None and not spec.has_ragged:
+        return _listed_spec(spec, len(rows))
+    batch_size = chosen.result_batch_size(spec.batch_size)
+    num_dims = len(spec.batch_size)
+    moved = _moved_dims(chosen, num_dims) if spec.has_ragged else None
+    taken = _taken(chosen, spec.batch_size) if spec.has_members and moved is not None else None
+    return spec.with_batch(num_dims, batch_size, (None,) * len(batch_size), moved=moved, taken=taken)
+
+
+def _listed_spec(spec: Spec, num_rows: int) -> Spec:
+    """The structure of so many rows; the same object for the same number."""
+    nameless: Spec | None = spec.memo.get("nameless")
+    if nameless is None:
+        num_dims = len(spec.batch_size)
+        nameless = spec.memo["nameless"] = spec.with_batch(num_dims, spec.batch_size, (None,) * num_dims)
+    return nameless.with_rows(num_rows)
+
+
+def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] | None:
+    """Where each batch dimension is in the result, None where an integer took it away. None: that is not so simple."""
+    items = selection.items
+    if not all(item is None or isinstance(item, (int, slice)) or getattr(item, "ndim", 0) == 1 for item in items):
+        return None
+    if sum(hasattr(item, "ndim") for item in items) > 1:
+        return None
+    moved: list[int | None] = []
+    num_new = 0
+    for item in (*items, *(slice(None),) * num_dims):
+        if item is not None:
+            moved.append(None if isinstance(item, int) else num_new)
+        num_new += not isinstance(item, int)
+    return tuple(moved[:num_dims])
+
+
+def _taken(selection: Selection, batch_size: tuple[int, ...]) -> tuple[Sequence[int], ...]:
+    """Which numbers of each batch dimension are selected, by items of which none covers several."""
+    items = [item for item in selection.items if item is not None]
+    found: list[Sequence[int]] = []
+    for size, item in zip(batch_size, (*items, *(slice(None),) * len(batch_size)), strict=False):
+        if isinstance(item, int):
+            found.append((item,))
+        elif isinstance(item, slice):
+            found.append(range(*item.indices(size)))
+        else:
+            chosen: Any = item
+            found.append(tuple((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist()))
+    return tuple(found)
+
+
+def write_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
+    """Content of a write: the leaves. Packed: of a version of weights, as its file has them."""
+    return Layout.of(spec, is_packed=is_packed)
+
+
+def read_layout(spec: Spec, *, is_packed: bool = False) -> Layout:
+    """Content of a read: the leaves, then the status. Packed: of a version of weights, as its file has them."""
+    return Layout.of(spec, (STATUS,), is_packed=is_packed)
+
+
+def values_messages(nbytes: int) -> tuple[Message, ...]:
+    """How a block of values is cut that travels behind the leaves; ``offset`` counts in the block."""
+    starts = range(0, nbytes, MAX_MESSAGE_BYTES)
+    return tuple(Message(start, min(MAX_MESSAGE_BYTES, nbytes - start), ()) for start in starts)
+
+
+def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int]) -> tuple[Message, ...]:
+    """What a write sends: the messages of its leaves, then those of its values.
+
+    Raises:
+        RemoteProtocolError: The sender has announced messages of other sizes.
+    """
+    num_values = len(announced) - len(layout.messages)
+    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # before as many are made as it says
+        messages = (*layout.messages, *values_messages(values_nbytes))
+        if [message.nbytes for message in messages] == list(announced):
+            return messages
+    nbytes = sum(layout.message_nbytes) + values_nbytes
+    received = f"{len(announced)} messages of {sum(announced)} bytes"
+    raise RemoteProtocolError(expected=f"messages of {nbytes} bytes", received=received)
+
+
+def rows_layout(spec: Spec, num_rows: int, added: tuple[str, ...] = ()) -> Layout:
+    """Content of ``num_rows`` rows: the leaves, the rows' numbers and generations, added columns, then the status.
+
+    Args:
+        added: Of ``ADDED_DTYPES``.
+    """
+    rows = spec.with_rows(num_rows)
+    layout: Layout | None = rows.memo.get(("rows_layout", added))
+    if layout is None:
+        names = {INDEX_KEY: "int64", GENERATION_KEY: "int64", **{name: ADDED_DTYPES[name] for name in added}}
+        columns = (*(Trailing(name, dtype, (num_rows,)) for name, dtype in names.items()), STATUS)
+        layout = rows.memo["rows_layout", added] = Layout.of(rows, columns)
+    return layout

@@ -1,0 +1,217 @@
+"""Row numbers as bytes: a run of consecutive rows, which is what writers nearly always get, takes 24 bytes at any
+length."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidRequestError, RemoteProtocolError
+
+_RUN = -1
+"""First number of the form for runs; no row has it."""
+
+_RUN_FORM = struct.Struct("<3q")
+
+_HALVES = -2
+"""First number of the form of four bytes per row; no row has it either."""
+
+
+PIECE_ROWS = 1 << 14
+"""What is done for each row of very many is done for so many at a time, and others are served in between: the slowest
+of it, with trees of priorities, takes a few milliseconds for these."""
+
+
+RUN_PIECE_ROWS = 8 * PIECE_ROWS
+"""The same of rows that follow one another, and to which little is done."""
+
+TREE_PIECE_ROWS = PIECE_ROWS // 8
+"""The same of rows all over a tree of ten million priorities: of each, memory has to be fetched on every level."""
+
+_BITS = -3
+"""First number of the form of a bit per row."""
+
+
+_REPEATS = -4
+"""First number of the form of numbers that stand for several rows each; no generation is negative."""
+
+
+_RUNS = -5
+"""First number of the form of several runs."""
+
+_MIN_RUNS_ROWS = 1024
+"""Fewer rows are sent sooner than it is found out of how many runs they are."""
+
+_ROWS_OF_RUN = 64
+"""At least so many on average, for the form of several runs."""
+
+
+def encode_rows(rows: NDArray[np.int64]) -> bytes:
+    """int64, little endian: ``[-1, first, count]`` for a run, ``[-5, first, count, first, count, ...]`` for a few long
+    ones, as of a writer that goes round the end of a table; else the numbers themselves."""
+    num_rows = len(rows)
+    if num_rows > 3 and is_run(rows):
+        return _RUN_FORM.pack(_RUN, int(rows[0]), num_rows)
+    if num_rows >= _MIN_RUNS_ROWS:
+        heads = np.append(0, np.flatnonzero(rows[1:] != rows[:-1] + 1) + 1)
+        if len(heads) * _ROWS_OF_RUN <= num_rows:
+            runs = np.stack((rows[heads], np.diff(heads, append=num_rows)), axis=1).reshape(-1)
+            return np.append(_RUNS, runs).astype("<i8", copy=False).tobytes()
+    return rows.astype("<i8", copy=False).tobytes()
+
+
+def has_runs(content: bytes) -> bool:
+    """Whether encoded rows may be very many more than their bytes."""
+    return len(content) >= _RUN_FORM.size and int.from_bytes(content[:8], "little", signed=True) == _RUNS
+
+
+def _rows_of_runs(runs: NDArray[np.int64], max_rows: int | None) -> NDArray[np.int64]:
+    firsts, counts = runs[0::2], runs[1::2]
+    num_rows = float(counts.astype(np.float64).sum())
+    if len(firsts) != len(counts) or (counts < 0).any() or (max_rows is not None and num_rows > max_rows):
+        raise RemoteProtocolError(expected=f"at most {max_rows} row numbers", received=f"{len(firsts)} runs")
+    return np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+def is_run(rows: NDArray[np.int64]) -> bool:
+    """Whether the numbers, of which there is at least one, follow one another."""
+    # Numbers that only grow, and so little, leave none out.
+    length = len(rows) - 1
+    return int(rows[-1]) - int(rows[0]) == length and int(np.count_nonzero(rows[1:] > rows[:-1])) == length
+
+
+def each_once(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows sorted, each once. Where they are so already, as rows mostly are that came together, they stay as they
+    are; else they are sorted, which np.unique takes ten times as long for."""
+    if np.count_nonzero(rows[1:] > rows[:-1]) == len(rows) - 1:
+        return rows
+    rows = np.sort(rows)
+    is_first = np.ones(len(rows), np.bool_)
+    np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
+    return rows[is_first]
+
+
+def encode_few_bytes(rows: NDArray[np.int64]) -> bytes:
+    """As ``encode_rows``, in four bytes each where all numbers fit: for messages that must stay short.
+
+    Behind ``[-2, count]`` the numbers are uint32, padded to a multiple of eight bytes.
+    """
+    num_rows = len(rows)
+    if num_rows < 8 or int(rows.min()) < 0 or int(rows.max()) >> 32:
+        return encode_rows(rows)
+    halves = np.zeros(num_rows + num_rows % 2, "<u4")
+    halves[:num_rows] = rows
+    return np.array([_HALVES, num_rows], "<i8").tobytes() + halves.tobytes()
+
+
+def encode_bits(bits: NDArray[np.uint8]) -> bytes:
+    """Rows by a bit for each, most significant first: ``[-3, bytes]``, and the bits, padded to eight bytes."""
+    return np.array([_BITS, len(bits)], "<i8").tobytes() + bits.tobytes() + bytes(-len(bits) % 8)
+
+
+def bits_of(content: bytes) -> NDArray[np.uint8] | None:
+    """What ``encode_bits`` was given; None for what is encoded otherwise."""
+    if len(content) < 16 or len(content) % 8:
+        return None
+    form, size = np.frombuffer(content, "<i8", 2).tolist()
+    return np.frombuffer(content, np.uint8, size, 16) if form == _BITS and 0 <= size <= len(content) - 16 else None
+
+
+def encode_repeats(numbers: NDArray[np.int64]) -> bytes:
+    """Numbers, none negative: int64, little endian; where neighbours mostly are equal, as the generations of very many
+    rows are, ``[-4]``, each number that is another than the one before, and how many times each."""
+    if len(numbers):
+        heads = np.append(0, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1)
+        if len(heads) * 16 < len(numbers):
+            counts = np.diff(heads, append=len(numbers))
+            return np.concatenate(([_REPEATS], numbers[heads], counts)).astype("<i8", copy=False).tobytes()
+    return numbers.astype("<i8", copy=False).tobytes()
+
+
+def decode_repeats(content: bytes, num_rows: int) -> NDArray[np.int64]:
+    """What ``encode_repeats`` was given.
+
+    Args:
+        num_rows: How many numbers there must be.
+
+    Raises:
+        RemoteProtocolError: There are more or fewer.
+    """
+    numbers = np.frombuffer(content, "<i8").astype(np.int64, copy=False)
+    if len(numbers) and numbers[0] == _REPEATS:
+        values, counts = np.split(numbers[1:], 2) if len(numbers) % 2 else (numbers[:0], numbers[:0])
+        is_right = int(counts.sum()) == num_rows and not (counts < 0).any()
+        numbers = np.repeat(values, counts) if is_right else numbers[:0]
+    if len(numbers) != num_rows:
+        raise RemoteProtocolError(expected=f"{num_rows} numbers", received=f"{len(content)} bytes")
+    return numbers
+
+
+def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.int64]:
+    """The numbers, in their order.
+
+    Args:
+        max_rows: Of what a client says: a few bytes can stand for more rows than memory has room for.
+
+    Raises:
+        RemoteProtocolError: The bytes are no row numbers, or more than ``max_rows``.
+    """
+    if len(content) % 8:
+        raise RemoteProtocolError(expected="int64 row numbers", received=f"{len(content)} bytes")
+    numbers = np.frombuffer(content, "<i8")
+    if len(numbers) == 3 and numbers[0] == _RUN:
+        if max_rows is not None and numbers[2] > max_rows:
+            raise RemoteProtocolError(expected=f"at most {max_rows} row numbers", received=str(numbers[2]))
+        return np.arange(numbers[1], numbers[1] + numbers[2], dtype=np.int64)
+    if len(numbers) > 2 and numbers[0] == _RUNS:
+        return _rows_of_runs(numbers[1:].astype(np.int64, copy=False), max_rows)
+    if (bits := bits_of(content)) is not None:
+        return np.flatnonzero(np.unpackbits(bits)).astype(np.int64, copy=False)
+    if len(numbers) > 2 and numbers[0] == _HALVES:
+        halves = np.frombuffer(content, "<u4", offset=16)
+        if not 0 <= numbers[1] <= len(halves):
+            raise RemoteProtocolError(expected=f"{numbers[1]} row numbers", received=f"{len(halves)}")
+        return halves[: numbers[1]].astype(np.int64)
+    return numbers.astype(np.int64, copy=False)
+
+
+def run_of(content: bytes) -> tuple[int, int] | None:
+    """The first number and the count of a run, without its numbers being made; None for what is encoded otherwise."""
+    if len(content) != _RUN_FORM.size:
+        return None
+    form, first, count = _RUN_FORM.unpack(content)
+    return (first, count) if form == _RUN and first >= 0 and count > 0 else None
+
+
+def max_rows_of(content: bytes) -> int:
+    """How many rows these are at most, without their numbers being made."""
+    numbers = np.frombuffer(content[: len(content) // 8 * 8], "<i8")
+    form = int(numbers[0]) if len(numbers) else 0
+    if form == _RUN and len(numbers) == _RUN_FORM.size // 8:
+        return int(numbers[2])
+    if form == _RUNS:
+        return int(numbers[2::2].sum())
+    return len(numbers) * {_HALVES: 2, _BITS: 64}.get(form, 1)
+
+
+def spread(rows: NDArray[np.int64], num_each: int) -> NDArray[np.int64]:
+    """Positions in an array of ``num_each`` elements per row, of all elements of these rows, in order."""
+    if num_each == 1:
+        return rows
+    return (rows[:, None] * num_each + np.arange(num_each)).reshape(-1)
+
+
+def column_of(argument: str, content: bytes, dtype: str, num_rows: int) -> NDArray[Any]:
+    """One number per row, of which a single one may stand for all; a view of the content.
+
+    Raises:
+        InvalidRequestError: There are more or fewer.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    if len(content) not in (itemsize, num_rows * itemsize):
+        reason = f"{len(content)} bytes are neither one number nor {num_rows} of {itemsize} bytes"
+        raise InvalidRequestError(argument=argument, reason=reason)
+    return np.broadcast_to(np.frombuffer(content, dtype), num_rows)

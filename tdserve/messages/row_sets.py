@@ -1,0 +1,217 @@
+"""Different rows of one store, however many: a run of them, a few by number, or a bit for each.
+
+Ten million rows are a run of three numbers, or bits of a megabyte: what is asked of two such sets takes a fraction of a
+millisecond, where lists of their numbers took seconds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.messages.row_numbers import (
+    PIECE_ROWS,
+    RUN_PIECE_ROWS,
+    bits_of,
+    decode_rows,
+    encode_bits,
+    encode_rows,
+    is_run,
+)
+
+Rows = NDArray[np.int64]
+Bits = NDArray[np.uint8]
+
+_RUN_FORM = struct.Struct("<3q")
+
+
+class RowSet:
+    """A set of row numbers; it does not change.
+
+    It is held in one of three forms: a run ``[start, stop)``; up to ``PIECE_ROWS`` numbers, sorted; a bit per row, most
+    significant first in each byte. Build it with :meth:`run`, :meth:`of`, :meth:`of_range` or :meth:`of_mask`; of very
+    many rows that are no run each takes a while, and belongs into a thread.
+    """
+
+    __slots__ = ("_bits", "_listed", "_num", "_start", "_stop")
+
+    def __init__(self, *, start: int = 0, stop: int = 0, listed: Rows | None = None, bits: Bits | None = None) -> None:
+        self._start, self._stop = start, stop
+        self._listed = listed
+        self._bits = bits
+        if listed is not None:
+            self._num = len(listed)
+        elif bits is not None:
+            self._num = int(np.bitwise_count(bits).sum(dtype=np.int64))
+        else:
+            self._num = stop - start
+
+    @classmethod
+    def run(cls, start: int, stop: int) -> RowSet:
+        """Rows from ``start`` to before ``stop``."""
+        return cls(start=start, stop=max(start, stop))
+
+    @classmethod
+    def of(cls, rows: Rows) -> RowSet:
+        """These rows, in any order, named as often as they are."""
+        if len(rows) and is_run(rows):
+            return cls.run(int(rows[0]), int(rows[-1]) + 1)
+        if len(rows) <= PIECE_ROWS:
+            return cls(listed=np.unique(rows))
+        mask = np.zeros(int(rows.max()) + 1, np.bool_)
+        mask[rows] = True
+        return cls.of_mask(mask)
+
+    @classmethod
+    def of_range(cls, rows: range) -> RowSet:
+        """The rows of a range that goes either way."""
+        rows = rows if rows.step > 0 else rows[::-1]
+        if rows.step == 1:
+            return cls.run(rows.start, rows.stop)
+        if len(rows) <= PIECE_ROWS:
+            return cls(listed=np.arange(rows.start, rows.stop, rows.step))
+        mask = np.zeros(rows.stop, np.bool_)
+        mask[rows.start :: rows.step] = True
+        return cls.of_mask(mask)
+
+    @classmethod
+    def of_mask(cls, mask: NDArray[np.bool_]) -> RowSet:
+        """The rows whose elements are true."""
+        return cls._of_bits(np.packbits(mask))
+
+    @classmethod
+    def decode(cls, content: bytes, *, max_rows: int | None = None) -> RowSet:
+        """As :meth:`encode` wrote it, or ``encode_rows``. ``max_rows``, and errors, as of ``decode_rows``; a run, which
+        takes no memory, may be longer."""
+        bits = bits_of(content)
+        if bits is not None:
+            return cls(bits=bits)
+        if len(content) == _RUN_FORM.size:
+            form, first, num_rows = _RUN_FORM.unpack(content)
+            if form == -1:
+                return cls.run(first, first + num_rows)
+        return cls.of(decode_rows(content, max_rows=max_rows))
+
+    def encode(self) -> bytes:
+        """As ``decode_rows`` reads it too."""
+        if self._bits is not None:
+            return encode_bits(self._bits)
+        if self._listed is not None:
+            return encode_rows(self._listed)
+        return _RUN_FORM.pack(-1, self._start, self._num)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __repr__(self) -> str:
+        return f"<RowSet of {self._num} rows>"
+
+    @property
+    def rows(self) -> Rows:
+        """The numbers, sorted; to be asked of few rows, or in a thread."""
+        found = [np.arange(each.start, each.stop) if isinstance(each, slice) else each for each in self.pieces()]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def pieces(self, run_rows: int = RUN_PIECE_ROWS) -> Iterator[slice | Rows]:
+        """All rows, in order, so many at a time that what NumPy does with one of them takes no millisecond.
+
+        Args:
+            run_rows: Of a piece of a run. The others have at most ``PIECE_ROWS``.
+        """
+        if self._listed is not None:
+            if len(self._listed):
+                yield self._listed
+        elif self._bits is None:
+            for start in range(self._start, self._stop, run_rows):
+                yield slice(start, min(start + run_rows, self._stop))
+        else:
+            step = PIECE_ROWS // 8
+            for start in range(0, len(self._bits), step):
+                found = np.flatnonzero(np.unpackbits(self._bits[start : start + step]))
+                if len(found):
+                    yield found + 8 * start
+
+    def contains(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of these rows, none negative, are in the set."""
+        if self._listed is not None:
+            return np.isin(rows, self._listed)
+        if self._bits is None:
+            return np.asarray((rows >= self._start) & (rows < self._stop))
+        places = rows >> 3
+        is_near = places < len(self._bits)
+        found: NDArray[np.bool_] = is_near.copy()
+        found[is_near] = (self._bits[places[is_near]] << (rows[is_near] & 7).astype(np.uint8)) & 0x80 != 0
+        return found
+
+    def overlaps(self, other: RowSet) -> bool:
+        """Whether a row is in both."""
+        if not self or not other:
+            return False
+        for one, two in ((self, other), (other, self)):
+            if one._listed is not None:
+                return bool(two.contains(one._listed).any())
+        if self._bits is None and other._bits is None:
+            return max(self._start, other._start) < min(self._stop, other._stop)
+        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        return bool((ours & theirs).any())
+
+    def __and__(self, other: RowSet) -> RowSet:
+        """The rows that are in both."""
+        for one, two in ((self, other), (other, self)):
+            if one._listed is not None:
+                return RowSet(listed=one._listed[two.contains(one._listed)])
+        if self._bits is None and other._bits is None:
+            return RowSet.run(max(self._start, other._start), min(self._stop, other._stop))
+        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        return RowSet._of_bits(ours & theirs)
+
+    def __sub__(self, other: RowSet) -> RowSet:
+        """The rows of this one that are not in the other."""
+        if not self.overlaps(other):
+            return self
+        if self._listed is not None:
+            return RowSet(listed=self._listed[~other.contains(self._listed)])
+        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        return RowSet._of_bits(ours & ~theirs)
+
+    def __or__(self, other: RowSet) -> RowSet:
+        """The rows that are in either."""
+        if not self or not other:
+            return self or other
+        ours, theirs = _alike(self._as_bits(), other._as_bits())
+        return RowSet._of_bits(ours | theirs)
+
+    @classmethod
+    def _of_bits(cls, bits: Bits) -> RowSet:
+        found = cls(bits=bits)
+        if found._num > PIECE_ROWS:
+            return found
+        near = np.flatnonzero(bits)
+        places, offsets = np.nonzero(np.unpackbits(bits[near, None], axis=1))
+        return cls(listed=near[places] * 8 + offsets)
+
+    def _as_bits(self) -> Bits:
+        if self._bits is not None:
+            return self._bits
+        if self._listed is not None:
+            bits = np.zeros((int(self._listed[-1]) >> 3) + 1 if len(self._listed) else 0, np.uint8)
+            np.bitwise_or.at(bits, self._listed >> 3, (0x80 >> (self._listed & 7)).astype(np.uint8))
+            return bits
+        bits = np.zeros(-(-self._stop // 8), np.uint8)
+        first, last = self._start >> 3, (self._stop - 1) >> 3
+        bits[first:] = 0xFF
+        bits[first] &= 0xFF >> (self._start & 7)
+        bits[last] &= 0xFF << (7 - (self._stop - 1 & 7)) & 0xFF
+        return bits
+
+
+def _alike(one: Bits, two: Bits) -> tuple[Bits, Bits]:
+    """Both, as long as the longer one."""
+    size = max(len(one), len(two))
+    padded = [
+        bits if len(bits) == size else np.append(bits, np.zeros(size - len(bits), np.uint8)) for bits in (one, two)
+    ]
+    return padded[0], padded[1]

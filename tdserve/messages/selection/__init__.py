@@ -1,0 +1,1 @@
+"""Index expressions as data."""

@@ -1,0 +1,39 @@
+"""Names of the dimensions of what a selection selects, by tensordict's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import TensorDict
+
+from tdserve.messages.selection.items import Item
+from tdserve.messages.selection.selection import Selection
+from tdserve.messages.selection.torch_selection import torch_item
+
+
+def result_names(
+    names: Sequence[str | None] | None, batch_size: Sequence[int], selection: Selection
+) -> tuple[str | None, ...] | None:
+    """Names of the dimensions of what is selected, by tensordict's own rules; ``None`` when there are no names.
+
+    Args:
+        names: One per batch dimension, or ``None``.
+        batch_size: Of the tensordict.
+        selection: Fits the batch size.
+    """
+    if names is None or all(name is None for name in names):
+        return None
+    canonical = selection.canonical(batch_size)
+    # A negative step names its dimension as a positive one does, and tensordict knows only the latter.
+    index = tuple(torch_item(_upwards(item)) for item in canonical.items)
+    given: Any = list(names)  # tensordict's annotation forgets that a dimension may be unnamed
+    empty = TensorDict({}, batch_size=list(batch_size), names=given)
+    found = tuple((empty[index] if index else empty).names)
+    return None if all(name is None for name in found) else found
+
+
+def _upwards(item: Item) -> Item:
+    if isinstance(item, slice) and item.step is not None and item.step < 0:
+        return slice(None, None, -item.step)
+    return item

@@ -1,0 +1,261 @@
+"""The items of an index expression, one by one: read from Python, described in errors, sent as messages.
+
+``selection`` puts them together and knows batch sizes; here an item stands alone. NumPy only; torch tensors are
+recognised by their ``detach``.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from types import EllipsisType
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.v1 import content_pb2
+
+Positions = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Item = int | slice | Positions | Mask | EllipsisType | None
+"""A ``bool`` is kept as a mask without dimensions, a range or list as positions or mask."""
+
+MAX_DIMS = 64
+"""As many dimensions as NumPy knows; a message with more is no honest index."""
+
+FULL = slice(None)
+
+_INT64 = np.iinfo(np.int64)
+
+
+def parse_item(item: Any) -> Item:
+    """What one item between the brackets says.
+
+    Raises:
+        TypeError: It is no index.
+        ValueError: A list is no array.
+        OverflowError: An integer does not fit 64 bits. The caller turns all three into a SelectionError.
+    """
+    kind = type(item)
+    if kind is int:
+        return _int64(item)
+    if kind is slice:
+        return slice(*(None if part is None else _clamped(part) for part in (item.start, item.stop, item.step)))
+    if item is None or item is ...:
+        return ... if item is ... else None
+    if kind is bool:
+        return np.array(item)
+    if isinstance(item, np.ndarray):
+        return _parse_array(_as_positions(item) if item.ndim and item.dtype != np.uint8 else item)
+    if isinstance(item, range):
+        return np.arange(item.start, item.stop, item.step, dtype=np.int64)
+    if hasattr(item, "detach"):
+        return _parse_array(np.asarray(item.detach().cpu().numpy()))
+    if isinstance(item, (list, tuple)):
+        found = np.asarray(item)
+        return _parse_array(found.astype(np.int64) if found.dtype.kind in "iu" or found.size == 0 else found)
+    if isinstance(item, np.bool_):
+        raise TypeError("a NumPy bool scalar is no index, use a Python bool")
+    if hasattr(item, "__index__"):
+        return _int64(operator.index(item))
+    raise TypeError(f"a {kind.__name__} is no index")
+
+
+def _as_positions(array: NDArray[Any]) -> NDArray[Any]:
+    """NumPy's integers of any width as int64: unlike torch's they are positions."""
+    if array.dtype.kind not in "iu":
+        return array
+    if array.dtype == np.uint64 and array.size:
+        _int64(int(array.max()))
+    return array.astype(np.int64, copy=False)
+
+
+def _parse_array(array: NDArray[Any]) -> Item:
+    """As torch takes it: bool and uint8 are masks, int32 and int64 positions, nothing else is an index."""
+    if array.dtype == np.bool_:
+        return array
+    if array.dtype == np.uint8 and array.ndim:
+        return array.astype(np.bool_)
+    if array.dtype in (np.int64, np.int32):
+        return np.ascontiguousarray(array, np.int64) if array.ndim else int(array)
+    if array.size == 0 and array.dtype == np.float64:
+        return array.astype(np.int64)  # np.array([]) and torch.tensor([]).double() mean no positions
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return _int64(int(array))
+    raise TypeError(f"an array of dtype {array.dtype} is no index, use int64 or bool")
+
+
+def _int64(value: int) -> int:
+    if not _INT64.min <= value <= _INT64.max:
+        raise OverflowError(f"index {value} is out of range for any dimension")
+    return value
+
+
+def _clamped(value: Any) -> int:
+    return max(_INT64.min, min(_INT64.max, operator.index(value)))  # slices clamp, so nothing is lost
+
+
+def is_full(item: Item) -> bool:
+    """Whether the item is ``:``."""
+    return isinstance(item, slice) and item == FULL
+
+
+def is_mask(item: Item) -> TypeGuard[Mask]:
+    """Whether the item is a boolean array, which covers as many dimensions as it has."""
+    return isinstance(item, np.ndarray) and item.dtype == np.bool_
+
+
+def num_covered(item: Item) -> int:
+    """How many batch dimensions the item indexes; an ellipsis counts as none."""
+    if item is None or item is ...:
+        return 0
+    return item.ndim if is_mask(item) else 1
+
+
+def span_of(item: slice, size: int) -> Positions:
+    """The positions that a slice selects of a dimension, in its order."""
+    return np.arange(*item.indices(size), dtype=np.int64)
+
+
+def is_same(left: Item, right: Item) -> bool:
+    """Whether two items say the same; a mask and its positions do not."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return type(left) is type(right) and left == right
+
+
+def describe(item: object) -> str:
+    """The item as one would type it, short: errors carry it."""
+    if isinstance(item, np.ndarray):
+        return f"<{item.dtype} array {list(item.shape)}>" if item.size > 16 else str(item.tolist())
+    if isinstance(item, slice):
+        ends = ["" if part is None else str(part) for part in (item.start, item.stop, item.step)]
+        return ":".join(ends if ends[2] else ends[:2])
+    if isinstance(item, Iterable) and not isinstance(item, (str, bytes, list, tuple, range)):
+        return f"<{type(item).__name__}>"
+    return "..." if item is ... else repr(item)
+
+
+def item_to_message(item: Item) -> content_pb2.IndexItem:
+    """The item as a message; arrays are copied."""
+    if isinstance(item, np.ndarray):
+        if item.dtype == np.bool_:
+            return content_pb2.IndexItem(mask=content_pb2.BoolArray(shape=item.shape, data=np.packbits(item).tobytes()))
+        data = item.astype("<i8", copy=False).tobytes()
+        return content_pb2.IndexItem(positions=content_pb2.IntArray(shape=item.shape, data=data))
+    if isinstance(item, slice):
+        return content_pb2.IndexItem(slice=content_pb2.Slice(start=item.start, stop=item.stop, step=item.step))
+    if item is None:
+        return content_pb2.IndexItem(newaxis=True)
+    if item is ...:
+        return content_pb2.IndexItem(ellipsis=True)
+    return content_pb2.IndexItem(at=item)
+
+
+def item_from_message(item: content_pb2.IndexItem) -> Item:
+    """The item that a peer sent; positions are a read-only view of the message's bytes.
+
+    Raises:
+        RemoteProtocolError: The item is empty, or an array's size contradicts its bytes.
+    """
+    kind = item.WhichOneof("kind")
+    if kind == "at":
+        return item.at
+    if kind == "slice":
+        part = item.slice
+        start, stop, step = (getattr(part, end) if part.HasField(end) else None for end in ("start", "stop", "step"))
+        return slice(start, stop, step)
+    if kind == "positions":
+        return _array_from_message(item.positions, np.dtype("<i8")).astype(np.int64, copy=False)
+    if kind == "mask":
+        return _mask_from_message(item.mask)
+    if kind == "newaxis" and item.newaxis:
+        return None
+    if kind == "ellipsis" and item.ellipsis:
+        return ...
+    raise RemoteProtocolError(expected="an index item", received=f"{kind} without a value")
+
+
+def _array_from_message(array: content_pb2.IntArray, dtype: np.dtype[Any]) -> NDArray[Any]:
+    shape = _checked_shape(array, 8 * dtype.itemsize)
+    return np.frombuffer(array.data, dtype).reshape(shape)
+
+
+def _mask_from_message(array: content_pb2.BoolArray) -> Mask:
+    shape = _checked_shape(array, 1)
+    bits = np.frombuffer(array.data, np.uint8)
+    if len(bits) and int(bits[-1]) & (0xFF >> (math.prod(shape) - 1) % 8 + 1):
+        raise RemoteProtocolError(expected="zeros behind the last bit of a mask", received=f"{int(bits[-1]):#x}")
+    return np.unpackbits(bits, count=math.prod(shape)).view(np.bool_).reshape(shape)
+
+
+def _checked_shape(array: content_pb2.IntArray | content_pb2.BoolArray, num_bits: int) -> tuple[int, ...]:
+    """The shape of an array of elements of so many bits. Raises RemoteProtocolError unless its bytes are as many."""
+    shape = tuple(array.shape)
+    has_room = len(shape) <= MAX_DIMS and all(0 <= size < 1 << 40 for size in shape)
+    if not has_room or -(-math.prod(shape) * num_bits // 8) != len(array.data):
+        raise RemoteProtocolError(expected=f"an array of shape {list(shape)[:8]}", received=f"{len(array.data)} bytes")
+    return shape
+
+
+def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[Any, Any]:
+    """An index in two: what selects of the first dimensions, and what is left for the result of that.
+
+    Args:
+        num_dims: How many of the first.
+        num_all: How many dimensions there are with those behind; None where that is not known: then an ellipsis is
+            taken for one of the first.
+
+    Returns:
+        The second is None where nothing is left. Where arrays, masks and new dimensions have to be applied together,
+        the first selects everything that they might.
+    """
+    if num_dims == 0:
+        return ((), None) if index is Ellipsis or (isinstance(index, tuple) and not index) else ((), index)
+    items = _spelled_out(index if isinstance(index, tuple) else (index,), num_all)
+    if items is None or sum(map(_num_covered, items)) <= num_dims:
+        return index, None
+    first, rest = items[:num_dims], items[num_dims:]
+    if all(isinstance(item, (int, slice, np.integer)) and not isinstance(item, bool) for item in first):
+        return first, (*(FULL for item in first if isinstance(item, slice)), *rest)
+    positions = _positions(first[0]) if num_dims == 1 else None
+    if positions is None:
+        return ..., items
+    return (positions.reshape(-1),), (np.arange(positions.size).reshape(positions.shape), *rest)
+
+
+def _spelled_out(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...] | None:
+    """Items without an ellipsis, and without what selects all of the last dimensions; None where that is not known."""
+    at = next((number for number, item in enumerate(items) if item is ...), None)
+    if at is not None:
+        if num_all is None:
+            return None
+        num_left = num_all - sum(map(_num_covered, items))
+        items = (*items[:at], *(FULL,) * max(num_left, 0), *items[at + 1 :])
+    while items and isinstance(items[-1], slice) and items[-1] == FULL:
+        items = items[:-1]
+    return items
+
+
+def _num_covered(item: Any) -> int:
+    """As ``num_covered``, of what nobody has parsed yet."""
+    if item is None or item is ... or isinstance(item, (bool, np.bool_)):
+        return 0
+    is_mask = str(getattr(item, "dtype", "")).removeprefix("torch.") in ("bool", "uint8")
+    return int(item.ndim) if is_mask else 1
+
+
+def _positions(item: Any) -> Positions | None:
+    """The positions along one dimension that an array or list selects; None of anything else."""
+    try:
+        found = parse_item(item)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not isinstance(found, np.ndarray):
+        return None
+    if found.dtype == np.bool_:
+        return found.nonzero()[0].astype(np.int64, copy=False) if found.ndim == 1 else None
+    return found.astype(np.int64, copy=False)

@@ -1,0 +1,358 @@
+"""Index expressions over batch dimensions as data: read from Python, checked against a batch size, sent as messages.
+
+The meaning is torch's, as ``TensorDict.__getitem__`` shows it: an integer removes its dimension and is no advanced
+index, a boolean array stands for the positions of its true elements, advanced indices broadcast together and their
+dimensions stay in place when they are neighbours, else come first. One thing more than tensordict 0.15, which refuses
+it: a slice with a negative step means what it means in NumPy.
+
+NumPy only, since control uses it; ``selection_torch`` applies selections to leaves. This file reads no content and
+knows no store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from tdserve.base.errors import RemoteProtocolError, SelectionError
+from tdserve.messages.row_numbers import PIECE_ROWS, each_once
+from tdserve.messages.row_sets import RowSet
+from tdserve.messages.selection.items import (
+    FULL,
+    MAX_DIMS,
+    Item,
+    Mask,
+    Positions,
+    describe,
+    is_full,
+    is_mask,
+    is_same,
+    item_from_message,
+    item_to_message,
+    num_covered,
+    parse_item,
+    span_of,
+)
+from tdserve.v1 import content_pb2
+
+_NO_ROWS: Positions = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selection:
+    """An index expression, item by item as in the tuple between the brackets. Without items it is everything.
+
+    Attributes:
+        items: What :func:`parse` made of the expression. Arrays are shared with the caller, never written to.
+    """
+
+    items: tuple[Item, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Selection) or len(self.items) != len(other.items):
+            return NotImplemented if not isinstance(other, Selection) else False
+        return all(map(is_same, self.items, other.items))
+
+    def __hash__(self) -> int:
+        return hash(self.to_message().SerializeToString(deterministic=True))
+
+    def __repr__(self) -> str:
+        text = "[" + ", ".join(map(describe, self.items)) + "]"
+        return text if len(text) <= 120 else text[:117] + "..."
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it selects all, in place. Of a canonical selection it is exact, of others it may miss some."""
+        return not self.items or all(item is ... or is_full(item) for item in self.items)
+
+    @property
+    def listed(self) -> Positions | None:
+        """The rows one by one, where the selection is a list of them and nothing else; else None."""
+        only = self.items[0] if len(self.items) == 1 else None
+        if is_mask(only) or not isinstance(only, np.ndarray) or only.ndim != 1:
+            return None
+        positions: Positions = only.view(np.int64)  # which it is: a mask was sorted out
+        return positions
+
+    def check(self, batch_size: Sequence[int], store: str = "") -> None:
+        """Raises if the selection does not fit.
+
+        Raises:
+            SelectionError: An index is out of range, there are more indices than dimensions, two ellipses, a mask of
+                another shape, arrays that do not broadcast, a step of 0. Nothing was read or written.
+        """
+        self.canonical(batch_size, store=store)
+
+    def canonical(self, batch_size: Sequence[int], *, store: str = "") -> Selection:
+        """The same selection in its one simple form for this batch size.
+
+        Integers are not negative; an ellipsis is written out; slices are ``slice(None)`` when full, else have an
+        integer start and step, and an integer stop too unless they run down to the first element; full slices at the
+        end are left out. Everything is therefore ``()``.
+
+        Raises:
+            SelectionError: As :meth:`check`.
+        """
+        items = self.items
+        if len(items) == 1 and len(batch_size) == 1 and items[0] is not None and items[0] is not ...:
+            # The hot path: rows of a store with one batch dimension.
+            only = items[0]
+            if not is_mask(only):
+                kept = self._canonical_item(only, batch_size[0], 0, store)
+                return _EVERYTHING if is_full(kept) else self if kept is only else Selection((kept,))
+        found: list[Item] = []
+        dim = 0
+        for item in self._expanded(len(batch_size), store):
+            if item is None or item is ...:
+                found.append(None)
+            elif is_mask(item):
+                if item.shape != tuple(batch_size[dim : dim + item.ndim]):
+                    covered = list(batch_size[dim : dim + item.ndim])
+                    self._fail(store, f"a mask of shape {list(item.shape)} stands at dimensions of size {covered}")
+                found.append(item)
+                dim += item.ndim
+            else:
+                found.append(self._canonical_item(item, batch_size[dim], dim, store))
+                dim += 1
+        while found and is_full(found[-1]):
+            found.pop()
+        done = Selection(tuple(found))
+        done._broadcast_shape(store)
+        return done
+
+    def result_batch_size(self, batch_size: Sequence[int]) -> tuple[int, ...]:
+        """Batch size of what a checked selection selects from a tensordict of ``batch_size``."""
+        if len(self.items) == 1 and len(batch_size) == 1:
+            only = self.items[0]
+            if isinstance(only, int):
+                return ()
+            if isinstance(only, slice):
+                return (len(range(*only.indices(batch_size[0]))),)
+            if isinstance(only, np.ndarray) and not is_mask(only):
+                return only.shape
+        return self._placed(batch_size)[1]
+
+    def rows(self, batch_size: Sequence[int]) -> Positions:
+        """Indices of the first dimension that a checked selection touches, sorted, each once.
+
+        A tensordict without batch dimensions is one row, so that of batch size ``[]`` it is ``[0]``.
+        """
+        if not batch_size:
+            return np.zeros(1, np.int64)
+        if 0 in self.result_batch_size(batch_size):
+            return _NO_ROWS
+        for item in self._expanded(len(batch_size), ""):
+            if isinstance(item, slice):
+                found = span_of(item, batch_size[0])
+                return found if item.step is None or item.step > 0 else found[::-1].copy()
+            if is_mask(item) and item.ndim:
+                return np.flatnonzero(item.reshape(batch_size[0], -1).any(axis=1)).astype(np.int64, copy=False)
+            if isinstance(item, int):
+                return np.array([item + batch_size[0] if item < 0 else item], np.int64)
+            if isinstance(item, np.ndarray) and not is_mask(item):
+                return each_once(np.where(item < 0, item + batch_size[0], item).reshape(-1))
+        return np.arange(batch_size[0], dtype=np.int64)
+
+    def row_set(self, batch_size: Sequence[int]) -> RowSet:
+        """The same rows as a set; of a slice it costs nothing, however many they are."""
+        if not batch_size or 0 in self.result_batch_size(batch_size):
+            return RowSet.run(0, 0 if batch_size else 1)
+        first = next((item for item in self._expanded(len(batch_size), "") if item is not None), FULL)
+        if isinstance(first, slice):
+            return RowSet.of_range(range(*first.indices(batch_size[0])))
+        if is_mask(first) and first.ndim:
+            return RowSet.of_mask(np.asarray(first.reshape(batch_size[0], -1).any(axis=1)) if first.ndim > 1 else first)
+        return RowSet.of(self.rows(batch_size))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it lists very many positions or elements, so that to look through them takes a while."""
+        return any(isinstance(item, np.ndarray) and item.size > PIECE_ROWS for item in self.items)
+
+    def without_negative_steps(self, batch_size: Sequence[int]) -> Selection:
+        """An equal selection of which torch can apply every item to a tensor: it has positions for negative steps.
+
+        Where such a slice stands alone its positions take its place. Beside other arrays they would broadcast with
+        them instead of spanning a dimension of their own, so there every dimension gets positions in the shape of
+        the result. ``self`` must be canonical.
+        """
+        is_down = [isinstance(item, slice) and item.step is not None and item.step < 0 for item in self.items]
+        if not any(is_down):
+            return self
+        if sum(is_down) == 1 and not any(isinstance(item, np.ndarray) for item in self.items):
+            placed, _ = self._placed(batch_size)
+            spans = [
+                span_of(item, batch_size[dim]) if isinstance(item, slice) and is_here else item
+                for (item, dim, _), is_here in zip(placed, is_down, strict=False)
+            ]
+            return Selection(tuple(spans))
+        return Selection(self._mesh(batch_size))
+
+    def elements(self, batch_size: Sequence[int]) -> Positions:
+        """Positions in the flattened batch of what a checked selection selects, in the flattened result's order."""
+        if not batch_size:
+            return np.zeros(math.prod(self.result_batch_size(batch_size)), np.int64)
+        canonical = self.canonical(batch_size)
+        mesh = [np.asarray(positions) for positions in canonical._mesh(batch_size)]
+        shape = canonical.result_batch_size(batch_size)
+        spread = [np.broadcast_to(positions, shape) for positions in mesh]
+        return np.ravel_multi_index(spread, tuple(batch_size)).reshape(-1).astype(np.int64, copy=False)
+
+    def to_message(self) -> content_pb2.Selection:
+        """The selection as a message; it need not be checked before."""
+        return content_pb2.Selection(items=[item_to_message(item) for item in self.items])
+
+    # ------------------------------------------------------------------------------------------------ inner parts
+
+    def _expanded(self, num_dims: int, store: str) -> list[Item]:
+        """The items with the ellipsis written out, if they are not too many."""
+        items = list(self.items)
+        covered = sum(map(num_covered, items))
+        if covered > num_dims:
+            self._fail(store, f"it indexes {covered} dimensions, there are {num_dims} batch dimensions")
+        where = [at for at, item in enumerate(items) if item is ...]
+        if len(where) > 1:
+            self._fail(store, "an index can have one ellipsis at most")
+        if where:
+            items[where[0] : where[0] + 1] = [FULL] * (num_dims - covered)
+        return items
+
+    def _canonical_item(self, item: int | slice | Positions | Mask, size: int, dim: int, store: str) -> Item:
+        if isinstance(item, int):
+            if not -size <= item < size:
+                self._fail(store, f"index {item} is out of range for dimension {dim} of size {size}")
+            return item if item >= 0 else item + size
+        if isinstance(item, slice):
+            if item.step == 0:
+                self._fail(store, "the step of a slice cannot be 0")
+            start, stop, step = item.indices(size)
+            if step == 1 and start == 0 and stop == size:
+                return FULL
+            if len(range(start, stop, step)) == 0:
+                return slice(0, 0, 1)
+            # A longer step means the same, and torch's kernels count past the end of their integers with it.
+            return slice(start, None if stop < 0 else stop, max(-size, min(step, size)))
+        # Seen as unsigned, a negative position is huge: one pass tells that all are in range and none is negative.
+        if item.size == 0 or int(item.view(np.uint64).max()) < size:
+            return item
+        low, high = int(item.min()), int(item.max())
+        if low < -size or high >= size:
+            bad = low if low < -size else high
+            self._fail(store, f"index {bad} is out of range for dimension {dim} of size {size}")
+        return np.where(item < 0, item + size, item)
+
+    def _broadcast_shape(self, store: str) -> tuple[int, ...]:
+        """The common shape of all arrays; a mask counts as the list of its true elements' positions."""
+        shapes = [
+            (int(np.count_nonzero(item)),) if is_mask(item) else item.shape
+            for item in self.items
+            if isinstance(item, np.ndarray)
+        ]
+        if len(shapes) < 2:
+            return shapes[0] if shapes else ()
+        try:
+            return np.broadcast_shapes(*shapes)
+        except ValueError:
+            self._fail(store, f"its arrays of shapes {[list(shape) for shape in shapes]} do not broadcast together")
+
+    def _placed(self, batch_size: Sequence[int]) -> tuple[list[tuple[Item, int, int]], tuple[int, ...]]:
+        """Each item with the batch dimension and the result's dimension where it begins, and the result's size."""
+        placed: list[tuple[Item, int, int]] = []
+        sizes: list[int] = []
+        dim = 0
+        items = self._expanded(len(batch_size), "")
+        for item in [*items, *[FULL] * (len(batch_size) - sum(map(num_covered, items)))]:
+            placed.append((item, dim, len(sizes)))
+            if isinstance(item, slice):
+                sizes.append(len(range(*item.indices(batch_size[dim]))))
+            elif item is None:
+                sizes.append(1)
+            dim += num_covered(item)
+        axes = [axis for item, _, axis in placed if isinstance(item, np.ndarray)]
+        if not axes:
+            return placed, tuple(sizes)
+        block = self._broadcast_shape("")
+        at = axes[0] if axes[0] == axes[-1] else 0  # neighbours stay in place, others come first
+        sizes[at:at] = block
+        moved = [
+            (item, dim, at if isinstance(item, np.ndarray) else axis + len(block) if axis >= at else axis)
+            for item, dim, axis in placed
+        ]
+        return moved, tuple(sizes)
+
+    def _mesh(self, batch_size: Sequence[int]) -> tuple[Item, ...]:
+        """Positions for every batch dimension, each with as many dimensions as the result."""
+        placed, result = self._placed(batch_size)
+        num_block_dims = len(self._broadcast_shape(""))
+        found: list[Positions] = []
+        for item, dim, axis in placed:
+            if item is None or item is ...:
+                continue
+            shape = [1] * len(result)
+            if isinstance(item, np.ndarray):
+                for part in np.nonzero(item) if is_mask(item) and item.ndim else [item] * num_covered(item):
+                    end = axis + num_block_dims
+                    found.append(
+                        part.astype(np.int64, copy=False).reshape(
+                            [*shape[: end - part.ndim], *part.shape, *shape[end:]]
+                        )
+                    )
+            elif isinstance(item, slice):
+                span = span_of(item, batch_size[dim])
+                shape[axis] = len(span)
+                found.append(span.reshape(shape))
+            else:
+                found.append(np.full(shape, item, np.int64))
+        if np.broadcast_shapes(*(part.shape for part in found)) != result:
+            found[0] = np.broadcast_to(found[0], result)  # a False without dimensions empties what no array spans
+        return tuple(found)
+
+    def _fail(self, store: str, reason: str) -> NoReturn:
+        where = f"store {store!r}: " if store else ""
+        raise SelectionError(selection=repr(self), reason=where + reason)
+
+
+_EVERYTHING = Selection()
+
+
+def encode(index: object, *, batch_size: Sequence[int], store: str = "") -> Selection:
+    """What ``tensordict[index]`` would select, checked and canonical.
+
+    Args:
+        index: Integer, slice, range, ``None``, ``...``, a (nested) list or array or tensor of integers or booleans, or
+            a tuple of those. Tensors may lie on any device.
+        batch_size: Of the tensordict.
+        store: Its name, for the message of an error.
+
+    Raises:
+        SelectionError: It is no index, or does not fit. Nothing was read or written.
+    """
+    return parse(index, store=store).canonical(batch_size, store=store)
+
+
+def parse(index: object, *, store: str = "") -> Selection:
+    """What an expression says, not yet checked against a size.
+
+    Raises:
+        SelectionError: It is no index: a string, a float, an array of another dtype, a list that is no array.
+    """
+    try:
+        return Selection(tuple(map(parse_item, index)) if isinstance(index, tuple) else (parse_item(index),))
+    except (TypeError, ValueError, OverflowError) as fault:
+        where = f"store {store!r}: " if store else ""
+        raise SelectionError(selection=describe(index)[:120], reason=f"{where}{fault}") from None
+
+
+def from_message(message: content_pb2.Selection) -> Selection:
+    """The selection that a peer sent. Its items are well formed; whether they fit, :meth:`Selection.check` says.
+
+    Raises:
+        RemoteProtocolError: The message contradicts itself. Nothing was changed.
+    """
+    if len(message.items) > MAX_DIMS:
+        raise RemoteProtocolError(expected=f"at most {MAX_DIMS} index items", received=f"{len(message.items)}")
+    return Selection(tuple(map(item_from_message, message.items)))

@@ -1,0 +1,1 @@
+"""Non-tensor values as bytes, and back."""

@@ -1,0 +1,158 @@
+"""Bundles: the serialised values that one row has under several paths, together in one buffer. No torch.
+
+A bundle begins with the bytes of each value (uint32, little endian, in the order of the paths); the values follow. A
+database takes one of them in half the time that it needs for four values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import getitem, itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.values.columns import Buffer, JoinedValues, Sizes, packed_rows, sizes_of
+
+_SIZE_BYTES = 4
+
+_FEW_BYTES = 1024
+"""Values of up to about this size are copied together faster than each is handed on by itself."""
+
+
+class SplitColumn(NamedTuple):
+    """The values of one path, row by row.
+
+    Attributes:
+        sizes: Bytes of each value, int64 ``[n]``; below 4 GiB.
+        pieces: Lists of n elements: those of one row, one after the other, are its value.
+    """
+
+    sizes: Sizes
+    pieces: Sequence[Sequence[Buffer]]
+
+    @classmethod
+    def joined(cls, columns: Sequence[SplitColumn]) -> SplitColumn:
+        """Columns of one path, one after the other."""
+        pieces = zip(*[column.pieces for column in columns], strict=True)
+        return cls(np.concatenate([column.sizes for column in columns]), [list(chain(*each)) for each in pieces])
+
+    def parts(self) -> list[Buffer]:
+        """All values one after the other, in parts that are no copies unless they are small."""
+        if len(self.pieces) == 1:
+            return [b"".join(self.pieces[0])]
+        return list(chain.from_iterable(zip(*self.pieces, strict=True)))
+
+
+def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
+    """Bytes of each row's bundle, and all bundles one after the other, in parts that are no copies."""
+    table = np.stack([column.sizes for column in columns], axis=1)
+    lists: list[Sequence[Buffer]] = []
+    small: list[Sequence[Buffer]] = [packed_rows(table.astype("<u4"))]  # side by side in each row, until a large one
+    for column in columns:
+        *heads, bodies = column.pieces
+        small += heads
+        if int(column.sizes.sum()) <= _FEW_BYTES * len(table):
+            small.append(bodies)
+        else:
+            lists += [_joined(small), bodies]
+            small = []
+    if small:
+        lists.append(_joined(small))
+    return table.sum(axis=1) + _SIZE_BYTES * len(columns), list(chain.from_iterable(zip(*lists, strict=True)))
+
+
+def _joined(lists: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
+    """What stands side by side in each row, as one."""
+    return lists[0] if len(lists) == 1 else list(map(b"".join, zip(*lists, strict=True)))
+
+
+class Unbundled:
+    """The values in bundles of the same paths.
+
+    Args:
+        bundles: Of each row; None where a row has none.
+        num_paths: Of each bundle.
+
+    Raises:
+        RemoteProtocolError: A buffer is no such bundle.
+    """
+
+    def __init__(self, bundles: Sequence[Buffer | None], num_paths: int) -> None:
+        present: Any = [each for each in bundles if each is not None] if None in bundles else bundles
+        self._bundles = bundles
+        self._present: Sequence[Buffer] = present
+        width = _SIZE_BYTES * num_paths
+        heads = b"".join(map(itemgetter(slice(width)), present))
+        if len(heads) != width * len(present):
+            raise _no_bundle(present)
+        self._sizes = np.frombuffer(heads, "<u4").reshape(len(present), num_paths).astype(np.int64)
+        self._ends = width + np.cumsum(self._sizes, axis=1)
+        self._begins = self._ends - self._sizes
+        if (sizes_of(present) != self._ends[:, -1]).any():
+            raise _no_bundle(present)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some row has no bundle."""
+        return len(self._present) < len(self._bundles)
+
+    def column(self, number: int) -> Iterator[Buffer | None]:
+        """The values of one path, one by one, which are no copies of memoryviews; None where a row has no bundle."""
+        values = iter(self._cut(self._begins[:, number], self._ends[:, number]))
+        return (None if each is None else next(values) for each in self._bundles) if self.has_gaps else values
+
+    def columns(self, heads_nbytes: Mapping[int, int | None]) -> dict[int, JoinedValues]:
+        """Copies of the values of several paths, of the rows that have a bundle; those side by side share a buffer.
+
+        Args:
+            heads_nbytes: By number of the path; of one whose values are large, and get a buffer of their own, how many
+                bytes at the front of each are to lie apart, else None.
+        """
+        runs: list[list[int]] = []  # paths side by side, of which the last one may be large
+        for number in sorted(heads_nbytes):
+            if runs and runs[-1][-1] == number - 1 and heads_nbytes[number - 1] is None:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        found: dict[int, JoinedValues] = {}
+        for run in runs:
+            found |= self._copied(run, heads_nbytes[run[-1]])
+        return found
+
+    def _copied(self, run: Sequence[int], head_nbytes: int | None) -> dict[int, JoinedValues]:
+        """The values of a run; ``head_nbytes`` as of its last path."""
+        first, last = run[0], run[-1]
+        begins, ends = self._begins[:, first], self._ends[:, last]
+        if head_nbytes is not None:
+            head_nbytes = head_nbytes if int(self._sizes[:, last].min(initial=head_nbytes)) >= head_nbytes else 0
+            ends = self._begins[:, last] + head_nbytes
+        content = b"".join(self._cut(begins, ends))
+        lengths = ends - begins
+        moved = np.cumsum(lengths) - lengths - begins  # from where a value lies in its bundle to where in the content
+        found = {
+            number: JoinedValues(content, self._sizes[:, number], begins=self._begins[:, number] + moved)
+            for number in (run if head_nbytes is None else run[:-1])
+        }
+        if head_nbytes is not None:
+            heads = np.frombuffer(content, np.uint8)[(self._begins[:, last] + moved)[:, None] + np.arange(head_nbytes)]
+            bodies = bytearray().join(self._cut(ends, self._ends[:, last]))
+            found[last] = JoinedValues(bodies, self._sizes[:, last] - head_nbytes, heads=heads.tobytes())
+        return found
+
+    def _cut(self, begins: Sizes, ends: Sizes) -> list[Buffer]:
+        """A part of each bundle."""
+        parts = map(slice, begins.tolist(), ends.tolist())
+        return list(map(getitem, self._present, parts))  # type: ignore[arg-type]  # overloaded by kind of index
+
+
+def bundles_of(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:
+    """Each row's bundle, of the values of every path."""
+    heads = packed_rows(np.stack([sizes_of(values) for values in columns], axis=1).astype("<u4"))
+    return list(map(b"".join, zip(heads, *columns, strict=True)))
+
+
+def _no_bundle(bundles: Sequence[Buffer]) -> RemoteProtocolError:
+    return RemoteProtocolError(expected="bundles of values", received=f"{sum(map(len, bundles))} bytes that are none")

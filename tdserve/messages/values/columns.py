@@ -1,0 +1,275 @@
+"""Columns of serialised values, and the bytes of the ValueBlock that carries them; nothing is decoded. No torch.
+
+A block is put together and taken apart by hand: protobuf would copy half a megabyte of values twice, value by value and
+into memory that it touches for the first time (measured: 73 against 1,500 microseconds in a fresh process).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.values.encoding import varint
+from tdserve.v1 import control_pb2
+
+Buffer = bytes | bytearray | memoryview
+
+Sizes = NDArray[np.int64]
+
+_VALUE, _PER_ROW, _SIZES, _JOINED = 0x0A, b"\x10\x01", 0x1A, 0x22
+"""Of a ValueColumn, as they are serialised: a value's tag, ``per_row = true``, the tags of ``sizes`` and ``joined``."""
+
+_COLUMN = 0x0A
+"""Tag of a column in a ValueBlock."""
+
+_MAX_VARINT_BYTES = 10
+
+_FEW_BYTES = 1024
+"""Values of about this size are copied faster than they are looked at."""
+
+
+class JoinedValues(Sequence[bytes]):
+    """Serialised values in one buffer, which may hold more than them. Immutable.
+
+    Args:
+        content: The buffer.
+        sizes: Bytes of each value in it, at least 0.
+        begins: Where each begins, int64 ``[n]``; one number where they stand one after the other from there.
+        heads: The first bytes of every value, of one size, where they lie apart from the rest.
+
+    Attributes:
+        content: As above.
+        sizes: As above, int64 ``[n]``.
+        heads: As above.
+    """
+
+    def __init__(self, content: Buffer, sizes: Sizes, *, begins: Sizes | int = 0, heads: bytes = b"") -> None:
+        self.content = content
+        self.sizes = sizes
+        self.heads = heads
+        self._begins = begins
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(index, slice):
+            return list(self)[index] if self.heads else self._part(index)
+        number = range(len(self))[index]
+        return next(iter(self[number : number + 1]))
+
+    def _part(self, index: slice) -> JoinedValues:
+        begins = self._begins
+        start, _, step = index.indices(len(self))
+        if isinstance(begins, int) and step == 1:
+            return JoinedValues(self.content, self.sizes[index], begins=begins + int(self.sizes[:start].sum()))
+        return JoinedValues(self.content, self.sizes[index], begins=self.begins[index])
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self.heads:
+            width = len(self.heads) // len(self)
+            pairs = enumerate(self.views())
+            return iter([self.heads[width * number : width * (number + 1)] + bytes(view) for number, view in pairs])
+        content = self.content if isinstance(self.content, bytes) else bytes(self.content)
+        return iter([content[start:end] for start, end in self.bounds()])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (list, JoinedValues)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    @property
+    def begins(self) -> Sizes:
+        """Where each value begins in the content, int64 ``[n]``."""
+        begins = self._begins
+        return begins + np.cumsum(self.sizes) - self.sizes if isinstance(begins, int) else begins
+
+    def first_bytes(self) -> NDArray[np.uint8]:
+        """The first byte of every value that has any; nothing is said of heads."""
+        content: NDArray[np.uint8] = np.frombuffer(self.content, np.uint8)
+        return np.asarray(content[self.begins[self.sizes > 0]])
+
+    def views(self) -> list[Buffer]:
+        """The values without their heads; large ones are not copied."""
+        content = self.content
+        if int(self.sizes.sum()) > _FEW_BYTES * len(self):
+            content = memoryview(content)
+        return [content[start:end] for start, end in self.bounds()]
+
+    def parts(self) -> list[Buffer]:
+        """All values without their heads, one after the other, in as few parts as that takes."""
+        if not isinstance(self._begins, int):
+            return self.views()
+        return [memoryview(self.content)[self._begins : self._begins + int(self.sizes.sum())]]
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Where each value begins in the content, and where it ends."""
+        begins = self.begins
+        return zip(begins.tolist(), (begins + self.sizes).tolist(), strict=True)
+
+
+class ValueColumn(NamedTuple):
+    """One column of a ValueBlock.
+
+    Attributes:
+        per_row: Whether every element has a value; otherwise a single one is that of all.
+        values: Serialised values.
+    """
+
+    per_row: bool
+    values: Sequence[bytes]
+
+
+def sizes_of(values: Sequence[Buffer]) -> Sizes:
+    """Bytes of each."""
+    return np.fromiter(map(len, values), np.int64, len(values))
+
+
+def packed_rows(table: NDArray[Any]) -> list[bytes]:
+    """The bytes of each row of a contiguous table."""
+    width = table.itemsize * table.shape[1]
+    rows: list[bytes] = table.view(f"V{width}").reshape(-1).tolist() if width else [b""] * len(table)
+    return rows
+
+
+def join(values: Sequence[Buffer], *, head_nbytes: int = 0) -> JoinedValues:
+    """Copies values together; the first bytes of each apart from the rest, if ``head_nbytes`` says so and all have as
+    many."""
+    sizes = sizes_of(values)
+    if head_nbytes and len(values) and int(sizes.min()) >= head_nbytes:
+        heads = b"".join([value[:head_nbytes] for value in values])
+        content = bytearray().join([value[head_nbytes:] for value in values])
+        return JoinedValues(content, sizes - head_nbytes, heads=heads)
+    return JoinedValues(b"".join(values), sizes)
+
+
+def row_column(sizes: Sizes, parts: Sequence[Buffer]) -> list[Buffer]:
+    """A serialised column with a value per row, in parts.
+
+    Args:
+        sizes: Bytes of each value; below 4 GiB.
+        parts: The values, one after the other, cut anywhere.
+    """
+    nbytes = int(sizes.sum())
+    packed = sizes.astype("<u4").tobytes()
+    inner = _PER_ROW
+    if packed:
+        inner += bytes([_SIZES]) + varint(len(packed)) + packed
+    if nbytes:
+        inner += bytes([_JOINED]) + varint(nbytes)
+    return [bytes([_COLUMN]) + varint(len(inner) + nbytes) + inner, *parts]
+
+
+def common_column(value: bytes) -> list[Buffer]:
+    """A serialised column with one value for all rows, in parts."""
+    inner = bytes([_VALUE]) + varint(len(value))
+    return [bytes([_COLUMN]) + varint(len(inner) + len(value)) + inner, value]
+
+
+def encode_block(columns: Sequence[ValueColumn]) -> bytes:
+    """The serialised ValueBlock."""
+    parts: list[Buffer] = []
+    for per_row, values in columns:
+        if not per_row:
+            parts += common_column(values[0])
+        elif isinstance(values, JoinedValues) and not values.heads:
+            parts += row_column(values.sizes, values.parts())
+        else:
+            each = list(values)
+            parts += row_column(sizes_of(each), each)
+    return b"".join(parts)
+
+
+def decode_block(content: bytes) -> list[ValueColumn]:
+    """The columns of a serialised ValueBlock.
+
+    Raises:
+        RemoteProtocolError: The bytes are none. Never raises anything else.
+    """
+    try:
+        return _read_block(content)
+    except (_Uncommon, IndexError):
+        pass  # protobuf has the last word
+    try:
+        block = control_pb2.ValueBlock.FromString(content)
+    except DecodeError:
+        raise _no_block(content) from None
+    return [_column_of(column) for column in block.columns]
+
+
+class _Uncommon(Exception):  # noqa: N818 - a way out, not an error
+    """Not in the form in which blocks are written here."""
+
+
+def _column_of(column: control_pb2.ValueColumn) -> ValueColumn:
+    if not column.sizes and not column.joined:
+        return ValueColumn(column.per_row, list(column.values))
+    sizes = np.array(column.sizes, np.int64)
+    joined = column.joined
+    if column.values or int(sizes.sum()) != len(joined):
+        raise _no_block(joined)
+    return ValueColumn(column.per_row, JoinedValues(joined, sizes))
+
+
+def _read_block(content: bytes) -> list[ValueColumn]:
+    columns = []
+    at, end = 0, len(content)
+    while at < end:
+        start, at = _field(content, at, end, _COLUMN)
+        columns.append(_read_column(content, start, at))
+    return columns
+
+
+def _read_column(content: bytes, at: int, end: int) -> ValueColumn:
+    if at < end and content[at] == _VALUE:
+        values = []
+        while at < end and content[at] == _VALUE:
+            start, at = _field(content, at, end, _VALUE)
+            values.append(content[start:at])
+        if at < end and content[at:end] != _PER_ROW:
+            raise _Uncommon
+        return ValueColumn(at < end, values)
+    if content[at : at + 2] != _PER_ROW:
+        raise _Uncommon
+    start, at = _field(content, at + 2, end, _SIZES)
+    if (at - start) % 4:
+        raise _Uncommon
+    sizes = np.frombuffer(content, "<u4", (at - start) // 4, start).astype(np.int64)
+    if at < end:
+        start, at = _field(content, at, end, _JOINED)
+        if at != end:
+            raise _Uncommon
+    else:
+        start = at
+    if int(sizes.sum()) != at - start:
+        raise _no_block(content)
+    return ValueColumn(True, JoinedValues(content, sizes, begins=start))
+
+
+def _field(content: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
+    """Where the content of a field begins and ends."""
+    if content[at] != tag:
+        raise _Uncommon
+    size = shift = 0
+    for place in range(at + 1, at + 1 + _MAX_VARINT_BYTES):
+        byte = content[place]
+        size |= (byte & 127) << shift
+        if byte < 128:
+            if place + 1 + size > end:
+                raise _Uncommon
+            return place + 1, place + 1 + size
+        shift += 7
+    raise _Uncommon
+
+
+def _no_block(content: Buffer) -> RemoteProtocolError:
+    return RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none")

@@ -1,0 +1,212 @@
+"""Who is in a group, epoch by epoch: the rule alone. No I/O, no clock, no torch.
+
+An epoch has members with ranks; it never changes. A member that goes ends it for all of them. The next one is formed of
+those that ask for it::
+
+    first epoch     as soon as world_size members have asked
+    each next one   as soon as all that live of the last epoch have asked; with world_size, as soon as so many of them
+                    have. Who is new is admitted then: behind them, and with world_size as far as there is room
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
+
+MAX_WORLD_SIZE = 4096
+"""Every member has a connection to every other."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a member asks for.
+
+    Attributes:
+        member: Its number, unique.
+        world_size: Members of the epoch; 0: not said.
+        rank: Wanted in the first epoch; None: any.
+        backend: How content moves among the members.
+        device: Machine-wide name of its GPU, where the backend needs one.
+        epoch: The last that it was in; 0: none.
+        last_rank: In there.
+        last_world_size: Of that epoch.
+        above: Numbers up to this one it takes for those of epochs that are over.
+    """
+
+    member: int
+    world_size: int = 0
+    rank: int | None = None
+    backend: str = "gloo"
+    device: str = ""
+    epoch: int = 0
+    last_rank: int = 0
+    last_world_size: int = 0
+    above: int = 0
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Members by rank."""
+
+    number: int
+    members: tuple[int, ...]
+
+
+class GroupRule:
+    """One group.
+
+    Args:
+        name: For errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._epoch = Epoch(0, ())
+        self._living: set[int] = set()
+        self._asks: dict[int, Ask] = {}  # in order of arrival
+
+    def __repr__(self) -> str:
+        said = f"epoch {self._epoch.number}, {len(self._living)} of {len(self._epoch.members)} live"
+        return f"<GroupRule {self.name!r}: {said}, {len(self._asks)} ask>"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is in it, or wants to be."""
+        return not self._living and not self._asks
+
+    @property
+    def epoch(self) -> Epoch:
+        """The last one that was formed; number 0 before the first."""
+        return self._epoch
+
+    def others(self, member: int, epoch: int) -> list[int]:
+        """Living members of an epoch beside this one; none when it is not the last one, or this one is not in it."""
+        if epoch != self._epoch.number or member not in self._living:
+            return []
+        return [other for other in self._epoch.members if other in self._living and other != member]
+
+    def is_living(self, member: int) -> bool:
+        """Whether it is in the last epoch, and has not gone."""
+        return member in self._living
+
+    def rank_of(self, member: int) -> int:
+        """In the last epoch."""
+        return self._epoch.members.index(member)
+
+    def ask(self, ask: Ask) -> None:
+        """A member asks to be in the next epoch.
+
+        Raises:
+            InvalidRequestError: It contradicts itself, or another that asks. Nothing was changed.
+            WrongStateError: This member asks already. Nothing was changed.
+        """
+        if ask.member in self._asks:
+            raise WrongStateError(state=f"this member asks for group {self.name!r} already", event="asking again")
+        if not 0 <= ask.world_size <= MAX_WORLD_SIZE:
+            reason = f"{ask.world_size} is not from 1 to {MAX_WORLD_SIZE}"
+            raise InvalidRequestError(argument="world_size", reason=reason)
+        if ask.rank is not None and not 0 <= ask.rank < max(ask.world_size, 1):
+            reason = f"{ask.rank} is no rank of {ask.world_size} members"
+            raise InvalidRequestError(argument="rank", reason=reason)
+        for other in self._asks.values():
+            if (other.member in self._living) is (ask.member in self._living):
+                self._check_agree(ask, other)
+        self._asks[ask.member] = ask
+
+    def withdraw(self, member: int) -> None:
+        """It does not ask any more."""
+        self._asks.pop(member, None)
+
+    def leave(self, member: int) -> None:
+        """It is gone, or has closed the group: neither in an epoch nor asking."""
+        self._asks.pop(member, None)
+        self._living.discard(member)
+
+    def form(self) -> Epoch | None:
+        """The next epoch, if it can be formed now; to be called after every change.
+
+        Raises:
+            NotSupportedError: Two of its members share a GPU, which the backend cannot. None of them asks any more.
+        """
+        chosen = self._first() if not self._living else self._following()
+        if not chosen:
+            return None
+        for ask in chosen:
+            del self._asks[ask.member]
+        _check_devices(chosen)
+        number = max(self._epoch.number, *(max(ask.epoch, ask.above) for ask in chosen)) + 1
+        self._epoch = Epoch(number, tuple(ask.member for ask in chosen))
+        self._living = set(self._epoch.members)
+        return self._epoch
+
+    def missing(self) -> str:
+        """What the next epoch waits for, for messages."""
+        if not self._living:
+            return f"{len(self._asks)} of {self._first_size()} members have asked"
+        silent = [str(rank) for rank, member in enumerate(self._epoch.members) if self._is_silent(member)]
+        said = f"rank {', '.join(silent)} of epoch {self._epoch.number} has not asked" if silent else "all have asked"
+        size = self._wanted_size()
+        return f"{said}, {size} members are wanted" if size else said
+
+    def _is_silent(self, member: int) -> bool:
+        return member in self._living and member not in self._asks
+
+    def _check_agree(self, ask: Ask, other: Ask) -> None:
+        """Raises unless two asks of one kind (of members, or of newcomers) can be granted together."""
+        if ask.backend != other.backend:
+            reason = f"{ask.backend!r}, another member of group {self.name!r} has asked for {other.backend!r}"
+            raise InvalidRequestError(argument="backend", reason=reason)
+        if ask.world_size and other.world_size and ask.world_size != other.world_size:
+            reason = f"{ask.world_size}, another member of group {self.name!r} has asked for {other.world_size}"
+            raise InvalidRequestError(argument="world_size", reason=reason)
+        if ask.rank is not None and ask.rank == other.rank:
+            reason = f"rank {ask.rank} of group {self.name!r} is taken by another member"
+            raise InvalidRequestError(argument="rank", reason=reason)
+
+    def _first_size(self) -> int:
+        said = max((ask.world_size for ask in self._asks.values()), default=0)
+        return said or max((ask.last_world_size for ask in self._asks.values()), default=0)
+
+    def _first(self) -> list[Ask]:
+        """Who is in an epoch that follows none, by rank."""
+        size = self._first_size()
+        if not size or len(self._asks) < size:
+            return []
+        asks = list(self._asks.values())[:size]
+        ranks: dict[int, Ask] = {ask.rank: ask for ask in asks if ask.rank is not None and ask.rank < size}
+        placed = {ask.member for ask in ranks.values()}
+        rest = sorted((ask for ask in asks if ask.member not in placed), key=_last_place)
+        free = (rank for rank in range(size) if rank not in ranks)
+        ranks.update(zip(free, rest, strict=True))
+        return [ranks[rank] for rank in range(size)]
+
+    def _wanted_size(self) -> int:
+        return max((ask.world_size for ask in self._asks.values() if ask.member in self._living), default=0)
+
+    def _following(self) -> list[Ask]:
+        """Who is in the epoch that follows the last one, by rank."""
+        known = [self._asks[member] for member in self._epoch.members if member in self._living & self._asks.keys()]
+        newcomers = [ask for ask in self._asks.values() if ask.member not in self._living]
+        is_all = len(known) == len(self._living)
+        size = self._wanted_size()
+        if not size:
+            return [*known, *newcomers] if is_all else []
+        if len(known) >= size or (is_all and len(known) + len(newcomers) >= size):
+            return [*known, *newcomers][:size]
+        return []
+
+
+def _last_place(ask: Ask) -> tuple[bool, int]:
+    """Who was in an epoch before comes first, in the same order; the sort keeps the others as they are."""
+    return ask.epoch == 0, ask.last_rank
+
+
+def _check_devices(asks: Iterable[Ask]) -> None:
+    seen: dict[str, int] = {}
+    for rank, ask in enumerate(asks):
+        if ask.device and ask.device in seen:
+            reason = f"ranks {seen[ask.device]} and {rank} share the GPU {ask.device}; use backend='gloo'"
+            raise NotSupportedError(feature="a group with backend 'nccl'", reason=reason)
+        seen[ask.device] = rank

@@ -1,0 +1,150 @@
+"""Draws rows and counts how often each was handed out, so that none is handed out too often."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import Rows
+from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.selections import Views
+from tdserve.rules.replay.selector import Drawn, Selector
+from tdserve.rules.replay.settings import Settings
+
+_NONE: Rows = np.empty(0, np.int64)
+
+
+class Draw(NamedTuple):
+    """What was drawn.
+
+    Attributes:
+        drawn: Rows and what is known of them.
+        spent: Those that were handed out for the last time; no view has them any more.
+    """
+
+    drawn: Drawn
+    spent: Rows
+
+
+class Drawing:
+    """The draws of one table.
+
+    Args:
+        settings: Of the table.
+        columns: Of the table.
+        views: Told of rows that were handed out for the last time.
+    """
+
+    def __init__(self, settings: Settings, columns: Columns, views: Views) -> None:
+        self._columns = columns
+        self._views = views
+        self._max_times = settings.max_times_sampled
+        self._added = added_columns(settings)
+        self._counts_samples = "times_sampled" in self._added
+        self._has_priority = "priority" in self._added
+        self._has_policy = POLICY_VERSION_KEY in self._added
+
+    def draw(self, selector: Selector, num_rows: int, *, num_batches: int, rng: np.random.Generator) -> Draw | None:
+        """Draws batches, one after the other; ``None``, and nothing was changed, when not all of them can be had."""
+        draws: list[Draw] = []
+        for _ in range(num_batches):
+            try:
+                found = self._draw(selector, num_rows, rng)
+            except InvalidRequestError:
+                if not draws:
+                    raise
+                found = None  # too many only after those before: one batch alone can be had
+            if found is None:
+                for draw in draws:
+                    self.undo(draw.drawn.rows, draw.spent)
+                return None
+            draws.append(found)
+        return draws[0] if num_batches == 1 else Draw(_joined([each.drawn for each in draws]), _cat(draws))
+
+    def draw_distinct(self, selector: Selector, num_rows: int, *, rng: np.random.Generator) -> Draw | None:
+        """Draws rows each of which comes once, whatever the sampler; ``None``, and nothing was changed, when there are
+        too few. They are the selector's no more."""
+        pieces: list[Drawn] = []
+        missing = num_rows
+        while missing:
+            drawn = selector.draw(missing, rng=rng) if len(selector) >= missing else None
+            if drawn is None:
+                selector.add(_rows_of(pieces))
+                return None
+            places = np.sort(np.unique(drawn.rows, return_index=True)[1])
+            kept = Drawn(drawn.rows[places], {key: column[places] for key, column in drawn.columns.items()})
+            selector.remove(kept.rows)
+            pieces.append(kept)
+            missing -= len(kept.rows)
+        return Draw(self._counted(pieces[0] if len(pieces) == 1 else _joined(pieces)), _NONE)
+
+    def undo(self, rows: Rows, spent: Rows) -> None:
+        """Takes back that rows were handed out; of ``spent`` those that are live."""
+        if self._counts_samples:
+            np.subtract.at(self._columns.times_sampled, rows, 1)
+        if len(spent):
+            self._views.enter(spent)
+
+    def _draw(self, selector: Selector, num_rows: int, rng: np.random.Generator) -> Draw | None:
+        if not self._max_times:
+            drawn = selector.draw(num_rows, rng=rng)
+            return None if drawn is None else Draw(self._counted(drawn), _NONE)
+        pieces: list[Drawn] = []
+        spent: list[Rows] = []
+        missing = num_rows
+        while missing:
+            drawn = selector.draw(missing, rng=rng) if len(selector) else None
+            if drawn is None:
+                self.undo(_rows_of(pieces), np.concatenate(spent) if spent else _NONE)
+                return None
+            allowed = self._columns.times_sampled[drawn.rows] + _occurrence(drawn.rows) < self._max_times
+            kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
+            pieces.append(self._counted(kept))
+            missing -= len(kept.rows)
+            chosen = np.unique(drawn.rows)
+            over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
+            self._views.leave(over)
+            spent.append(over)
+        return Draw(pieces[0] if len(pieces) == 1 else _joined(pieces), np.concatenate(spent))
+
+    def _counted(self, drawn: Drawn) -> Drawn:
+        rows, columns = drawn
+        if self._counts_samples:
+            np.add.at(self._columns.times_sampled, rows, 1)
+            columns["times_sampled"] = self._columns.times_sampled[rows]
+        if self._has_priority and "priority" not in columns:
+            columns["priority"] = self._columns.priority[rows].astype(np.float32)
+        if self._has_policy:
+            columns[POLICY_VERSION_KEY] = self._columns.array(POLICY_VERSION_KEY, np.int64)[rows]
+        # In the order in which they travel: the reader knows it from the settings alone.
+        return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
+
+
+def _occurrence(rows: Rows) -> NDArray[np.int64]:
+    """How often each row stands before its own place."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    places = np.arange(len(rows))
+    found = np.empty(len(rows), np.int64)
+    found[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return found
+
+
+def _rows_of(pieces: list[Drawn]) -> Rows:
+    return np.concatenate([piece.rows for piece in pieces]) if pieces else _NONE
+
+
+def _joined(pieces: list[Drawn]) -> Drawn:
+    keys = pieces[0].columns
+    return Drawn(_rows_of(pieces), {key: np.concatenate([piece.columns[key] for piece in pieces]) for key in keys})
+
+
+def _cat(draws: list[Draw]) -> Rows:
+    return np.concatenate([each.spent for each in draws])

@@ -1,0 +1,144 @@
+"""The order in which an epoch visits the rows of a store, and each reader's share of it. Nothing is kept anywhere.
+
+An order is a function of (seed, epoch, number of rows) and of nothing else: whoever computes it, on whatever machine,
+gets the same. So readers that have never heard of one another divide an epoch among them, and one that was interrupted
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import check_integer
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.without_replacement import WithoutReplacement
+
+MAX_SORTED_ROWS = 1 << 16
+"""Up to here an order is sorted once, half a megabyte; beyond it each part is computed when it is asked for."""
+
+NUM_ROUNDS = 6
+"""Of the cipher; four make it a permutation that no test of mere statistics tells from a random one. Even."""
+
+Rows = NDArray[np.int64]
+_Words = NDArray[np.uint64]
+
+
+class EpochOrder(Protocol):
+    """A permutation of the rows."""
+
+    def rows(self, start: int, stop: int) -> Rows | slice:
+        """The rows that stand at places ``start`` to ``stop`` of the order."""
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """The rows as they are numbered."""
+
+    def rows(self, start: int, stop: int) -> slice:
+        """As of :class:`EpochOrder`."""
+        return slice(start, stop)
+
+
+class Sorted:
+    """A few rows in random order: by random numbers of theirs, each order as probable as any other."""
+
+    def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
+        (key,) = _keys(1, seed, epoch, num_rows)
+        self._order: Rows = np.argsort(_mixed(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """As of :class:`EpochOrder`."""
+        return self._order[start:stop]
+
+
+class Enciphered:
+    """Many rows in random order, in no memory: the row at a place is the place, enciphered.
+
+    A Feistel network enciphers numbers of k bits, where 2**k is at least the number of rows and less than twice that;
+    what comes out too large is enciphered again, until it is a row. 100 million rows cost what a thousand do.
+    """
+
+    def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
+        num_bits = max((num_rows - 1).bit_length(), 2)
+        self._num_rows = num_rows
+        self._bits = num_bits // 2, num_bits - num_bits // 2
+        self._keys = _keys(NUM_ROUNDS, seed, epoch, num_rows)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """As of :class:`EpochOrder`."""
+        found = self._encipher(np.arange(start, stop, dtype=np.uint64))
+        outside = np.flatnonzero(found >= self._num_rows)
+        while len(outside):
+            again = self._encipher(found[outside])
+            found[outside] = again
+            outside = outside[again >= self._num_rows]
+        return found.astype(np.int64)
+
+    def _encipher(self, words: _Words) -> _Words:
+        high, low = self._bits
+        for key in self._keys:
+            left, right = words >> np.uint64(low), words & np.uint64((1 << low) - 1)
+            words = (right << np.uint64(high)) | (left ^ (_mixed(right, key) & np.uint64((1 << high) - 1)))
+            high, low = low, high
+        return words
+
+
+def epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
+    """The order that a sampler means.
+
+    Args:
+        sampler: ``Fifo()`` or None for the rows as they are numbered, ``WithoutReplacement(seed=)`` for a random order;
+            without a seed it is that of seed 0.
+        num_rows: Of the store.
+        epoch: At least 0; each has an order of its own.
+
+    Raises:
+        InvalidRequestError: Another sampler: it would draw rows twice, or leave some out.
+    """
+    epoch = check_integer("epoch", epoch, 0)
+    if sampler is None or isinstance(sampler, Fifo):
+        return InOrder()
+    if not isinstance(sampler, WithoutReplacement):
+        reason = f"{sampler!r} is none that visits each row once: there are Fifo and WithoutReplacement"
+        raise InvalidRequestError(argument="sampler", reason=reason)
+    kind = Sorted if num_rows <= MAX_SORTED_ROWS else Enciphered
+    return kind(num_rows, seed=sampler.seed or 0, epoch=epoch)
+
+
+def share_of(num_rows: int, *, rank: int, world_size: int) -> range:
+    """The places of an order that one of several readers visits; those of all readers are all places, each once.
+
+    Where they do not divide evenly some readers have one more than others.
+
+    Raises:
+        InvalidRequestError: There is no such reader.
+    """
+    world_size = check_integer("world_size", world_size, 1)
+    rank = check_integer("rank", rank, 0)
+    if rank >= world_size:
+        raise InvalidRequestError(argument="rank", reason=f"{rank} is not below world_size, which is {world_size}")
+    return range(num_rows * rank // world_size, num_rows * (rank + 1) // world_size)
+
+
+def _keys(num_keys: int, *parts: int) -> list[np.uint64]:
+    """Random words that are a function of some integers, however large."""
+    text = ",".join(map(str, parts)).encode()
+    digest = hashlib.blake2b(text, digest_size=8 * num_keys).digest()
+    return [np.uint64(word) for word in np.frombuffer(digest, "<u8")]
+
+
+def _mixed(words: _Words, key: np.uint64) -> _Words:
+    """Each word as a random one: the finaliser of splitmix64."""
+    with np.errstate(over="ignore"):
+        mixed: _Words = words * np.uint64(0x9E3779B97F4A7C15) + key
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

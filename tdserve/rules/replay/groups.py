@@ -1,0 +1,205 @@
+"""Whole groups: all rows of one value of a key, of which a sample takes a fixed number each or none."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.selector import Drawn
+
+_NONE = -1
+
+# Steps along the links of groups, about 3 µs each; beyond, one scan over the whole table per group is faster.
+_MAX_STEPS = 512
+
+
+class GroupSelector:
+    """Draws different complete groups, each complete one with the same probability. A selector.
+
+    A group is complete when at least ``group_size`` of its rows are members; a sample takes the ``group_size`` oldest
+    of them, adjacent and oldest first. Groups are numbered while they have members; the rows of one are linked, oldest
+    first where they came in order, as they mostly do; a group in which one came back late is sorted when it is drawn.
+    Adding, removing and drawing cost as much as the rows that are concerned. Memory: 73 bytes per row of capacity.
+
+    Args:
+        columns: Of the table.
+        group_ids: Value of each row, int64; shared with whoever owns the table. A row's value counts when it is added.
+        group_size: Rows of a group, at least 1.
+
+    Raises:
+        InvalidRequestError: ``group_size`` is below 1 or above the capacity.
+    """
+
+    def __init__(self, columns: Columns, group_ids: NDArray[np.int64], group_size: int) -> None:
+        capacity = len(group_ids)
+        if not 1 <= group_size <= capacity:
+            reason = f"{group_size} is not from 1 to the capacity, {capacity}"
+            raise InvalidRequestError(argument="group_size", reason=reason)
+        self._columns = columns
+        self._group_ids = group_ids
+        self._size = group_size
+        self._num_members = 0
+        # One entry more than rows, as -1 leads there: what is no row is no gap in a group either.
+        self._group: Rows = np.full(capacity + 1, _NONE, np.int64)
+        self._group[-1] = 0
+        self._after: Rows = np.full(capacity + 1, _NONE, np.int64)
+        self._before: Rows = np.full(capacity + 1, _NONE, np.int64)
+        self._first: Rows = np.full(capacity, _NONE, np.int64)
+        self._last: Rows = np.full(capacity, _NONE, np.int64)
+        self._is_sorted = np.zeros(capacity, np.bool_)
+        self._num_rows: Rows = np.full(capacity, 0, np.int64)
+        self._id_of_group: Rows = np.full(capacity, 0, np.int64)
+        self._group_of_id: dict[int, int] = {}
+        self._unused: list[int] = []
+        self._complete = LiveRows(capacity)
+
+    def __len__(self) -> int:
+        return self._num_members
+
+    def __repr__(self) -> str:
+        return f"<GroupSelector {self.num_complete} of {len(self._group_of_id)} groups complete>"
+
+    @property
+    def num_complete(self) -> int:
+        """Groups that may be drawn."""
+        return len(self._complete)
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows in, each once and none a member; their group's value is written already.
+
+        Raises:
+            LocalProtocolError: A row is a member. Nothing was changed.
+        """
+        if not len(rows):
+            return
+        if (self._group[rows] != _NONE).any():
+            raise LocalProtocolError(reason="a row that may be drawn was added again")
+        ids, place, counts = np.unique(self._group_ids[rows], return_inverse=True, return_counts=True)
+        groups = np.array([self._number(value) for value in ids.tolist()], np.int64)
+        sequence = self._columns.sequence
+        rows = rows[np.lexsort((sequence[rows], place))]
+        ends = np.cumsum(counts)
+        heads, lasts = rows[ends - counts], rows[ends - 1]
+        self._group[rows] = np.repeat(groups, counts)
+        self._after[rows[:-1]] = rows[1:]
+        self._before[rows[1:]] = rows[:-1]
+        self._after[lasts] = _NONE
+        ahead = self._last[groups]
+        is_new = ahead == _NONE
+        self._before[heads] = ahead
+        self._after[ahead[~is_new]] = heads[~is_new]
+        self._first[groups[is_new]] = heads[is_new]
+        self._last[groups] = lasts
+        self._is_sorted[groups] = is_new | (self._is_sorted[groups] & (sequence[ahead] < sequence[heads]))
+        before = self._num_rows[groups]
+        self._num_rows[groups] = before + counts
+        self._num_members += len(rows)
+        self._complete.add(groups[(before < self._size) & (before + counts >= self._size)])
+
+    def remove(self, rows: Rows) -> None:
+        """Drops rows, each named once; those that are no members are ignored."""
+        rows = rows[self._group[rows] != _NONE]
+        if not len(rows):
+            return
+        group = self._group[rows]
+        self._group[rows] = _NONE
+        self._unlink(rows, group)
+        groups, counts = np.unique(group, return_counts=True)
+        before = self._num_rows[groups]
+        self._num_rows[groups] = before - counts
+        self._num_members -= len(rows)
+        self._complete.remove(groups[(before >= self._size) & (before - counts < self._size)])
+        for empty in groups[before == counts].tolist():
+            del self._group_of_id[int(self._id_of_group[empty])]
+            self._unused.append(empty)
+
+    def update(self, rows: Rows) -> None:
+        """Priorities do not matter here."""
+
+    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+        """Chooses ``num_rows / group_size`` different groups; None while fewer are complete.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is no multiple of ``group_size``, or above the capacity. Nothing was
+                changed.
+        """
+        num_groups, rest = divmod(num_rows, self._size)
+        if rest:
+            raise InvalidRequestError(
+                argument="num_rows", reason=f"{num_rows} rows are no whole number of groups of {self._size}"
+            )
+        if num_rows > len(self._group_ids):
+            reason = f"{num_rows} rows of different groups never fit into a capacity of {len(self._group_ids)}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        if num_groups > len(self._complete):
+            return None
+        return Drawn(self._oldest(self._choose(num_groups, rng)), {})
+
+    def _number(self, value: int) -> int:
+        """Number of the group of this value, a new one if it has no members."""
+        group = self._group_of_id.get(value)
+        if group is None:
+            group = self._unused.pop() if self._unused else len(self._group_of_id)
+            self._group_of_id[value] = group
+            self._id_of_group[group] = value
+        return group
+
+    def _unlink(self, rows: Rows, group: Rows) -> None:
+        """Takes rows, which are no members any more, out of their groups' links, however many are neighbours."""
+        for links in (self._after, self._before):
+            # What leads to a removed row leads on to where that one leads: each round doubles the reach.
+            while (is_gone := self._group[links[rows]] == _NONE).any():
+                gone = rows[is_gone]
+                links[gone] = links[links[gone]]
+        before, after = self._before[rows], self._after[rows]
+        self._after[before] = after
+        self._before[after] = before
+        self._after[-1] = self._before[-1] = _NONE
+        is_first, is_last = before == _NONE, after == _NONE
+        self._first[group[is_first]] = after[is_first]
+        self._last[group[is_last]] = before[is_last]
+
+    def _choose(self, num_groups: int, rng: np.random.Generator) -> Rows:
+        """Different complete groups, every choice with the same probability."""
+        if 2 * num_groups > len(self._complete):
+            return rng.permutation(self._complete.rows())[:num_groups]
+        drawn: Rows = np.empty(0, np.int64)
+        while len(drawn) < num_groups:
+            drawn = np.concatenate((drawn, self._complete.draw(rng, num_groups)))
+            _, first = np.unique(drawn, return_index=True)
+            drawn = drawn[np.sort(first)]
+        return drawn[:num_groups]
+
+    def _oldest(self, groups: Rows) -> Rows:
+        """The oldest rows of each group, as many as a sample takes."""
+        unsorted = groups[~self._is_sorted[groups]]
+        is_long = self._num_rows[unsorted] > _MAX_STEPS
+        for group in unsorted[is_long].tolist():
+            self._sort(np.array([group]), np.flatnonzero(self._group[:-1] == group)[:, None])
+        short = unsorted[~is_long]
+        if len(short):
+            self._sort(short, self._walk(short, int(self._num_rows[short].max())))
+        oldest: Rows = self._walk(groups, self._size).T.ravel()
+        return oldest
+
+    def _walk(self, groups: Rows, num_steps: int) -> Rows:
+        """The first rows of each group as they are linked, a column per group; -1 behind the last."""
+        walked: Rows = np.empty((num_steps, len(groups)), np.int64)
+        walked[0] = self._first[groups]
+        for step in range(1, num_steps):
+            walked[step] = self._after[walked[step - 1]]
+        return walked
+
+    def _sort(self, groups: Rows, rows: Rows) -> None:
+        """Links all rows of groups anew, a column of them per group, oldest first."""
+        age = np.where(rows == _NONE, np.iinfo(np.int64).max, self._columns.sequence[rows])
+        rows = np.take_along_axis(rows, np.argsort(age, axis=0), axis=0)
+        self._after[rows[:-1]], self._before[rows[1:]] = rows[1:], rows[:-1]
+        lasts = rows[self._num_rows[groups] - 1, np.arange(len(groups))]
+        self._first[groups], self._last[groups] = rows[0], lasts
+        self._before[rows[0]] = self._after[lasts] = _NONE
+        self._after[-1] = self._before[-1] = _NONE
+        self._is_sorted[groups] = True

@@ -1,0 +1,301 @@
+"""The rows that a table has, and all that is kept with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import SelectionError
+from tdserve.rules.replay.claims import Claims
+from tdserve.rules.replay.columns import Columns, MakeColumn, in_memory
+from tdserve.rules.replay.drawing import Drawing
+from tdserve.rules.replay.limiter import Counts
+from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.plans import no_rows
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.ring import Ring
+from tdserve.rules.replay.selections import Views
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.staleness import UNKNOWN, Staleness
+from tdserve.rules.replay.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Holdings:
+    """The rows of one table: where they lie, which can be read, which a sample may draw. Everything a restart needs.
+
+    Args:
+        name: Of the store, for errors.
+        capacity: Rows.
+        generations: One int64 per row, written in place.
+        settings: Sampler, remover and limiter.
+        make_column: Gives the arrays of one entry per row that outlive the process.
+        num_keys: Leaves of a row.
+
+    Attributes:
+        ring: Which rows are whose.
+        columns: What is known of each row.
+        views: Which rows a sample may draw.
+        is_closed: Whether no more rows are taken in.
+        num_coming: Rows whose commit is on record, and which are not visible yet.
+        num_suspended: Rows that are in no sample for some turns, although they are there and nobody holds them.
+        claims: Of the writer that takes rows by itself; None when nobody does.
+
+    Raises:
+        InvalidRequestError: The capacity is below 1, or the settings would never let anything through.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        generations: Rows,
+        settings: Settings,
+        *,
+        make_column: MakeColumn = in_memory,
+        num_keys: int = 1,
+    ) -> None:
+        self._take(name, Ring(capacity, generations), generations, settings, {}, make_column, num_keys, no_rows())
+
+    @classmethod
+    def restore(
+        cls,
+        name: str,
+        generations: Rows,
+        settings: Settings,
+        state: Mapping[str, Any],
+        *,
+        now_reserved: Sequence[Rows] = (),
+        held: Rows | None = None,
+        make_column: MakeColumn = in_memory,
+        num_keys: int = 1,
+    ) -> Self:
+        """A table as it was. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
+        table = cls.__new__(cls)
+        kept = no_rows() if held is None else held
+        ring = Ring.restore(len(generations), generations, state, now_reserved=now_reserved, held=kept)
+        table._take(name, ring, generations, settings, state, make_column, num_keys, kept)
+        return table
+
+    def _take(
+        self,
+        name: str,
+        ring: Ring,
+        generations: Rows,
+        settings: Settings,
+        state: Mapping[str, Any],
+        make_column: MakeColumn,
+        num_keys: int,
+        held: Rows,
+    ) -> None:
+        settings.check(ring.capacity)
+        self.name = name
+        self.settings = settings
+        self.ring = ring
+        self.columns = Columns(ring.capacity, make_column)
+        self.claims: Claims | None = None
+        self.is_closed = bool(state.get("is_closed", False))
+        self._is_reserving = False  # for one writer, in several turns: nobody else gets rows meanwhile
+        self.num_coming = self.num_suspended = 0
+        self._arriving: list[tuple[int, int]] = []  # first and behind the last, less 1, of sequences not on record
+        self._generations: Rows = np.asarray(generations)
+        self._samples = int(state.get("samples", 0))
+        self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
+        self._num_clears = 0
+        self._last_sequence = int(state.get("last_sequence", ring.inserts))
+        self._reset_inserts = int(state.get("reset_inserts", 0))
+        self._changed_settings = str(state.get("settings", ""))
+        self._highest = float(state.get("highest_priority", 1.0))
+        self._needs = frozenset(settings.columns)
+        self._evictor = settings.remover.evictor(self.columns, ring.capacity)
+        live = ring.live_rows()
+        if "priority" in self._needs and len(live):  # updates are not on record but in the column
+            self._highest = max(self._highest, float(self.columns.priority[live].max()))
+        if settings.sampler.kind == "slices":
+            self.columns.trajectories = Trajectories(self.columns, ring.capacity)
+            self.columns.trajectories.restore(np.union1d(live, held))
+        self.views = Views(
+            settings,
+            self.columns,
+            num_keys=num_keys,
+            consumers=state.get("consumers", ()),
+            has_partial_rows=bool(state.get("has_partial_rows", False)),
+            staleness=self._staleness(settings, state),
+        )
+        self._live = LiveRows(ring.capacity)
+        self._drawing = Drawing(settings, self.columns, self.views)
+        self._live.add(np.union1d(live, held[self._generations[held] & 1 == 1]))
+        if settings.max_times_sampled:  # those of a sample that was cut short can be had once more
+            times = self.columns.times_sampled
+            times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
+        self._enter(live[np.argsort(self.columns.sequence[live], kind="stable")])
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r} {self.ring!r}>"
+
+    @property
+    def counts(self) -> Counts:
+        """What the limiter looks at."""
+        inserts, samples = self._cleared
+        return Counts(
+            num_rows=len(self.ring),
+            inserts=self.ring.inserts - inserts,
+            samples=self._samples - samples,
+            capacity=self.ring.capacity,
+            reserved=self.ring.num_reserved,
+        )
+
+    def live_rows(self) -> Rows:
+        """Numbers of the rows that may be read, sorted; also of those to which somebody writes just now."""
+        return self._live.rows()
+
+    @property
+    def inserts(self) -> int:
+        """Rows ever committed, or since the counts were last reset."""
+        return self.ring.inserts - self._reset_inserts
+
+    def is_live(self, rows: Rows | slice) -> NDArray[np.bool_]:
+        """Which of these rows may be read; also those to which somebody writes just now."""
+        return self._live.contains(rows)
+
+    def check_live(self, rows: Rows) -> None:
+        """Raises SelectionError unless all of these row numbers are live rows."""
+        self.check_numbers(rows)
+        is_live = self._live.contains(rows)
+        if not is_live.all():
+            bad = int(rows[int(np.argmin(is_live))])
+            raise SelectionError(selection=str(bad), reason=f"this row of table {self.name!r} is not live now")
+
+    def check_numbers(self, rows: Rows) -> None:
+        """Raises SelectionError unless all of these are numbers of rows."""
+        if not len(rows):
+            return
+        low, high = int(rows.min()), int(rows.max())
+        if low < 0 or high >= self.ring.capacity:
+            bad = low if low < 0 else high
+            reason = f"table {self.name!r} has rows 0 to {self.ring.capacity - 1}"
+            raise SelectionError(selection=str(bad), reason=reason)
+
+    def suspend(self, rows: Rows) -> None:
+        """Takes live rows, each named once, out of every sample: what takes long of :meth:`hold`. They may still leave
+        the table. To be followed by :meth:`hold` or :meth:`resume`."""
+        self.views.suspend(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+
+    def resume(self, rows: Rows) -> None:
+        """Ends :meth:`suspend`, but for rows that have left, or whose successors are in the samples already."""
+        rows = rows[self._live.contains(rows) & (self._generations[rows] & 1 == 0)]
+        rows = rows[~self.views.contains(rows)]
+        self._enter(rows)
+
+    def hold(self, rows: Rows) -> None:
+        """Makes rows, each named once, unreadable while leaves of them are written.
+
+        Raises:
+            SelectionError: A row is not live. Nothing was changed.
+        """
+        self.take_back_claims()
+        self.check_live(rows)
+        self.ring.hold(rows)
+        self.suspend(rows)
+
+    def let_go(self, rows: Rows, keys: Sequence[int]) -> Rows:
+        """Ends :meth:`hold`: these leaves of the rows are written; of rows that have left meanwhile, nothing is.
+
+        Returns:
+            The rows that have not, for :meth:`resume`: no sample has them yet.
+        """
+        self.views.note_written(rows[self.ring.is_held(rows)], keys)  # first: who sees an even row sees this too
+        return self.ring.let_go(rows)
+
+    def remove(self, rows: Rows) -> None:
+        """Takes live rows, each named once, out of the table; the next writers get them. Who writes to one of them in
+        this moment may finish it."""
+        if self.claims is not None:
+            self.claims.take_back()
+            rows = rows[self._live.contains(rows)]  # others were claimed in this moment
+        self._leave(rows)
+        self.ring.free(rows)
+
+    def drop(self, rows: Rows) -> None:
+        """Ends :meth:`hold` of rows, each named once, that nobody will write whole any more: they leave the table."""
+        self.remove(rows[self._live.contains(rows)])
+        self.ring.let_go(rows)
+
+    def take_back_claims(self) -> None:
+        """From here on nobody takes rows by himself: before generations are changed, or the rules of who may write."""
+        if self.claims is not None:
+            self.claims.take_back()
+
+    def claim(self, num_rows: int) -> Reservation:
+        """As :meth:`Ring.claim`. The rows are out of every sample from now on."""
+        rows = self.ring.next_rows(num_rows)
+        reservation = self.ring.claim(rows, self._live.contains(rows))
+        if len(reservation.evicted):
+            self._leave(reservation.evicted)
+        return reservation
+
+    def discard(self, max_lag: int) -> int:
+        """Takes rows out of the table that are more versions of its policy old, but for those that somebody holds on
+        lease; returns how many."""
+        staleness = self.views.staleness
+        if staleness is None:
+            return 0
+        rows = staleness.between(UNKNOWN, staleness.floor(max_lag))
+        if self.views.leases.num_leased:
+            rows = rows[~self.views.leases.holds(rows)]
+        if len(rows):
+            self.remove(rows)
+            staleness.num_discarded += len(rows)
+        return len(rows)
+
+    def state(self) -> dict[str, Any]:
+        """What the generations and columns do not tell and :meth:`restore` needs."""
+        inserts, samples = self._cleared
+        changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
+        staleness = self.views.staleness
+        if staleness is not None:
+            changed |= {"policy_uid": staleness.uid, "num_discarded": staleness.num_discarded}
+        return {
+            **self.ring.state(),
+            **changed,
+            "inserts": self.ring.inserts + self.num_coming,
+            "last_sequence": self._last_sequence,
+            **({"arriving": self._arriving} if self._arriving else {}),
+            "samples": self._samples,
+            "cleared_inserts": inserts,
+            "cleared_samples": samples,
+            "reset_inserts": self._reset_inserts,
+            "highest_priority": self._highest,
+            "is_closed": self.is_closed,
+            "consumers": self.views.consumers,
+            "has_partial_rows": self.views.has_partial_rows,
+        }
+
+    def _staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
+        if not settings.policy:
+            return None
+        uid, num_discarded = str(state.get("policy_uid", "")), int(state.get("num_discarded", 0))
+        return Staleness(self.columns, uid=uid, num_discarded=num_discarded)
+
+    def _enter(self, rows: Rows) -> None:
+        self.views.enter(rows)
+        if self._evictor is not None:
+            self._evictor.add(rows)
+
+    def _leave(self, rows: Rows) -> None:
+        self._live.remove(self._live.members_of(rows))  # what was handed out for the last time is none already
+        self.views.leave(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+        if self.columns.trajectories is not None:
+            self.columns.trajectories.remove(rows)

@@ -1,0 +1,185 @@
+"""Rows that were handed to somebody and are not acknowledged yet. Whose they are afterwards is the table's matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import LocalProtocolError, WrongStateError
+from tdserve.messages.row_numbers import each_once
+from tdserve.rules.replay.live_rows import Rows
+
+_NONE = 0
+
+
+@dataclass
+class _Lease:
+    """Rows of one grant; those that were taken or forgotten since are still named, ``num_left`` are held."""
+
+    owner: int
+    request: int
+    consumer: str
+    rows: Rows
+    num_left: int
+
+
+class Leases:
+    """Who holds which rows, for each consumer apart: several consumers may hold a row, one owner each.
+
+    Every operation is vectorised over the rows; a row that is named twice in one call counts once. Memory: 8 bytes per
+    row of those parts of the table of which some were ever held, for each consumer that ever held one.
+
+    Args:
+        capacity: Rows. Room for all of them costs nothing before it is used; what grows instead is copied.
+    """
+
+    def __init__(self, capacity: int = 0) -> None:
+        self._capacity = capacity
+        self._numbers: dict[str, Rows] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._of_owner: dict[int, dict[int, None]] = {}
+        self._of_request: dict[tuple[int, int], int] = {}
+        self._last = _NONE
+        self._num_leased = 0
+
+    def __repr__(self) -> str:
+        return f"<Leases of {self._num_leased} rows to {len(self._of_owner)} owners>"
+
+    @property
+    def num_leased(self) -> int:
+        """Rows that are held, counted once for each consumer."""
+        return self._num_leased
+
+    def grant(self, owner: int, rows: Rows, consumer: str, *, request: int = 0) -> int:
+        """Hands rows out.
+
+        Args:
+            owner: Who answers for them: a session.
+            rows: Row numbers.
+            consumer: On whose account; ``""`` where there are no consumers.
+            request: Of the owner, in answer to which; 0: none by which the lease could be released.
+
+        Returns:
+            Number of the lease; they count from 1.
+
+        Raises:
+            LocalProtocolError: A row is held already for this consumer. Nothing was changed.
+        """
+        rows = each_once(rows)
+        if self._numbers_of(consumer, rows).any():
+            raise LocalProtocolError(reason="a row that is held was handed out again")
+        self._last += 1
+        if len(rows):
+            self._make_room(consumer, int(rows[-1]) + 1)
+            self._numbers[consumer][rows] = self._last
+            self._leases[self._last] = _Lease(owner, request, consumer, rows, len(rows))
+            if request:
+                self._of_request[owner, request] = self._last
+            self._of_owner.setdefault(owner, {})[self._last] = None
+            self._num_leased += len(rows)
+        return self._last
+
+    def take(self, owner: int, rows: Rows, consumer: str) -> Rows:
+        """Ends the leases of these rows, which this owner acknowledges or gives back.
+
+        Returns:
+            The rows, sorted, each once.
+
+        Raises:
+            WrongStateError: The owner does not hold all of them: never did, did so already, or they were forgotten. It
+                says how many. Nothing was changed.
+        """
+        rows = each_once(rows)
+        is_held = self.held_by(owner, rows, consumer)
+        if not is_held.all():
+            lost = f"{np.count_nonzero(~is_held)} of these {len(rows)} rows are not held by this owner"
+            why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"
+            state = f"{lost}: they were {why}"
+            raise WrongStateError(state=state, event="acknowledging rows")
+        self._end(consumer, rows)
+        return rows
+
+    def releasing(self, owner: int, *, piece_rows: int, request: int = 0) -> Iterator[tuple[str, Rows]]:
+        """Ends all leases of an owner that went away, or that of one request whose answer never reached it, a piece at
+        a time: between two pieces others may do anything.
+
+        Args:
+            piece_rows: At most so many rows at a time.
+            request: As of ``grant``; 0: all.
+
+        Returns:
+            Its rows and their consumer, those that it got first first; sorted within a piece.
+        """
+        numbers = (self._of_request.get((owner, request), _NONE),) if request else tuple(self._of_owner.get(owner, ()))
+        for number in numbers:
+            lease = self._leases.get(number)
+            if lease is None:  # others have ended it meanwhile
+                continue
+            for start in range(0, len(lease.rows), piece_rows):
+                rows = lease.rows[start : start + piece_rows]
+                rows = rows[self._numbers_of(lease.consumer, rows) == number]
+                self._end(lease.consumer, rows)
+                yield lease.consumer, rows
+
+    def forget(self, rows: Rows) -> None:
+        """Ends the leases of rows that went away, whoever holds them; rows that nobody holds are ignored."""
+        rows = each_once(rows)
+        for consumer in self._numbers:
+            self._end(consumer, rows[self.holds(rows, consumer)])
+
+    def holds(self, rows: Rows, consumer: str | None = None) -> NDArray[np.bool_]:
+        """Which of the rows somebody holds, for this consumer; ``None``: for any."""
+        is_held = np.zeros(len(rows), np.bool_)
+        for each in self._numbers if consumer is None else (consumer,):
+            is_held |= self._numbers_of(each, rows) != _NONE
+        return is_held
+
+    def held_by(self, owner: int, rows: Rows, consumer: str) -> NDArray[np.bool_]:
+        """Which of the rows this owner holds for this consumer."""
+        found = self._numbers_of(consumer, rows)
+        mine = self._of_owner.get(owner, {})
+        if len(found) and int(np.count_nonzero(found == found[0])) == len(found):  # of one lease, as mostly
+            return np.full(len(found), int(found[0]) in mine)
+        numbers, place = np.unique(found, return_inverse=True)
+        is_mine = np.array([number in mine for number in numbers.tolist()], np.bool_)
+        return is_mine[place]
+
+    def _numbers_of(self, consumer: str, rows: Rows) -> Rows:
+        """Lease of each row, 0 where there is none."""
+        numbers = self._numbers.get(consumer)
+        if numbers is None or not len(rows):
+            return np.zeros(len(rows), np.int64)
+        self._make_room(consumer, int(rows.max()) + 1)
+        return self._numbers[consumer][rows]
+
+    def _make_room(self, consumer: str, num_rows: int) -> None:
+        numbers = self._numbers.get(consumer, np.empty(0, np.int64))
+        if num_rows > len(numbers):
+            grown = np.zeros(max(num_rows, 2 * len(numbers), self._capacity), np.int64)
+            grown[: len(numbers)] = numbers
+            self._numbers[consumer] = grown
+
+    def _end(self, consumer: str, rows: Rows) -> None:
+        """Ends the leases of rows that are all held, each named once."""
+        if not len(rows):
+            return
+        found = self._numbers[consumer][rows]
+        if int(np.count_nonzero(found == found[0])) == len(found):
+            ended, counts = found[:1], np.array([len(found)])
+        else:
+            ended, counts = np.unique(found, return_counts=True)
+        self._numbers[consumer][rows] = _NONE
+        self._num_leased -= len(rows)
+        for number, count in zip(ended.tolist(), counts.tolist(), strict=True):
+            lease = self._leases[number]
+            lease.num_left -= count
+            if not lease.num_left:
+                del self._leases[number]
+                if self._of_request.get((lease.owner, lease.request)) == number:
+                    del self._of_request[lease.owner, lease.request]
+                del self._of_owner[lease.owner][number]
+                if not self._of_owner[lease.owner]:
+                    del self._of_owner[lease.owner]

@@ -1,0 +1,302 @@
+"""Who must wait. A limiter is a setting and decides from counts alone, so that it can be asked after every change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import ClassVar
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import check_integer
+from tdserve.rules.replay.arguments import finite_number
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a limiter may look at.
+
+    Attributes:
+        num_rows: Live rows.
+        inserts: Rows ever committed.
+        samples: Rows ever sampled.
+        capacity: Rows that fit.
+        reserved: Rows that writers hold now and have not committed. Whoever wants to insert counts them as inserted,
+            so that writers at the same time stay within the bounds together.
+    """
+
+    num_rows: int
+    inserts: int
+    samples: int
+    capacity: int
+    reserved: int = 0
+
+
+@dataclass(frozen=True)
+class MinSize:
+    """Samples wait until the table has enough rows; writers never wait.
+
+    Attributes:
+        min_size: Live rows, at least 1: from nothing nothing can be drawn.
+    """
+
+    min_size: int = 1
+
+    kind: ClassVar[str] = "min_size"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_size", check_integer("min_size", self.min_size, 1))
+
+    def check(self, capacity: int) -> None:
+        """Refuses a setting under which no sample could ever be drawn.
+
+        Raises:
+            InvalidRequestError: ``min_size`` is above the capacity.
+        """
+        _check_min_size(self.min_size, capacity)
+
+    def check_sample(self, capacity: int, num_rows: int) -> None:
+        """Every number of rows may be drawn some day."""
+
+    def check_insert(self, capacity: int, num_rows: int) -> None:
+        """Every number of rows may be inserted."""
+
+    def can_sample(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be drawn now."""
+        return counts.num_rows >= self.min_size
+
+    def can_insert(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be reserved now."""
+        return True
+
+    def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a sample waits for, for the error of one that waited too long."""
+        need = "" if self.can_sample(counts, num_rows) else f"needs a size of {self.min_size}"
+        return _waiting("sample", counts, table, num_rows, self, need)
+
+    def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a write waits for, for the error of one that waited too long."""
+        return _waiting("insert", counts, table, num_rows, self, "")
+
+
+@dataclass(frozen=True)
+class SampleToInsertRatio:
+    """Holds ``samples / inserts`` near a ratio: whoever is ahead waits for the others.
+
+    With ``diff = inserts * ratio - samples``, which is ``min_size * ratio`` when the table has just been filled far
+    enough, an insert is let through if diff is afterwards at most ``min_size * ratio + error_buffer``, and a sample if
+    it is afterwards at least ``min_size * ratio - error_buffer`` and the table has ``min_size`` live rows. Inserts into
+    a table of fewer than ``min_size`` rows always pass. Rows that were overwritten have been inserted all the
+    same. The counts are whole numbers and the ratio counts as it is written (0.1 is a tenth), so nothing drifts.
+
+    Attributes:
+        ratio: Rows sampled per row inserted, above 0.
+        min_size: Live rows that a sample needs, at least 1.
+        error_buffer: By how many sampled rows diff may be off, either way; must be given. At least half of what the
+            largest sample and the largest write move it, ``(num_rows + ratio * num_written) / 2``, or those two may
+            wait for each other.
+    """
+
+    ratio: float
+    min_size: int = 1
+    error_buffer: float = math.nan
+
+    kind: ClassVar[str] = "sample_to_insert_ratio"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_size", check_integer("min_size", self.min_size, 1))
+        if self.error_buffer != self.error_buffer:
+            raise InvalidRequestError(argument="error_buffer", reason="it must be given, a finite number above 0")
+        for argument in ("ratio", "error_buffer"):
+            number = finite_number(argument, getattr(self, argument))
+            if not number:
+                raise InvalidRequestError(argument=argument, reason="0 is not above 0")
+            object.__setattr__(self, argument, number)
+
+    @cached_property
+    def _steps(self) -> tuple[int, int, int]:
+        """By how much one insert and one sample move diff, and the error buffer, in the ratio's smallest unit."""
+        ratio = Fraction(repr(self.ratio))
+        return ratio.numerator, ratio.denominator, int(Fraction(repr(self.error_buffer)) * ratio.denominator)
+
+    def check(self, capacity: int) -> None:
+        """Refuses a setting under which everybody would soon wait for ever, even with single rows.
+
+        Raises:
+            InvalidRequestError: ``min_size`` is above the capacity, or ``error_buffer`` too small.
+        """
+        _check_min_size(self.min_size, capacity)
+        insert, sample, buffer = self._steps
+        # diff moves among whole numbers by +insert and -sample, which have no common divisor. Coming back to where it
+        # was takes insert + sample different places; with fewer it ends where neither step is allowed.
+        if 2 * buffer + 1 < insert + sample:
+            enough = max(1.0, self.ratio)
+            reason = (
+                f"{self.error_buffer:g} is too small: with a ratio of {self.ratio:g} inserts and samples of single "
+                f"rows would wait for each other for ever; {enough:g} is enough for these"
+            )
+            raise InvalidRequestError(argument="error_buffer", reason=reason)
+
+    def check_sample(self, capacity: int, num_rows: int) -> None:
+        """Refuses a sample that is wider than the window.
+
+        Raises:
+            InvalidRequestError: As said. Nothing was changed.
+        """
+        _, sample, buffer = self._steps
+        if num_rows * sample > 2 * buffer:
+            reason = (
+                f"a sample of {num_rows} rows never gets through an error_buffer of {self.error_buffer:g}; sample at "
+                f"most {2 * buffer // sample} rows at once, or make it at least {num_rows / 2:g}"
+            )
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+
+    def check_insert(self, capacity: int, num_rows: int) -> None:
+        """Refuses a write that could not even be the first one.
+
+        Raises:
+            InvalidRequestError: It is larger than ``min_size`` and wider than the window. Nothing was changed.
+        """
+        insert, _, buffer = self._steps
+        if num_rows * insert > max(2 * buffer, self.min_size * insert + buffer):
+            reason = f"an insert of {num_rows} rows never gets through: {self._insert_hint(num_rows)}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+
+    def can_sample(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be drawn now."""
+        insert, sample, buffer = self._steps
+        after = counts.inserts * insert - (counts.samples + num_rows) * sample
+        return counts.num_rows >= self.min_size and after >= self.min_size * insert - buffer
+
+    def can_insert(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be reserved now."""
+        # Below min_size nothing is sampled, and only inserts help: also one that goes beyond it.
+        if counts.num_rows + counts.reserved < self.min_size:
+            return True
+        insert, sample, buffer = self._steps
+        after = (counts.inserts + counts.reserved + num_rows) * insert - counts.samples * sample
+        return after <= self.min_size * insert + buffer
+
+    def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a sample waits for, for the error of one that waited too long."""
+        need = ""
+        if not self.can_sample(counts, num_rows):
+            low = self.min_size * self.ratio - self.error_buffer
+            need = (
+                f"needs a size of {self.min_size} and inserts * ratio - samples, now "
+                f"{self._diff(counts.inserts, counts.samples)}, to be at least {low:.12g} afterwards"
+            )
+        return _waiting("sample", counts, table, num_rows, self, need)
+
+    def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a write waits for, for the error of one that waited too long."""
+        need = ""
+        if not self.can_insert(counts, num_rows):
+            high = self.min_size * self.ratio + self.error_buffer
+            need = (
+                f"needs inserts * ratio - samples, now {self._diff(counts.inserts + counts.reserved, counts.samples)} "
+                f"with what others write, to be at most {high:.12g} afterwards"
+            )
+            insert, _, buffer = self._steps
+            if num_rows * insert > 2 * buffer:
+                need += f", where {self._insert_hint(num_rows)}"
+        return _waiting("insert", counts, table, num_rows, self, need)
+
+    def _diff(self, inserts: int, samples: int) -> str:
+        return f"{inserts * self.ratio - samples:.12g}"
+
+    def _insert_hint(self, num_rows: int) -> str:
+        insert, _, buffer = self._steps
+        return (
+            f"an error_buffer of {self.error_buffer:g} with a ratio of {self.ratio:g} lets at most "
+            f"{2 * buffer // insert} rows through at once after the first {self.min_size}; write fewer, or make it at "
+            f"least {num_rows * self.ratio / 2:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Writers wait while the table is full, samples while it has fewer rows than they want.
+
+    Attributes:
+        max_size: Rows, those that writers hold included; at least 1.
+    """
+
+    max_size: int
+
+    kind: ClassVar[str] = "queue"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_size", check_integer("max_size", self.max_size, 1))
+
+    def check(self, capacity: int) -> None:
+        """Refuses a queue that is longer than its table: rows would be overwritten before anybody took them.
+
+        Raises:
+            InvalidRequestError: ``max_size`` is above the capacity.
+        """
+        if self.max_size > capacity:
+            reason = f"{self.max_size} rows do not fit into a capacity of {capacity}"
+            raise InvalidRequestError(argument="max_size", reason=reason)
+
+    def check_sample(self, capacity: int, num_rows: int) -> None:
+        """Refuses a sample of more rows than there may ever be.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is above ``max_size``. Nothing was changed.
+        """
+        self._check_rows("sample", num_rows)
+
+    def check_insert(self, capacity: int, num_rows: int) -> None:
+        """Refuses a write of more rows than there may ever be.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is above ``max_size``. Nothing was changed.
+        """
+        self._check_rows("insert", num_rows)
+
+    def can_sample(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be drawn now."""
+        return counts.num_rows >= num_rows
+
+    def can_insert(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be reserved now."""
+        return counts.num_rows + counts.reserved + num_rows <= self.max_size
+
+    def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a sample waits for, for the error of one that waited too long."""
+        need = "" if self.can_sample(counts, num_rows) else f"needs a size of {num_rows}"
+        return _waiting("sample", counts, table, num_rows, self, need)
+
+    def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a write waits for, for the error of one that waited too long."""
+        room = self.max_size - num_rows
+        need = "" if self.can_insert(counts, num_rows) else f"needs a size, reserved rows included, of at most {room}"
+        return _waiting("insert", counts, table, num_rows, self, need)
+
+    def _check_rows(self, event: str, num_rows: int) -> None:
+        if num_rows > self.max_size:
+            reason = f"{event} of {num_rows} rows never fits a queue of max_size {self.max_size}; ask for fewer at once"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+
+
+Limiter = MinSize | SampleToInsertRatio | Queue
+"""Every limiter there is: a frozen dataclass with ``kind``, and the methods of :class:`MinSize`."""
+
+
+def _check_min_size(min_size: int, capacity: int) -> None:
+    if min_size > capacity:
+        reason = f"{min_size} rows never fit into a capacity of {capacity}, so no sample could be drawn"
+        raise InvalidRequestError(argument="min_size", reason=reason)
+
+
+def _waiting(event: str, counts: Counts, table: str, num_rows: int, limiter: Limiter, need: str) -> str:
+    if not need:
+        cause = "the sampler has too few rows to draw from" if event == "sample" else "others hold too many rows"
+        need = f"lets it through while {cause}"
+    article = "an" if event == "insert" else "a"
+    return (
+        f"{article} {event} of {num_rows} rows, table {table!r} (size {counts.num_rows} of {counts.capacity}, reserved "
+        f"{counts.reserved}, inserts {counts.inserts}, samples {counts.samples}), where {limiter!r} {need},"
+    )

@@ -1,0 +1,117 @@
+"""The set of row numbers that may be read, from which a row is drawn in constant time. Knows nothing of generations."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import LocalProtocolError
+from tdserve.messages.row_numbers import is_run
+
+Rows = NDArray[np.int64]
+
+_ABSENT = -1
+
+_MIN_RUN = 512
+"""Fewer rows are looked at one by one sooner than it is found out whether they follow one another."""
+
+
+def compact(rows: Rows) -> slice | Rows:
+    """The rows as what indexes arrays fastest: a slice where they are very many and follow one another, as those of
+    most writers do. What it indexes then is a view."""
+    if len(rows) < _MIN_RUN or int(rows[-1]) - int(rows[0]) != len(rows) - 1 or not is_run(rows):
+        return rows
+    return slice(int(rows[0]), int(rows[-1]) + 1)
+
+
+class LiveRows:
+    """A set of row numbers below a capacity; every operation is vectorised over the rows it is given.
+
+    The members lie densely in an array, in no order; a second array says where each row's entry lies. Removing moves
+    the last members into the gaps. Memory: 16 bytes per row of capacity.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        # Filled at once: who has a table of very many rows made in a thread has the memory fetched there, too.
+        self._members: Rows = np.full(capacity, _ABSENT, np.int64)
+        self._place: Rows = np.full(capacity, _ABSENT, np.int64)
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __repr__(self) -> str:
+        return f"<LiveRows {self._num} of {len(self._place)}>"
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows in, each once and none a member yet.
+
+        Raises:
+            LocalProtocolError: A row is a member already or named twice. Nothing was changed.
+        """
+        where = compact(rows)
+        if np.count_nonzero(self._place[where] != _ABSENT):
+            raise LocalProtocolError(reason="a live row was made live again")
+        end = self._num + len(rows)
+        places = np.arange(self._num, end)
+        self._place[where] = places
+        if not isinstance(where, slice) and np.count_nonzero(self._place[rows] != places):
+            self._place[rows] = _ABSENT
+            raise LocalProtocolError(reason="a row was made live twice at once")
+        self._members[self._num : end] = rows
+        self._num = end
+
+    def remove(self, rows: Rows) -> None:
+        """Drops rows, each once and all members.
+
+        Raises:
+            LocalProtocolError: A row is no member or named twice. Nothing was changed.
+        """
+        where = compact(rows)
+        gaps = self._place[where]
+        if np.count_nonzero(gaps == _ABSENT):
+            raise LocalProtocolError(reason="a row that is not live was removed")
+        if isinstance(where, slice):
+            gaps = gaps.copy()
+        else:
+            marks = np.arange(len(rows))
+            self._place[rows] = marks
+            if np.count_nonzero(self._place[rows] != marks):
+                self._place[rows] = gaps
+                raise LocalProtocolError(reason="a row was removed twice at once")
+        self._place[where] = _ABSENT
+        left = self._num - len(rows)
+        last = self._members[left : self._num]
+        is_staying = self._place[compact(last)] != _ABSENT
+        staying = _chosen(last, is_staying)
+        gaps_below = compact(_chosen(gaps, gaps < left))
+        self._members[gaps_below] = staying
+        self._place[compact(staying)] = (
+            np.arange(gaps_below.start, gaps_below.stop) if isinstance(gaps_below, slice) else gaps_below
+        )
+        self._num = left
+
+    def members_of(self, rows: Rows) -> Rows:
+        """Those of these rows that are members."""
+        return _chosen(rows, self._place[compact(rows)] != _ABSENT)
+
+    def draw(self, rng: np.random.Generator, num_rows: int) -> Rows:
+        """Draws rows uniformly and independently, so that one may come twice. There must be a member."""
+        return self._members[rng.integers(0, self._num, num_rows)]
+
+    def contains(self, rows: Rows | slice) -> NDArray[np.bool_]:
+        """Which of these rows, each from 0 to the capacity, are members."""
+        return np.not_equal(self._place[rows], _ABSENT)
+
+    def first_rows(self, max_rows: int) -> Rows:
+        """So many members at most, in any order; a copy."""
+        return np.array(self._members[: min(self._num, max_rows)])
+
+    def rows(self) -> Rows:
+        """All members, sorted; a copy."""
+        return np.sort(self._members[: self._num])
+
+
+def _chosen(rows: Rows, is_chosen: NDArray[np.bool_]) -> Rows:
+    """``rows[is_chosen]``; where all are, as mostly, these rows themselves, which nobody changes."""
+    return rows if np.count_nonzero(is_chosen) == len(rows) else rows[is_chosen]

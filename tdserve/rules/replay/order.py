@@ -1,0 +1,98 @@
+"""First in, first out, and last in, first out: rows by the order in which they were inserted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import Rows
+from tdserve.rules.replay.ordered_rows import OrderedRows
+from tdserve.rules.replay.selector import Drawn
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """First in, first out.
+
+    As a sampler: the oldest rows that may be drawn, each once per sample, oldest first; a sample waits until there are
+    enough. As a remover: the oldest rows are overwritten.
+    """
+
+    kind: ClassVar[str] = "fifo"
+    columns: ClassVar[tuple[str, ...]] = ("sequence",)
+
+    def check(self, capacity: int) -> None:
+        """There is nothing to refuse."""
+
+    def selector(self, columns: Columns, capacity: int) -> OrderSelector:
+        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        return OrderSelector(columns, capacity, is_newest_first=False)
+
+    def evictor(self, columns: Columns, capacity: int) -> None:
+        """None: the ring itself is this rule."""
+
+
+@dataclass(frozen=True)
+class Lifo:
+    """Last in, first out: the newest rows that may be drawn, each once per sample, newest first; a sample waits until
+    there are enough."""
+
+    kind: ClassVar[str] = "lifo"
+    columns: ClassVar[tuple[str, ...]] = ("sequence",)
+
+    def check(self, capacity: int) -> None:
+        """There is nothing to refuse."""
+
+    def selector(self, columns: Columns, capacity: int) -> OrderSelector:
+        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        return OrderSelector(columns, capacity, is_newest_first=True)
+
+
+class OrderSelector:
+    """The selector of :class:`Fifo` and :class:`Lifo`; methods as of :class:`~tdserve.rules.replay.selector.Selector`.
+
+    A row that was drawn stays a member. One that was removed and comes back stands at its old place.
+    """
+
+    def __init__(self, columns: Columns, capacity: int, *, is_newest_first: bool) -> None:
+        self._rows = OrderedRows(columns.sequence)
+        self._capacity = capacity
+        self._is_newest_first = is_newest_first
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<OrderSelector {len(self)} rows, {'newest' if self._is_newest_first else 'oldest'} first>"
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows in.
+
+        Raises:
+            LocalProtocolError: A row is a member already. Nothing was changed.
+        """
+        self._rows.add(rows)
+
+    def remove(self, rows: Rows) -> None:
+        """Drops those rows that are members."""
+        self._rows.remove(rows)
+
+    def update(self, rows: Rows) -> None:
+        """Priorities mean nothing here."""
+
+    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+        """The first rows in this order; None while there are fewer.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is above the capacity.
+        """
+        if num_rows > self._capacity:
+            reason = f"{num_rows} different rows never fit into a capacity of {self._capacity}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        if num_rows > len(self):
+            return None
+        return Drawn(self._rows.newest(num_rows) if self._is_newest_first else self._rows.oldest(num_rows), {})

@@ -1,0 +1,426 @@
+"""Which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of generations,
+but for rows that a local writer claims by itself.
+
+A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
+silent, *held* while a part of it is written, or a *hole*: given up half written, invisible, first in line for the next
+writer. Only what is kept here tells these four apart. The lower 44 bits count commits, and name a row: partial writes
+move only the bits above.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.rules.replay.reservation import Reservation
+
+_PART_SHIFT = 44
+NAME_MASK = (1 << _PART_SHIFT) - 1
+"""The part of a generation that names the row: a partial write leaves it as it is."""
+
+_PART_MASK = (1 << 18) - 1
+"""Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see that it moved."""
+
+_NONE: Rows = np.empty(0, np.int64)
+
+
+class Ring:
+    """Rows in a circle: the oldest are overwritten first, in the order in which they were reserved.
+
+    Holes are filled before the cursor goes on. A row that fills a hole lies among older ones and goes with them, so it
+    lives a little shorter than a full round.
+
+    Args:
+        capacity: Number of rows, at least 1.
+        generations: One int64 per row, written in place; the mapped file that readers look at.
+    """
+
+    def __init__(self, capacity: int, generations: Rows) -> None:
+        if capacity < 1:
+            raise InvalidRequestError(argument="capacity", reason=f"{capacity} is not at least 1")
+        if generations.shape != (capacity,) or generations.dtype != np.int64:
+            found = f"{generations.dtype} {list(generations.shape)}"
+            raise InvalidRequestError(argument="generations", reason=f"int64 [{capacity}] is needed, not {found}")
+        self.capacity = capacity
+        self.cursor = 0
+        self.inserts = 0
+        self._has_gone_round = False
+        self._generations: Rows = np.asarray(generations)  # of a memmap its plain array: indexing is twice as fast
+        self._open: dict[int, Reservation] = {}
+        self._quarantined: dict[int, Reservation] = {}
+        self._holes: deque[Rows] = deque()  # in pieces: giving rows up one by one must not copy the others
+        self._num_holes = 0
+        self._is_held = np.zeros(capacity, np.bool_)
+        self._num_held = 0
+        self._num_live = 0
+        self._num_reserved = 0
+        self._next_num = 1
+
+    @classmethod
+    def restore(
+        cls,
+        capacity: int,
+        generations: Rows,
+        state: Mapping[str, int],
+        *,
+        now_reserved: Sequence[Rows] = (),
+        held: Rows = _NONE,
+    ) -> Ring:
+        """A ring as it was, from the generations and the state that were stored.
+
+        Args:
+            capacity: As at creation.
+            generations: The stored ones. Even ones above 0 are live, odd ones become holes.
+            state: From :meth:`state`; it may be some commits old.
+            now_reserved: Rows of writers not yet proved gone, one array per writer; what is odd of each is quarantined,
+                in this order in :attr:`quarantined`.
+            held: Rows of a partial write that will be completed, see :meth:`hold`; those that are even stay live.
+
+        Raises:
+            CorruptDataError: A generation is negative, or the state contradicts the capacity.
+        """
+        ring = cls(capacity, generations)
+        ring.cursor, ring.inserts = state.get("cursor", 0), state.get("inserts", 0)
+        if not 0 <= ring.cursor < capacity or ring.inserts < 0:
+            raise CorruptDataError(
+                path="state of a ring", expected=f"a cursor below {capacity}", actual=str(dict(state))
+            )
+        if int(generations.min()) < 0:
+            raise CorruptDataError(path="generations", expected="no negative one", actual=str(int(generations.min())))
+        is_odd = (generations & 1).astype(np.bool_)
+        # Rows that were reserved after the state was stored: the cursor had passed them. Left where it was, it would
+        # come to them again right after they are filled, and take them for the oldest.
+        passed = np.flatnonzero(~np.roll(is_odd, -ring.cursor))
+        ring.cursor = (ring.cursor + int(passed[0] if len(passed) else 0)) % capacity
+        ring._has_gone_round = bool(generations[ring.cursor :].any())
+        ring._num_live = int(np.count_nonzero(generations)) - int(np.count_nonzero(is_odd))
+        for rows in now_reserved:
+            kept = rows[is_odd[rows]]
+            is_odd[kept] = False
+            reservation = ring._register(kept, _NONE)
+            ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
+        held = held[is_odd[held]]
+        is_odd[held] = False
+        ring._is_held[held] = True
+        ring._num_held = len(held)
+        ring._give_up(np.flatnonzero(is_odd).astype(np.int64, copy=False))
+        return ring
+
+    def __len__(self) -> int:
+        """Rows that are there: live, or held."""
+        return self._num_live + self._num_held
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ring {self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved, "
+            f"{self._num_holes} holes, cursor {self.cursor}>"
+        )
+
+    @property
+    def num_held(self) -> int:
+        """Rows that nobody may read while a part of them is written."""
+        return self._num_held
+
+    @property
+    def num_reserved(self) -> int:
+        """Rows that writers fill right now, or are held back from silent ones; or that left while they were held."""
+        return self._num_reserved
+
+    @property
+    def num_holes(self) -> int:
+        """Rows that were given up, and that the next writer gets."""
+        return self._num_holes
+
+    @property
+    def num_free(self) -> int:
+        """Rows that a writer may have without evicting a live one."""
+        return self.capacity - len(self) - self._num_reserved
+
+    @property
+    def num_used(self) -> int:
+        """Rows from this number on were never anybody's."""
+        return self.capacity if self._has_gone_round else self.cursor
+
+    @property
+    def quarantined(self) -> tuple[Reservation, ...]:
+        """Reservations of writers that are silent and not proved gone, oldest first."""
+        return tuple(self._quarantined.values())
+
+    def live_rows(self) -> Rows:
+        """Row numbers that may be read, sorted."""
+        generations = self._generations
+        return np.flatnonzero((generations > 0) & (generations & 1 == 0)).astype(np.int64, copy=False)
+
+    def rows(self) -> Rows:
+        """Numbers of the rows that are there, live or held, sorted."""
+        return np.union1d(self.live_rows(), np.flatnonzero(self._is_held))
+
+    def rows_of(self, piece: slice) -> Rows:
+        """Numbers of the rows of a piece of all rows that are there, live or held, sorted."""
+        generations = self._generations[piece]
+        is_there = ((generations > 0) & (generations & 1 == 0)) | self._is_held[piece]
+        found: Rows = np.flatnonzero(is_there) + piece.start
+        return found
+
+    def is_held(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of these rows are held, and there."""
+        found: NDArray[np.bool_] = self._is_held[rows]
+        return found
+
+    def names(self, rows: Rows) -> Rows:
+        """What names these rows: the lower parts of their generations, as they are when no part of a row is written."""
+        return (self._generations[rows] - self._is_held[rows]) & NAME_MASK
+
+    def state(self) -> dict[str, int]:
+        """What the generations do not tell and a restart needs."""
+        return {"cursor": self.cursor, "inserts": self.inserts}
+
+    def has_room(self, num_rows: int) -> bool:
+        """Whether a writer could have so many rows, live ones among them: others hold or fill the rest. Errors as of
+        :meth:`reserve`."""
+        if num_rows < 1:
+            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
+        if num_rows > self.capacity:
+            raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
+        return num_rows <= self.capacity - self._num_reserved - self._num_held
+
+    def reserve(self, num_rows: int) -> Reservation | None:
+        """Takes rows for one writer and makes them invisible, before it may touch a byte of them.
+
+        Returns:
+            The rows, or ``None`` when so many are reserved by others that the caller must wait for them. Nothing was
+            changed then.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is below 1.
+            CapacityError: ``num_rows`` is above the capacity: waiting would not help.
+        """
+        if not self.has_room(num_rows):
+            return None
+        holes = self._take_holes(num_rows)
+        rows = self._advance(num_rows - len(holes)) if len(holes) < num_rows else _NONE
+        where = compact(rows)
+        before = self._generations[where]
+        is_live = before > 0
+        evicted = rows if is_live.all() else rows[is_live]
+        self._generations[where] = before + 1
+        self._num_live -= len(evicted)
+        return self._register(np.concatenate((holes, rows)) if len(holes) else rows, evicted)
+
+    def join(self, parts: Sequence[Reservation], rows: Rows) -> Reservation:
+        """Makes one of several open reservations.
+
+        Args:
+            parts: Nobody uses them any more.
+            rows: Theirs, one after the other.
+        """
+        for part in parts:
+            self._close(part, "joining")
+        return self._register(rows, _NONE)
+
+    def split(self, reservation: Reservation, num_rows: int) -> tuple[Reservation, Reservation | None]:
+        """Makes two of one open reservation: of its first rows, and of the others, if there are any."""
+        if num_rows >= len(reservation):
+            return reservation, None
+        self._close(reservation, "splitting")
+        first, others = np.split(reservation.rows, [num_rows])
+        return self._register(first, _NONE), self._register(others, _NONE)
+
+    def reserve_holes(self) -> Reservation | None:
+        """Takes all rows that were given up, to clean up after them; ``None`` where there are none."""
+        holes = self._take_holes(self._num_holes)
+        return self._register(holes, _NONE) if len(holes) else None
+
+    def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
+        """How many rows from the cursor on, up to ``num_rows``, a writer may take by itself, one after the other.
+
+        None where there are holes, which are filled first; those before a row that somebody holds.
+
+        Args:
+            num_promised: So many it may take already, and may just be taking.
+        """
+        num_rows = min(num_rows, self.capacity)
+        if num_rows <= num_promised or self._num_holes:
+            return num_promised
+        is_held = self._generations[self.next_rows(num_rows)[num_promised:]] & 1
+        return num_promised + int(np.argmax(is_held)) if np.count_nonzero(is_held) else num_rows
+
+    def next_rows(self, num_rows: int) -> Rows:
+        """The rows at the cursor, whatever they are."""
+        return np.arange(self.cursor, self.cursor + num_rows) % self.capacity
+
+    def claim(self, rows: Rows, is_live: NDArray[np.bool_]) -> Reservation:
+        """The next rows, which were claimable, are a writer's: it has taken them by itself.
+
+        Args:
+            rows: From :meth:`next_rows`.
+            is_live: Which of them are, as far as this process knows: the writer may have made them odd already.
+        """
+        self._generations[rows] |= 1
+        evicted = rows[is_live]
+        self._num_live -= len(evicted)
+        self._move_cursor((self.cursor + len(rows)) % self.capacity)
+        return self._register(rows, evicted)
+
+    def resume(self, reservation: Reservation) -> None:
+        """Opens rows again that were held back since a restart: they were filled before it.
+
+        Raises:
+            WrongStateError: The reservation is not quarantined. Nothing was changed.
+        """
+        if self._quarantined.pop(reservation.num, None) is not reservation:
+            raise WrongStateError(state="not quarantined", event=f"resuming reservation {reservation.num}")
+        self._open[reservation.num] = reservation
+
+    def commit(self, reservation: Reservation) -> Rows:
+        """Makes the rows live, all of them at once to anyone who asks this object.
+
+        Returns:
+            Their new generations.
+
+        Raises:
+            WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
+        """
+        self._close(reservation, "commit")
+        where = compact(reservation.rows)
+        committed: Rows = self._generations[where] + 1
+        self._generations[where] = committed
+        self._num_live += len(reservation)
+        self.inserts += len(reservation)
+        return committed
+
+    def abort(self, reservation: Reservation) -> None:
+        """Gives the rows up, for a writer that is proved gone or never began. They become holes.
+
+        Raises:
+            WrongStateError: The reservation is not open. Nothing was changed.
+        """
+        self._close(reservation, "abort")
+        self._give_up(reservation.rows)
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """Holds the rows of a silent writer back from everyone, itself included: it may still write, not commit.
+
+        Raises:
+            WrongStateError: The reservation is not open. Nothing was changed.
+        """
+        self._close(reservation, "quarantine")
+        self._quarantined[reservation.num] = reservation
+        self._num_reserved += len(reservation)
+
+    def release(self, reservation: Reservation) -> None:
+        """Ends a quarantine: the writer is proved gone. Its rows become holes.
+
+        Raises:
+            WrongStateError: The reservation is not quarantined. Nothing was changed.
+        """
+        if self._quarantined.get(reservation.num) is not reservation:
+            raise WrongStateError(state="not quarantined", event=f"release of reservation {reservation.num}")
+        del self._quarantined[reservation.num]
+        self._num_reserved -= len(reservation)
+        self._give_up(reservation.rows)
+
+    def free(self, rows: Rows) -> None:
+        """Gives live or held rows up, each named once: they were deleted or consumed. They become holes; those that are
+        held when they are let go, since somebody is still writing to them."""
+        is_held = self._is_held[rows]
+        if np.count_nonzero(is_held):
+            held, rows = rows[is_held], rows[~is_held]
+            self._is_held[held] = False
+            self._num_held -= len(held)
+            self._num_reserved += len(held)
+        self._generations[rows] += 1
+        self._num_live -= len(rows)
+        self._give_up(rows)
+
+    def hold(self, rows: Rows) -> None:
+        """Makes live rows, each named once, unreadable while a part of them is written; nobody else gets them."""
+        self._generations[rows] += 1
+        self._is_held[rows] = True
+        self._num_live -= len(rows)
+        self._num_held += len(rows)
+
+    def let_go(self, rows: Rows) -> Rows:
+        """Ends :meth:`hold`: the rows are live again, but for those that were given up meanwhile.
+
+        Returns:
+            Those that are. Their generations differ from before, but not their names: they are still the same rows.
+        """
+        is_held = self._is_held[rows]
+        if not is_held.all():
+            given_up, rows = rows[~is_held], rows[is_held]
+            self._num_reserved -= len(given_up)
+            self._give_up(given_up)
+        held = self._generations[rows]
+        parts = ((held >> _PART_SHIFT) + 1) & _PART_MASK
+        self._generations[rows] = ((held - 1) & NAME_MASK) | (parts << _PART_SHIFT)
+        self._is_held[rows] = False
+        self._num_live += len(rows)
+        self._num_held -= len(rows)
+        return rows
+
+    def _give_up(self, rows: Rows) -> None:
+        if len(rows):
+            self._holes.append(rows)
+            self._num_holes += len(rows)
+
+    def _take_holes(self, num_rows: int) -> Rows:
+        """Up to ``num_rows`` holes, those that were given up first."""
+        if not self._num_holes:
+            return _NONE
+        found: list[Rows] = []
+        missing = min(num_rows, self._num_holes)
+        self._num_holes -= missing
+        while missing:
+            piece = self._holes.popleft()
+            if len(piece) > missing:
+                self._holes.appendleft(piece[missing:])
+                piece = piece[:missing]
+            found.append(piece)
+            missing -= len(piece)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _register(self, rows: Rows, evicted: Rows) -> Reservation:
+        reservation = Reservation(self._next_num, rows, evicted)
+        self._next_num += 1
+        self._open[reservation.num] = reservation
+        self._num_reserved += len(rows)
+        return reservation
+
+    def _close(self, reservation: Reservation, event: str) -> None:
+        if self._open.get(reservation.num) is not reservation:
+            state = "quarantined" if reservation.num in self._quarantined else "closed"
+            raise WrongStateError(state=state, event=f"{event} of reservation {reservation.num}")
+        del self._open[reservation.num]
+        self._num_reserved -= len(reservation)
+
+    def _advance(self, num_rows: int) -> Rows:
+        """The next rows from the cursor that nobody holds; the caller took all holes and knows there are enough."""
+        start = self.cursor
+        end = start + num_rows
+        if end <= self.capacity and not np.count_nonzero(self._generations[start:end] & 1):
+            self._move_cursor(end % self.capacity)
+            return np.arange(start, end)
+        found: list[Rows] = []
+        missing = num_rows
+        step = num_rows
+        while missing:
+            # Doubling steps: a long stretch of reserved rows costs a few passes, not one per row.
+            end = min(start + step, self.capacity)
+            free = np.flatnonzero(self._generations[start:end] & 1 == 0)[:missing] + start
+            found.append(free)
+            missing -= len(free)
+            start = (int(free[-1]) + 1 if not missing else end) % self.capacity
+            step = max(step * 2, 1024)
+        self._move_cursor(start)
+        return np.concatenate(found)
+
+    def _move_cursor(self, cursor: int) -> None:
+        """Some rows on; there are never so many reserved that it comes back to where it was, but at the start."""
+        self._has_gone_round |= cursor <= self.cursor
+        self.cursor = cursor

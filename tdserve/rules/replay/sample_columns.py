@@ -1,0 +1,19 @@
+"""Which columns a sample has beside its rows: both ends derive them from a table's settings."""
+
+from __future__ import annotations
+
+from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY, SLICE_END_KEY
+from tdserve.rules.replay.settings import Settings
+
+_GIVEN = {"prioritized": ("priority", "probability", "priority_weight"), "slices": (SLICE_END_KEY,)}
+
+
+def added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str, ...]:
+    """Which of ``ADDED_DTYPES`` a sample of a table has, in their order.
+
+    Args:
+        is_grouped: Whether whole groups are asked for, instead of what the sampler draws.
+    """
+    names = set() if is_grouped else set(_GIVEN.get(settings.sampler.kind, ()))
+    names.update({"priority", "times_sampled", POLICY_VERSION_KEY} & set(settings.columns))
+    return tuple(name for name in ADDED_DTYPES if name in names)

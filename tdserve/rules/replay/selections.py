@@ -1,0 +1,411 @@
+"""Which rows a sample may draw: one selector for each combination of conditions that somebody has asked for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import CapacityError
+from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.leases import Leases
+from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.selector import Selector
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.staleness import Staleness
+from tdserve.rules.replay.written_keys import Written
+
+MAX_VIEWS = 32
+"""Selectors of one table; the one that was not used for longest is dropped, and built again when it is asked for."""
+
+MAX_CONSUMERS = 64
+"""Of one table: one bit of a number per row for each."""
+
+MAX_LOOKED_AT = 32_768
+"""Rows at most in which missing leaves are counted for an error: that takes a millisecond."""
+
+MAX_NAMED = 4
+"""Leaves at most that an error names."""
+
+GROWING_ROWS = TREE_PIECE_ROWS
+"""Rows that are put into a selector at a time while others are served in between; groups take longest, a few ms."""
+
+OWN = ""
+"""The consumer of calls that name none: what it acknowledges leaves the table."""
+
+
+class ViewKey(NamedTuple):
+    """The conditions of a sample.
+
+    Attributes:
+        require: Numbers of the leaves that must have been written; None: all of a row.
+        consumer: Rows that it has had, or that it holds on lease, are left out.
+        group: Name of the column by whose values rows are grouped; "": the table's sampler draws.
+        group_size: Rows of a whole group.
+        max_lag: Only rows at most so many versions of the table's policy old; None: of any age.
+    """
+
+    require: tuple[int, ...] | None = None
+    consumer: str = OWN
+    group: str = ""
+    group_size: int = 0
+    max_lag: int | None = None
+
+    def describe(self, *, has_partial_rows: bool = True, missing: str = "") -> str:
+        """What keeps rows out, for the error of a sample that waited for them.
+
+        Args:
+            has_partial_rows: Whether rows of the table may lack leaves.
+            missing: Which leaves are missing in how many rows; "" where that is not known.
+        """
+        told = []
+        if self.group:
+            told.append(f"are in whole groups of {self.group_size}")
+        if self.require or (self.require is None and has_partial_rows):
+            reason = f" ({missing})" if missing else ""
+            told.append(("have all required keys" if self.require else "are whole") + reason)
+        if self.consumer != OWN:
+            told.append(f"consumer {self.consumer!r} has not had")
+        if self.max_lag is not None:
+            told.append(f"are at most {self.max_lag} versions old")
+        return "too few " + (" and ".join(told) or "can be drawn now")
+
+
+PLAIN = ViewKey()
+
+
+@dataclass(eq=False)
+class _Growing:
+    """A selector that rows are put into a piece at a time.
+
+    Attributes:
+        end: Rows from this number on were not looked at yet: they are none of its members, whatever becomes of them.
+    """
+
+    key: ViewKey
+    selector: Selector
+    end: int = 0
+
+
+class Views:
+    """The selectors of one table, and what decides which rows are their members.
+
+    Args:
+        settings: Of the table.
+        columns: Of the table.
+        num_keys: Leaves of a row.
+        consumers: Names of those that have had rows, in the order of their bits.
+        has_partial_rows: Whether rows may lack leaves.
+        staleness: Versions of the rows, where the table has a policy.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        columns: Columns,
+        *,
+        num_keys: int,
+        consumers: Sequence[str] = (),
+        has_partial_rows: bool = False,
+        staleness: Staleness | None = None,
+    ) -> None:
+        self.staleness = staleness
+        self._settings = settings
+        self._columns = columns
+        self._num_keys = num_keys
+        self.consumers = list(consumers)
+        self._written = Written(columns, num_keys) if has_partial_rows else None
+        self.leases = Leases(columns.capacity)
+        self._members = LiveRows(columns.capacity)  # what any view may have
+        self._selectors: OrderedDict[ViewKey, Selector] = OrderedDict()
+        self._growing: _Growing | None = None
+        self._plain = self._selectors[PLAIN] = settings.sampler.selector(columns, columns.capacity)
+
+    def __len__(self) -> int:
+        """How many selectors there are."""
+        return len(self._selectors)
+
+    @property
+    def has_partial_rows(self) -> bool:
+        """Whether some row was ever written in part."""
+        return self._written is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no sample has asked for conditions."""
+        return len(self._selectors) == 1 and self._growing is None
+
+    def describe_missing(self, key: ViewKey, names: Sequence[str]) -> str:
+        """Which leaves that a sample asks for are missing in how many rows; "" where none is.
+
+        Args:
+            names: Of the leaves, by their numbers.
+        """
+        if self._written is None or key.require == ():
+            return ""
+        rows = self._members.first_rows(MAX_LOOKED_AT)
+        counts = self._written.count_missing(rows)
+        wanted = range(self._num_keys) if key.require is None else key.require
+        missing = sorted((number for number in wanted if counts[number]), key=lambda number: -counts[number])
+        told = [f"{names[number]} is missing in {counts[number]}" for number in missing[:MAX_NAMED]]
+        if len(missing) > MAX_NAMED:
+            told.append(f"{len(missing) - MAX_NAMED} more leaves in others")
+        if told and len(rows) == MAX_LOOKED_AT:
+            told.append(f"of {len(rows)} that were looked at")
+        return ", ".join(told)
+
+    def arrive(self, rows: Rows, keys: Sequence[int] | None) -> None:
+        """Writes down what is known of rows before they are committed.
+
+        Args:
+            keys: Numbers of the leaves that were written; None: all.
+        """
+        if keys is not None and self._written is None:
+            self._written = Written(self._columns, self._num_keys)
+            self._written.mark_all()  # members or not: who is held comes back
+        if self._written is not None:
+            self._written.reset(rows, keys)
+        if self.consumers:
+            self._consumed[rows] = 0
+
+    def enter(self, rows: Rows) -> None:
+        """Rows may be drawn now."""
+        self._members.add(rows)
+        if self.staleness is not None:
+            self.staleness.enter(rows)
+        self._add(rows)
+
+    def leave(self, rows: Rows) -> None:
+        """Rows, each named once, may not be drawn any more; those that may not already are ignored."""
+        if self.leases.num_leased:
+            self.leases.forget(rows)
+        self.suspend(rows)
+
+    def update(self, rows: Rows) -> None:
+        """The priorities of rows have changed."""
+        for _, selector, _ in self._each(rows):
+            selector.update(rows)
+
+    def suspend(self, rows: Rows) -> None:
+        """Rows may not be drawn until they :meth:`enter` again; whoever holds them on lease keeps them."""
+        rows = self._members.members_of(rows)
+        self._members.remove(rows)
+        if self.staleness is not None:
+            self.staleness.leave(rows)
+        for _, selector, _ in self._each(rows):
+            selector.remove(rows)
+
+    def note_written(self, rows: Rows, keys: Sequence[int]) -> None:
+        """These leaves of rows that are there were written."""
+        if self._written is not None and len(keys):
+            self._written.mark(rows, keys)
+
+    def contains(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of these rows some sample might draw."""
+        return self._members.contains(rows)
+
+    def get(self, key: ViewKey) -> Selector:
+        """The selector of some conditions, made when it is first asked for.
+
+        Raises:
+            CapacityError: There are too many consumers.
+        """
+        if key is PLAIN or key == PLAIN:
+            return self._plain
+        selector = self._selectors.get(key)
+        if selector is None:
+            for _ in self._learn_consumer(key.consumer):
+                pass
+            selector = self.make(key)
+            rows = self._candidates(key)
+            selector.add(rows[self._fits(key, rows)])
+            self._keep(key, selector)
+        self._selectors.move_to_end(key)
+        return selector
+
+    def has(self, key: ViewKey) -> bool:
+        """Whether :meth:`get` has the selector at hand."""
+        return key in self._selectors
+
+    def growing(self, key: ViewKey, selector: Selector, *, piece_rows: int = GROWING_ROWS) -> Generator[None]:
+        """Puts the rows of some conditions into their selector, a piece at a time; then :meth:`get` has it.
+
+        Rows come, go and change meanwhile: those below a mark were looked at, and what becomes of them is noted in the
+        new selector as in the others; those above it are looked at later, as they are by then. There is one that grows
+        at a time; where the policy is another meanwhile, none of it is left, and :meth:`get` makes it.
+
+        Args:
+            key: The conditions.
+            selector: From :meth:`make`.
+            piece_rows: Rows that are looked at in one step.
+
+        Raises:
+            CapacityError: There are too many consumers.
+        """
+        yield from self._learn_consumer(key.consumer)
+        growing = self._growing = _Growing(key, selector)
+        try:
+            for start in range(0, self._columns.capacity, piece_rows):
+                if self._growing is not growing:
+                    return
+                rows = np.arange(start, min(start + piece_rows, self._columns.capacity))
+                rows = rows[self._members.contains(rows)]
+                rows = rows[self._fits(key, rows)]
+                if len(rows):
+                    selector.add(rows)
+                growing.end = start + piece_rows
+                if len(rows) or not start % RUN_PIECE_ROWS:
+                    yield
+            self._keep(key, selector)
+        finally:
+            if self._growing is growing:
+                self._growing = None
+
+    def _keep(self, key: ViewKey, selector: Selector) -> None:
+        self._selectors[key] = selector
+        if len(self._selectors) > MAX_VIEWS:
+            del self._selectors[next(each for each in self._selectors if each not in (PLAIN, key))]
+
+    def follow(self, uid: str, newest: int) -> None:
+        """Takes over which version of the table's policy is the newest: rows that are too old now may not be drawn.
+
+        Costs no more than the rows that become too old, nor, but for a sampler that remembers what it gave, than those
+        that do not. Arguments as of :meth:`Staleness.follow`.
+        """
+        staleness = self.staleness
+        if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):
+            return
+        growing = self._growing
+        keys = [*self._selectors, *(() if growing is None else (growing.key,))]
+        before = {key.max_lag: staleness.floor(key.max_lag) for key in keys if key.max_lag is not None}
+        is_other = staleness.follow(uid, newest)
+        for key, selector in list(self._selectors.items()):
+            if key.max_lag is None:
+                continue
+            low, high = before[key.max_lag], staleness.floor(key.max_lag)
+            if not is_other and not staleness.count(low, high):
+                continue
+            remembers = self._settings.sampler.kind == "without_replacement" and not key.group
+            if is_other or (not remembers and staleness.count(low, high) > staleness.count(high)):
+                del self._selectors[key]  # built again, of those that are left, when it is asked for
+            else:
+                selector.remove(staleness.between(low, high))
+        if growing is not None and growing.key.max_lag is not None:
+            low, high = before[growing.key.max_lag], staleness.floor(growing.key.max_lag)
+            if is_other:
+                self._growing = None
+            elif staleness.count(low, high):
+                growing.selector.remove(staleness.between(low, high))
+
+    def lease(self, owner: int, consumer: str, rows: Rows, *, request: int = 0) -> None:
+        """Hands rows to an owner, in answer to a request of it: this consumer sees them no more."""
+        self.leases.grant(owner, rows, consumer, request=request)
+        self._drop_of(consumer, rows)
+
+    def acknowledge(self, owner: int, consumer: str, rows: Rows) -> Rows:
+        """The owner is done with rows of its lease, each named once; returns those that leave the table for good.
+
+        Rows of a named consumer that were overwritten since are ignored, as long as it holds any.
+
+        Raises:
+            WrongStateError: It does not hold all of them. Nothing was changed.
+        """
+        if consumer != OWN:
+            held = rows[self.leases.held_by(owner, rows, consumer)]
+            rows = held if len(held) else rows
+        rows = self.leases.take(owner, rows, consumer)
+        if consumer == OWN:
+            return rows
+        self._consumed[rows] |= self._bit(consumer)
+        return rows[:0]
+
+    def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
+        """The owner will not use rows of its lease.
+
+        Raises:
+            WrongStateError: It does not hold all of them. Nothing was changed.
+        """
+        self._return_to(consumer, self.leases.take(owner, rows, consumer))
+
+    def releasing(self, owner: int, *, request: int = 0) -> Iterator[int]:
+        """All that an owner still holds goes back, or what it was handed for one request, a piece at a time, between
+        which others may do anything; says of how many rows that was."""
+        for consumer, rows in self.leases.releasing(owner, piece_rows=PIECE_ROWS // 4, request=request):
+            self._return_to(consumer, rows)
+            yield len(rows)
+
+    def _each(self, rows: Rows) -> Iterator[tuple[ViewKey, Selector, Rows]]:
+        """The selectors, and which of these rows each of them has looked at."""
+        for key, selector in self._selectors.items():
+            yield key, selector, rows
+        if self._growing is not None:
+            yield self._growing.key, self._growing.selector, rows[rows < self._growing.end]
+
+    def _add(self, rows: Rows) -> None:
+        for key, selector, seen in self._each(rows):
+            is_plain = key == PLAIN and self._written is None and not self.leases.num_leased
+            chosen = seen if is_plain else seen[self._fits(key, seen)]
+            if len(chosen):
+                selector.add(chosen)
+
+    def _return_to(self, consumer: str, rows: Rows) -> None:
+        rows = rows[self._members.contains(rows)]
+        for key, selector, seen in self._each(rows):
+            if key.consumer == consumer:
+                selector.add(seen[self._fits(key, seen)])
+
+    def _drop_of(self, consumer: str, rows: Rows) -> None:
+        for key, selector, _ in self._each(rows):
+            if key.consumer == consumer:
+                selector.remove(rows)
+
+    def _fits(self, key: ViewKey, rows: Rows) -> NDArray[np.bool_]:
+        fits = np.ones(len(rows), np.bool_)
+        if key.require != () and self._written is not None:
+            fits &= self._written.has(rows, range(self._num_keys) if key.require is None else key.require)
+        if key.consumer != OWN:
+            fits &= (self._consumed[rows] & self._bit(key.consumer)) == 0
+        if key.max_lag is not None and self.staleness is not None:
+            fits &= self.staleness.fits(rows, key.max_lag)
+        if self.leases.num_leased:
+            fits &= ~self.leases.holds(rows, key.consumer)
+        return fits
+
+    def _candidates(self, key: ViewKey) -> Rows:
+        if key.max_lag is None or self.staleness is None:
+            return self._members.rows()
+        return self.staleness.between(self.staleness.floor(key.max_lag))
+
+    def make(self, key: ViewKey) -> Selector:
+        """An empty selector, and the columns that its conditions look at; of very many rows to be made in a thread."""
+        if key.consumer != OWN:
+            self._columns.array("consumed", np.uint64)
+        if key.group:
+            ids = self._columns.array(key.group, np.int64)
+            return GroupSelector(self._columns, ids, key.group_size)
+        return self._settings.sampler.selector(self._columns, self._columns.capacity)
+
+    @property
+    def _consumed(self) -> NDArray[np.uint64]:
+        return self._columns.array("consumed", np.uint64)
+
+    def _bit(self, consumer: str) -> NDArray[np.uint64]:
+        return np.asarray(1 << self.consumers.index(consumer), np.uint64)
+
+    def _learn_consumer(self, consumer: str) -> Iterator[None]:
+        if consumer == OWN or consumer in self.consumers:
+            return
+        if len(self.consumers) >= MAX_CONSUMERS:
+            raise CapacityError(what=f"consumer {consumer!r} of one table", asked=len(self.consumers) + 1, free=0)
+        bit = np.asarray(1 << len(self.consumers), np.uint64)
+        for start in range(0, self._columns.capacity, PIECE_ROWS):
+            # left by one whose record a crash has cut off; nobody has this bit before this consumer is known
+            self._consumed[start : start + PIECE_ROWS] &= ~bit
+            yield
+        self.consumers.append(consumer)

@@ -1,0 +1,180 @@
+"""The settings of a replay table as canonical JSON, so that equal settings are equal text on the wire and on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.base.ids import check_store_name, check_text
+from tdserve.base.integers import check_integer
+from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
+from tdserve.rules.replay.order import Fifo, Lifo
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.remover import LowestPriority, Remover
+from tdserve.rules.replay.sampler import Sampler, Uniform
+from tdserve.rules.replay.slices import Slices
+from tdserve.rules.replay.without_replacement import WithoutReplacement
+
+MAX_SETTINGS_BYTES = 1 << 16
+"""They lie in the catalog, and every description of the table tells them."""
+
+# The only place where a setting's name and its class meet.
+_CLASSES: dict[str, dict[str, type[Any]]] = {
+    "sampler": {cls.kind: cls for cls in (Uniform, Prioritized, Fifo, Lifo, WithoutReplacement, Slices)},
+    "remover": {cls.kind: cls for cls in (Fifo, LowestPriority)},
+    "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
+}
+_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a table samples, removes and makes callers wait.
+
+    Attributes:
+        sampler: Chooses the rows of a sample.
+        remover: Chooses the rows that make room.
+        limiter: Says who waits.
+        max_times_sampled: After so many samples a row is deleted; 0: never for that reason.
+        is_queue: Whether rows are taken and acknowledged, not sampled.
+        policy: Name of the weights store whose versions rows are made by; "": of none.
+    """
+
+    sampler: Sampler = dataclasses.field(default_factory=Uniform)
+    remover: Remover = dataclasses.field(default_factory=Fifo)
+    limiter: Limiter = dataclasses.field(default_factory=MinSize)
+    max_times_sampled: int = _DEFAULTS["max_times_sampled"]
+    is_queue: bool = _DEFAULTS["is_queue"]
+    policy: str = _DEFAULTS["policy"]
+
+    def __post_init__(self) -> None:
+        for part, classes in _CLASSES.items():
+            value = getattr(self, part)
+            if type(value) not in classes.values():
+                known = ", ".join(cls.__name__ for cls in classes.values())
+                raise NotSupportedError(feature=f"{part} {value!r}", reason=f"there is {known}")
+        object.__setattr__(self, "max_times_sampled", check_integer("max_times_sampled", self.max_times_sampled, 0))
+        if not isinstance(self.is_queue, bool):
+            raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
+        if self.policy != "":
+            check_store_name(self.policy)
+        if isinstance(self.sampler, Slices) and (self.max_times_sampled or self.is_queue):
+            reason = "rows of a slice belong together, and cannot leave the table one by one"
+            raise InvalidRequestError(argument="sampler", reason=reason)
+        if self.is_queue and self.max_times_sampled:
+            raise InvalidRequestError(argument="max_times_sampled", reason="rows of a queue are taken once anyway")
+        if isinstance(self.limiter, SampleToInsertRatio) and 0 < self.max_times_sampled < self.limiter.ratio:
+            reason = (
+                f"a ratio of {self.limiter.ratio:g} samples per insert is never reached with max_times_sampled "
+                f"{self.max_times_sampled}, and writers would wait for ever"
+            )
+            raise InvalidRequestError(argument="limiter", reason=reason)
+
+    @property
+    def is_plain_ring(self) -> bool:
+        """Whether all that is to be decided of rows that come is that they are the next: no writer waits, the oldest
+        go, and nothing is asked of their content, their order or who made them."""
+        return (
+            isinstance(self.limiter, MinSize)
+            and isinstance(self.remover, Fifo)
+            and not (self.rule_keys or isinstance(self.sampler, Slices) or self.max_times_sampled or self.policy)
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that a table with these settings keeps, sorted."""
+        names = set(self.sampler.columns)
+        if not isinstance(self.remover, Fifo):
+            names.update(self.remover.columns)
+        if self.max_times_sampled or isinstance(self.sampler, Prioritized):
+            names.add("times_sampled")
+        if self.policy:
+            names.add(POLICY_VERSION_KEY)
+        return tuple(sorted(names))
+
+    @property
+    def rule_keys(self) -> tuple[tuple[str, ...], ...]:
+        """Keys of the rows that the sampler's rule looks at; every row must have them."""
+        keys = (getattr(self.sampler, "end_key", None), getattr(self.sampler, "trajectory_key", None))
+        return tuple((key,) if isinstance(key, str) else tuple(key) for key in keys if key)
+
+    def check(self, capacity: int) -> None:
+        """Refuses settings that would never let anything through in a table of so many rows.
+
+        Raises:
+            InvalidRequestError: As said, with the reason.
+        """
+        self.sampler.check(capacity)
+        self.limiter.check(capacity)
+
+    def with_limiter(self, limiter: Limiter) -> Settings:
+        """These settings with another limiter.
+
+        Raises:
+            NotSupportedError: It is none.
+            InvalidRequestError: It contradicts the others.
+        """
+        return dataclasses.replace(self, limiter=limiter)
+
+    def to_json(self) -> str:
+        """The one text of these settings; numbers that have their default are left out."""
+        values: dict[str, Any] = {
+            part: {"kind": getattr(self, part).kind, **_told(getattr(self, part))} for part in _CLASSES
+        }
+        values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, *, min_size: int = 1) -> Settings:
+        """Settings from a peer or from disk.
+
+        Args:
+            text: From :meth:`to_json`; parts may be absent. ``""`` is uniform sampling from a ring.
+            min_size: Of the limiter where ``text`` names none, rows.
+
+        Raises:
+            NotSupportedError: A sampler, remover or limiter of a kind that is not known here.
+            InvalidRequestError: The text is no such JSON, or a value cannot be.
+        """
+        check_text("settings", text, max_bytes=MAX_SETTINGS_BYTES)
+        try:
+            values = json.loads(text) if text else {}
+        except (ValueError, RecursionError) as fault:
+            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
+        known = _CLASSES.keys() | _DEFAULTS.keys()
+        if not isinstance(values, dict) or not values.keys() <= known:
+            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
+        parts = {name: _from_part(name, value) if name in _CLASSES else value for name, value in values.items()}
+        return cls(**{"limiter": MinSize(min_size), **parts})
+
+
+def _told(rule: Any) -> dict[str, Any]:
+    """A rule's fields; those that came later are left out where they say nothing, so that older texts stay the same."""
+    fields = {field.name: field for field in dataclasses.fields(rule)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(rule).items()
+        if not (fields[name].metadata.get("is_omitted") and value == fields[name].default)
+    }
+
+
+def _from_part(part: str, value: Any) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise InvalidRequestError(argument=part, reason=f"{str(value)[:80]!r} has no kind")
+    kind = value["kind"]
+    if kind not in _CLASSES[part]:
+        raise NotSupportedError(feature=f"{part} {kind!r}", reason=f"there is {', '.join(_CLASSES[part])}")
+    cls = _CLASSES[part][kind]
+    arguments = {name: given for name, given in value.items() if name != "kind"}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if not arguments.keys() <= fields.keys():
+        unknown = sorted(arguments.keys() - fields.keys())[0]
+        raise NotSupportedError(feature=f"{unknown!r} of {part} {kind!r}", reason=f"it has {sorted(fields)}")
+    for name, field in fields.items():
+        if name not in arguments and field.default is dataclasses.MISSING:
+            raise InvalidRequestError(argument=name, reason=f"{part} {kind!r} must have it")
+    return cls(**arguments)

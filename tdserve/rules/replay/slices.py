@@ -1,0 +1,335 @@
+"""Slices: consecutive rows of one trajectory, every place where one can begin with the same probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.base.integers import check_integer
+from tdserve.messages.row_numbers import each_once
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.trajectories import Trajectories
+
+_NONE = -1
+
+# Each length that is kept costs 16 bytes per row, and time for every row that comes or goes.
+_MAX_LENGTHS = 4
+
+# Rows and steps of walks, per row of the table, from which on one pass over the table is faster: measured.
+_WORTH_A_PASS = 1 / 4
+
+# Looking whether a walk may stop costs as much as half a step of it.
+_STEPS_PER_LOOK = 8
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Slices of trajectories. A sample of ``n`` rows holds ``n / slice_len`` of them, one after the other.
+
+    A slice holds consecutive rows of one trajectory of one writer. Each is drawn independently of the others, from all
+    places where a whole slice begins, so slices may overlap.
+
+    Attributes:
+        slice_len: Rows of a slice; a sample counts rows, so it must be a multiple of this. Give this or ``num_slices``.
+        num_slices: Slices of a sample, whose length is then ``n / num_slices``.
+        end_key: Key of the rows that is true where a trajectory ends.
+        trajectory_key: Key of the rows that is the same within a trajectory. At most one of these two; with neither,
+            writers say where a trajectory ends.
+        strict_length: False: what is left of an ended trajectory that is shorter than a slice may be drawn as a whole,
+            with the probability of a start, and a sample may then have fewer rows.
+
+    The last row of each slice is marked in the sample: by ``("next", "truncated")``, which is true there whatever was
+    written (as of torchrl's ``SliceSampler``), where rows have that key, else by ``"slice_end"``, bool ``[num_rows]``.
+
+    Raises:
+        InvalidRequestError: Both or none of ``slice_len`` and ``num_slices``, both keys, or a value that cannot be.
+    """
+
+    slice_len: int | None = None
+    num_slices: int | None = None
+    end_key: str | tuple[str, ...] | None = None
+    trajectory_key: str | tuple[str, ...] | None = None
+    strict_length: bool = True
+
+    kind: ClassVar[str] = "slices"
+    columns: ClassVar[tuple[str, ...]] = ("sequence", "previous", "is_end")
+
+    def __post_init__(self) -> None:
+        if (self.slice_len is None) == (self.num_slices is None):
+            raise InvalidRequestError(argument="slice_len", reason="give either slice_len or num_slices")
+        for argument in ("slice_len", "num_slices"):
+            value = getattr(self, argument)
+            if value is not None:
+                object.__setattr__(self, argument, check_integer(argument, value, 1))
+        if self.end_key is not None and self.trajectory_key is not None:
+            raise InvalidRequestError(argument="end_key", reason="give either end_key or trajectory_key")
+        for argument in ("end_key", "trajectory_key"):
+            object.__setattr__(self, argument, _as_key(argument, getattr(self, argument)))
+        if not isinstance(self.strict_length, bool):
+            raise InvalidRequestError(argument="strict_length", reason=f"{self.strict_length!r} is not a bool")
+
+    def check(self, capacity: int) -> None:
+        """Refuses a setting under which no slice could ever be drawn.
+
+        Raises:
+            InvalidRequestError: A slice is longer than the table, and shorter ones do not count.
+        """
+        self._check_length("slice_len", self.slice_len or 1, capacity)
+
+    def length(self, num_rows: int, capacity: int) -> int:
+        """Rows of each slice in a sample of ``num_rows``.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is no whole number of slices, or such a slice never fits.
+        """
+        parts = self.slice_len or self.num_slices or 1
+        if num_rows % parts:
+            what = f"slices of {parts} rows" if self.slice_len else f"rows in each of {parts} slices"
+            raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} rows are no whole number of {what}")
+        length = self.slice_len or num_rows // parts
+        self._check_length("n", length, capacity)
+        return length
+
+    def selector(self, columns: Columns, capacity: int) -> SliceSelector:
+        """The rows that may be drawn, none at first.
+
+        Raises:
+            LocalProtocolError: The columns have no trajectories.
+        """
+        return SliceSelector(self, columns, capacity)
+
+    def _check_length(self, argument: str, length: int, capacity: int) -> None:
+        if self.strict_length and length > capacity:
+            reason = f"slices of {length} rows never fit into a capacity of {capacity}"
+            raise InvalidRequestError(argument=argument, reason=reason)
+
+
+def _as_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if key is None:
+        return None
+    parts = (key,) if isinstance(key, str) else key
+    if not isinstance(parts, (tuple, list)) or not parts or not all(isinstance(part, str) and part for part in parts):
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is no key: a string or a tuple of strings")
+    return tuple(parts)
+
+
+class SliceSelector:
+    """The members of a table or of one view of it, and for each length in use the rows where a slice begins.
+
+    A row begins a slice if it and enough rows after it, along the links of its trajectory, are all members. Rows must
+    be linked before they are added, and removed before their links are cut. Adding and removing costs the rows times
+    the longest length in use, a step of it about 4 µs for few rows; a length that was not in use costs a pass over
+    the table.
+
+    Args:
+        setting: What is drawn.
+        columns: Of the table, with ``trajectories``.
+        capacity: Rows.
+
+    Raises:
+        LocalProtocolError: The columns have no trajectories.
+    """
+
+    def __init__(self, setting: Slices, columns: Columns, capacity: int) -> None:
+        if columns.trajectories is None:
+            raise LocalProtocolError(reason="slices were asked of a table without trajectories")
+        self._setting = setting
+        self._trajectories: Trajectories = columns.trajectories
+        self._capacity = capacity
+        self._num_members = 0
+        # One entry more than rows, as -1 leads there: what is no row is no member.
+        self._is_member: NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
+        self._starts: dict[int, LiveRows] = {}
+        if setting.slice_len is not None:
+            self._starts_of(setting.slice_len)
+
+    def __len__(self) -> int:
+        return self._num_members
+
+    def __repr__(self) -> str:
+        return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
+
+    def starts(self, length: int) -> Rows:
+        """Rows where a slice of this length begins, sorted; a copy."""
+        return self._starts_of(length).rows()
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows in, each once and none a member; they are linked already.
+
+        Raises:
+            LocalProtocolError: A row is a member. Nothing was changed.
+        """
+        if not len(rows):
+            return
+        if self._is_member[rows].any():
+            raise LocalProtocolError(reason="a row that may be drawn was added again")
+        self._is_member[rows] = True
+        self._num_members += len(rows)
+        self._find_starts(rows)
+
+    def remove(self, rows: Rows) -> None:
+        """Drops rows, each named once; those that are no members are ignored. Their links are not cut yet."""
+        rows = rows[self._is_member[rows]]
+        if not len(rows):
+            return
+        self._is_member[rows] = False
+        self._num_members -= len(rows)
+        self._lose_starts(rows)
+
+    def update(self, rows: Rows) -> None:
+        """Trajectories ended with these rows, each named once; those that are no members are ignored."""
+        rows = rows[self._is_member[rows]]
+        if len(rows) and not self._setting.strict_length:
+            self._find_starts(rows)
+
+    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+        """Chooses slices; None when nowhere begins one. ``slice_end`` is true on the last row of each.
+
+        Raises:
+            InvalidRequestError: As of :meth:`Slices.length`. Nothing was changed.
+        """
+        length = self._setting.length(num_rows, self._capacity)
+        return self.draw_slices(num_rows // length, length, rng=rng)
+
+    def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:
+        """As :meth:`draw`, for whoever needs some slices of a length, such as one at a time so that none overlap."""
+        starts = self._starts_of(length)
+        if not starts:
+            return None
+        drawn = starts.draw(rng, num_slices)
+        rows = self._trajectories.follow(drawn, min(length, self._capacity)).ravel()
+        if self._setting.strict_length:
+            is_end = np.zeros(len(rows), np.bool_)
+            is_end[length - 1 :: length] = True
+            return Drawn(rows, {"slice_end": is_end})
+        slice_num = np.repeat(np.arange(len(drawn)), len(rows) // len(drawn))[rows != _NONE]
+        is_end = np.append(slice_num[1:] != slice_num[:-1], True)
+        return Drawn(rows[rows != _NONE], {"slice_end": is_end})
+
+    def _starts_of(self, length: int) -> LiveRows:
+        """The starts of a length, which is now the one that was asked last."""
+        length = min(length, self._capacity + 1)  # nothing is that long, so all that is longer is alike
+        starts = self._starts.pop(length, None)
+        if starts is None:
+            starts = self._build(length)
+            while len(self._starts) >= _MAX_LENGTHS:
+                del self._starts[next(iter(self._starts))]
+        self._starts[length] = starts
+        return starts
+
+    def _build(self, length: int) -> LiveRows:
+        """Starts of a length among the members, in as many passes as the length has binary digits."""
+        every = np.arange(self._capacity + 1)
+        after = self._trajectories.after
+        jump = np.where(self._is_member & self._is_member[after], after, _NONE)
+        reached = np.where(self._is_member, every, _NONE)
+        last = np.where(jump == _NONE, every, jump)
+        steps = length - 1
+        while steps:
+            if steps & 1:
+                reached = jump[reached]
+            jump = jump[jump]
+            if not self._setting.strict_length:
+                last = last[last]
+            steps >>= 1
+        is_start = reached != _NONE
+        if not self._setting.strict_length:
+            is_head = self._is_member & ~self._is_member[self._trajectories.before]
+            last[-1] = 0
+            is_start |= is_head & self._trajectories.is_end[last]
+        starts = LiveRows(self._capacity)
+        starts.add(np.flatnonzero(is_start[:-1]))
+        return starts
+
+    def _find_starts(self, rows: Rows) -> None:
+        """Takes in the starts of all slices that hold one of these members."""
+        heads, lasts = self._stretches(rows)
+        width = max(self._starts, default=0)
+        if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
+            self._build_all()
+            return
+        before = self._walk(self._trajectories.before, rows[heads], width)
+        after = self._walk(self._trajectories.after, rows[lasts], width)
+        num_after = (after != _NONE).sum(axis=0)
+        num_own = lasts - heads + 1
+        behind_row = np.repeat(lasts + num_after, num_own) - np.arange(len(rows))
+        behind_before = np.arange(width)[:, None] + (num_own + num_after)
+        is_before = before != _NONE
+        for length, starts in self._starts.items():
+            found = [rows[behind_row >= length - 1], before[is_before & (behind_before >= length - 1)]]
+            if not self._setting.strict_length:
+                num_before = is_before.sum(axis=0)
+                # The row after a stretch was where a short rest began, and is in its midst now.
+                _discard(starts, after[0, (num_after > 0) & (num_after < length)])
+                first = np.where(num_before, before[num_before - 1, np.arange(len(heads))], rows[heads])
+                is_whole = self._is_whole(rows[lasts], after, num_before + num_own + num_after, length)
+                found.append(first[is_whole])
+            _include(starts, np.concatenate(found))
+
+    def _lose_starts(self, rows: Rows) -> None:
+        """Drops the starts of all slices that hold one of these rows, which are members no more."""
+        heads, lasts = self._stretches(rows)
+        width = max(self._starts, default=0)
+        if len(rows) + len(heads) * width > self._capacity * _WORTH_A_PASS:
+            self._build_all()
+            return
+        before = self._walk(self._trajectories.before, rows[heads], width)
+        for length, starts in self._starts.items():
+            near = before[: length - 1]
+            _discard(starts, np.concatenate((rows, near[near != _NONE])))
+        if not self._setting.strict_length:
+            after = self._walk(self._trajectories.after, rows[lasts], width)
+            num_after = (after != _NONE).sum(axis=0)
+            for length, starts in self._starts.items():
+                _include(starts, after[0, self._is_whole(rows[lasts], after, num_after, length) & (num_after > 0)])
+
+    def _is_whole(self, rows: Rows, after: Rows, num_rows: Rows, length: int) -> NDArray[np.bool_]:
+        """Which runs of ``num_rows`` members are shorter than a slice and end with their trajectory.
+
+        Args:
+            rows: A member or former member in each run, or right before it.
+            after: The run's members after that one, ``[step, run]``.
+            num_rows: Of the run.
+            length: Of a slice.
+        """
+        num_after = (after != _NONE).sum(axis=0)
+        last = np.where(num_after, after[num_after - 1, np.arange(len(rows))], rows)
+        is_whole: NDArray[np.bool_] = (num_rows < length) & self._trajectories.is_end[last]
+        return is_whole
+
+    def _build_all(self) -> None:
+        """Finds all starts anew, which is faster than to look around many rows."""
+        self._starts = {length: self._build(length) for length in self._starts}
+
+    def _stretches(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Where in ``rows`` each stretch of rows that follow one another begins, and where it ends."""
+        is_joint = self._trajectories.after[rows[:-1]] == rows[1:]
+        heads = np.flatnonzero(np.concatenate(((True,), ~is_joint)))
+        return heads, np.append(heads[1:], len(rows)) - 1
+
+    def _walk(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
+        """Members along the links from each row, itself not included: ``[step, row]``, -1 from the first gap on."""
+        found: Rows = np.full((num_steps, len(rows)), _NONE, np.int64)
+        for step in range(num_steps):
+            rows = links[rows]
+            rows[~self._is_member[rows]] = _NONE
+            if step % _STEPS_PER_LOOK == 0 and not (rows != _NONE).any():
+                break
+            found[step] = rows
+        return found
+
+
+def _include(starts: LiveRows, rows: Rows) -> None:
+    rows = each_once(rows)
+    starts.add(rows[~starts.contains(rows)])
+
+
+def _discard(starts: LiveRows, rows: Rows) -> None:
+    starts.remove(starts.members_of(each_once(rows)))

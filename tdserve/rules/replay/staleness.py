@@ -1,0 +1,191 @@
+"""Which rows are too old: how many versions of a policy were published since the one that made them.
+
+The *lag* of a row is the newest published version less the row's own. Version 0 is what there was before the first was
+published. Rows of a policy that was deleted have no lag: they are older than any that is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import Rows
+
+UNKNOWN = -1
+"""Version of rows that were made by a policy which is no more."""
+
+_MIN_ROOM = 64
+
+
+class Lags(NamedTuple):
+    """How old rows are, in versions."""
+
+    min: int
+    mean: float
+    max: int
+
+
+class Staleness:
+    """The versions of a table's rows, and which rows a greatest lag lets through.
+
+    Rows that may be drawn lie in buckets by version: what becomes too old is found without looking at the others.
+    Everything costs as much as the rows that change, in the long run. Memory: up to 25 bytes per row of capacity.
+
+    Args:
+        columns: Of the table.
+        uid: The incarnation of the policy's store that the rows' versions belong to; "" where none was there.
+        num_discarded: As it was.
+
+    Attributes:
+        newest: The newest published version, 0 before the first.
+        uid: As above, now.
+        num_discarded: Rows that left the table because they were too old.
+    """
+
+    def __init__(self, columns: Columns, *, uid: str = "", num_discarded: int = 0) -> None:
+        self._versions: NDArray[np.int64] = np.asarray(columns.array(POLICY_VERSION_KEY, np.int64))
+        self._is_member: NDArray[np.bool_] = np.zeros(columns.capacity, np.bool_)
+        self._buckets: dict[int, _Bucket] = {}
+        self._ordered: list[int] = []  # the versions that have a bucket
+        self._sum = 0  # of the known versions of all members
+        self.newest = 0
+        self.uid = uid
+        self.num_discarded = num_discarded
+
+    def __repr__(self) -> str:
+        return f"<Staleness of {self.count(UNKNOWN)} rows of {len(self._ordered)} versions, newest {self.newest}>"
+
+    def follow(self, uid: str, newest: int) -> bool:
+        """Takes over what is known of the policy.
+
+        Args:
+            uid: Incarnation of its store; "" when there is none.
+            newest: Its newest version, 0 when there is none.
+
+        Returns:
+            Whether the policy is another than the rows were made by: they are of an unknown version from now on.
+        """
+        self.newest = newest
+        if uid == self.uid:
+            return False
+        is_other = bool(self.uid)
+        self.uid = uid
+        if is_other:
+            members = np.flatnonzero(self._is_member)
+            self._versions[:] = UNKNOWN
+            self._is_member[:] = False
+            self._buckets.clear()
+            self._ordered.clear()
+            self._sum = 0
+            self.enter(members)
+        return is_other
+
+    def arrive(self, rows: Rows, versions: NDArray[np.int64] | None) -> None:
+        """Writes down the versions of rows that are no members; None: all of the newest."""
+        self._versions[rows] = self.newest if versions is None else versions
+
+    def enter(self, rows: Rows) -> None:
+        """Rows may be drawn now, each named once and none a member."""
+        for version, same in self._by_version(rows):
+            bucket = self._buckets.get(version)
+            if bucket is None:
+                bucket = self._buckets[version] = _Bucket()
+                insort(self._ordered, version)
+            if bucket.end + len(same) > len(bucket.rows):
+                bucket.move(self._alive(version, bucket), len(same))
+            bucket.append(same)
+            self._sum += max(version, 0) * len(same)
+        self._is_member[rows] = True
+
+    def leave(self, rows: Rows) -> None:
+        """Members, each named once, may not be drawn any more."""
+        for version, same in self._by_version(rows):
+            bucket = self._buckets[version]
+            bucket.num_members -= len(same)
+            self._sum -= max(version, 0) * len(same)
+            if not bucket.num_members:
+                del self._buckets[version]
+                del self._ordered[bisect_left(self._ordered, version)]
+        self._is_member[rows] = False
+
+    def floor(self, max_lag: int) -> int:
+        """The oldest version of a row of at most this lag."""
+        return max(self.newest - max_lag, 0)
+
+    def fits(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
+        """Which of the rows have at most this lag."""
+        return np.greater_equal(self._versions[rows], self.floor(max_lag))
+
+    def between(self, low: int, high: int | None = None) -> Rows:
+        """Members of a version from ``low`` on, below ``high``; each once, oldest version first."""
+        found = [self._alive(version, self._buckets[version]) for version in self._range(low, high)]
+        return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def count(self, low: int, high: int | None = None) -> int:
+        """How many they are."""
+        return sum(self._buckets[version].num_members for version in self._range(low, high))
+
+    def lags(self) -> Lags | None:
+        """Of the members whose version is known; None where there is none."""
+        known = self._range(0, None)
+        if not known:
+            return None
+        num_rows = self.count(0)
+        # A loss of power may have taken the newest versions, and left rows that they made.
+        youngest, oldest = (max(self.newest - version, 0) for version in (known[-1], known[0]))
+        return Lags(youngest, max(self.newest - self._sum / num_rows, 0.0), oldest)
+
+    def _range(self, low: int, high: int | None) -> list[int]:
+        end = len(self._ordered) if high is None else bisect_left(self._ordered, high)
+        return self._ordered[bisect_left(self._ordered, low) : end]
+
+    def _by_version(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
+        """The rows of each version; most writes have one."""
+        if not len(rows):
+            return
+        versions = self._versions[rows]
+        if (versions == versions[0]).all():
+            yield int(versions[0]), rows
+            return
+        order = np.argsort(versions, kind="stable")
+        rows, versions = rows[order], versions[order]
+        heads = np.flatnonzero(np.append(True, versions[1:] != versions[:-1]))
+        yield from zip(versions[heads].tolist(), np.split(rows, heads[1:]), strict=True)
+
+    def _alive(self, version: int, bucket: _Bucket) -> Rows:
+        """The members among a bucket's rows: of the others some have gone, and some have come back."""
+        rows = bucket.rows[: bucket.end]
+        rows = rows[self._is_member[rows] & (self._versions[rows] == version)]
+        return rows if len(rows) == bucket.num_members else np.unique(rows)
+
+
+class _Bucket:
+    """Rows of one version in an array with room behind them, those that have gone meanwhile included.
+
+    Attributes:
+        end: Where the room begins.
+        num_members: Rows that have not gone.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Rows = np.empty(0, np.int64)
+        self.end = 0
+        self.num_members = 0
+
+    def append(self, rows: Rows) -> None:
+        """Puts rows behind the others; there must be room."""
+        self.rows[self.end : self.end + len(rows)] = rows
+        self.end += len(rows)
+        self.num_members += len(rows)
+
+    def move(self, alive: Rows, num_more: int) -> None:
+        """Leaves out what has gone, and makes room for twice what is there then."""
+        self.rows = np.empty(max(2 * (len(alive) + num_more), _MIN_ROOM), np.int64)
+        self.rows[: len(alive)] = alive
+        self.end = len(alive)

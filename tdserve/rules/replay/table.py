@@ -1,0 +1,515 @@
+"""A replay table's decisions: ring, samplers, limiter and counters joined. Content and waiting are the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import EndOfStreamError, InvalidRequestError, SelectionError, WrongStateError
+from tdserve.messages.row_numbers import PIECE_ROWS, each_once
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.groups import GroupSelector
+from tdserve.rules.replay.holdings import Holdings
+from tdserve.rules.replay.limiter import Limiter
+from tdserve.rules.replay.live_rows import Rows, compact
+from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_priorities
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.selections import OWN, PLAIN, ViewKey
+
+_INDEPENDENT = ("uniform", "prioritized")
+"""Samplers whose draws do not depend on one another: several batches are drawn as one."""
+
+
+class Table(Holdings):
+    """Decides for one replay table. Whoever gets ``None`` waits until something has changed, and asks again.
+
+    Arguments and errors as of :class:`Holdings`.
+    """
+
+    # ------------------------------------------------------------ writing
+
+    def plan_extend(self, num_rows: int) -> Reservation | None:
+        """Rows for a writer, or ``None`` when it must wait. They are out of every sample from now on.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is below 1, or more than the limiter could ever let in at once.
+            CapacityError: ``num_rows`` is above the capacity.
+            WrongStateError: The table was closed.
+        """
+        return self.reserve_part(num_rows) if self._may_extend(num_rows) else None
+
+    def begin_reserving(self, num_rows: int) -> bool:
+        """Whether a writer may have so many rows now, and gets them by :meth:`reserve_part`: until
+        :meth:`end_reserving` nobody else gets any. Errors as of :meth:`plan_extend`."""
+        may_extend = self._may_extend(num_rows)
+        self._is_reserving |= may_extend
+        return may_extend
+
+    def end_reserving(self) -> None:
+        """The writer has its rows, or wants them no more."""
+        self._is_reserving = False
+
+    def _may_extend(self, num_rows: int) -> bool:
+        self.take_back_claims()
+        if self.is_closed:
+            raise WrongStateError(state=f"{self.name!r} is closed", event="an extend")
+        has_room = self.ring.has_room(num_rows)
+        limiter, counts = self.settings.limiter, self.counts
+        limiter.check_insert(counts.capacity, num_rows)
+        return has_room and not self._is_reserving and limiter.can_insert(counts, num_rows)
+
+    def reserve_part(self, num_rows: int) -> Reservation | None:
+        """Some of the rows that a writer may have; ``None`` while others hold or fill too many."""
+        if self._evictor is not None and num_rows > self.ring.num_free:
+            missing = num_rows - self.ring.num_free
+            if missing > len(self._evictor):  # the others are held
+                return None
+            self.remove(self._evictor.lowest(missing))
+        reservation = self.ring.reserve(num_rows)
+        if reservation is not None and len(reservation.evicted):
+            self._leave(reservation.evicted)
+        return reservation
+
+    def arrive(self, rows: Rows, arrival: Arrival = PLAIN_ARRIVAL, *, is_on_record_later: bool = False) -> None:
+        """Writes down what is known of a writer's rows; to be followed by :meth:`commit`, and harmless without it.
+
+        Args:
+            is_on_record_later: Their commit comes in another turn; until :meth:`forget_arriving` the state tells what
+                places in the order of commits they have.
+        """
+        columns = self.columns
+        if is_on_record_later:
+            self._arriving.append((self._last_sequence, self._last_sequence + len(rows)))
+        where = compact(rows)
+        columns.sequence[where] = np.arange(self._last_sequence + 1, self._last_sequence + 1 + len(rows))
+        self._last_sequence += len(rows)
+        if "times_sampled" in self._needs:
+            columns.times_sampled[where] = 0
+        if "priority" in self._needs:
+            if arrival.priorities is None:
+                columns.priority[where] = self._highest
+            else:
+                columns.priority[where] = arrival.priorities
+                self._highest = max(self._highest, float(arrival.priorities.max()))
+        for name, ids in arrival.groups.items():
+            columns.array(name, np.int64)[where] = ids
+        if self.views.staleness is not None:
+            self.views.staleness.arrive(rows, arrival.policy_versions)
+        self.views.arrive(rows, arrival.keys)
+
+    def forget_arriving(self) -> None:
+        """The rows that have arrived are put on record in this turn, or given up."""
+        self._arriving.clear()
+
+    def commit(self, reservation: Reservation, arrival: Arrival = PLAIN_ARRIVAL) -> Rows:
+        """Makes a writer's rows visible, and returns their generations.
+
+        Raises:
+            WrongStateError: As of :meth:`Ring.commit`.
+        """
+        generations = self.ring.commit(reservation)
+        rows = reservation.rows
+        self._live.add(rows)
+        if self.columns.trajectories is not None:
+            self.columns.trajectories.append(rows, writer=arrival.writer, ends=arrival.ends, ids=arrival.ids)
+        self._enter(rows)
+        return generations
+
+    def abort(self, reservation: Reservation) -> None:
+        """As :meth:`Ring.abort`."""
+        self.ring.abort(reservation)
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """As :meth:`Ring.quarantine`."""
+        self.ring.quarantine(reservation)
+
+    def release(self, reservation: Reservation) -> None:
+        """As :meth:`Ring.release`."""
+        self.ring.release(reservation)
+
+    def reserve_holes(self) -> Reservation | None:
+        """As :meth:`Ring.reserve_holes`; to be followed by :meth:`abort`."""
+        return self.ring.reserve_holes()
+
+    def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
+        """As :meth:`Ring.num_claimable`; none where more is to be decided of rows than which are next."""
+        if self.is_closed or self._is_reserving or not self.settings.is_plain_ring:
+            return num_promised
+        return self.ring.num_claimable(min(num_rows, self.ring.capacity // 2), num_promised=num_promised)
+
+    # ------------------------------------------------------------ reading
+
+    def plan_sample(
+        self,
+        num_rows: int,
+        num_batches: int = 1,
+        *,
+        rng: np.random.Generator,
+        key: ViewKey = PLAIN,
+        owner: int | None = None,
+        max_drawn: int = 0,
+        request: int = 0,
+    ) -> RowsPlan | None:
+        """Draws rows for some batches at once, or ``None`` when the limiter makes the caller wait.
+
+        Args:
+            num_rows: Rows of one batch.
+            num_batches: Their rows follow one another in the plan.
+            rng: Source of randomness.
+            key: Which rows may be drawn.
+            owner: Who gets the rows on lease; None: nobody, they stay for others.
+            max_drawn: Of draws that do not depend on one another so many at most, see ``draw_more``; 0: all.
+            request: Of the owner, as of ``Leases.grant``.
+
+        Raises:
+            InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
+            EndOfStreamError: The table was closed, and all of its rows were acknowledged.
+        """
+        for argument, value in (("num_rows", num_rows), ("num_batches", num_batches)):
+            if value < 1:
+                raise InvalidRequestError(argument=argument, reason=f"{value} is not at least 1")
+        total = num_rows * num_batches
+        if owner is not None:
+            self._check_lease(key, num_rows)
+        counts, limiter = self.counts, self.settings.limiter
+        limiter.check_sample(counts.capacity, num_rows)
+        if self.is_closed and owner is not None:
+            num_rows = total = self._what_is_left(key, total)
+            num_batches = 1
+        elif not limiter.can_sample(counts, total):
+            return None
+        selector = self.views.get(key)
+        if not total or not len(selector) or self._waits_for_more(key, num_rows, len(selector)):
+            return None
+        num_rows, num_batches, num_missing = self._first_piece(
+            key, num_rows, num_batches, max_drawn if owner is None else 0
+        )
+        if owner is not None:
+            draw = self._drawing.draw_distinct(selector, total, rng=rng)
+        else:
+            draw = self._drawing.draw(selector, num_rows, num_batches=num_batches, rng=rng)
+        if draw is None:
+            return None
+        rows = draw.drawn.rows
+        self._samples += len(rows) + num_missing
+        if len(draw.spent):
+            self._live.remove(draw.spent)  # on their way out: nobody may change them any more
+        if owner is not None:
+            self.views.lease(owner, key.consumer, rows, request=request)
+        lease = None if owner is None else (owner, key.consumer)
+        generations = self._generations
+        return RowsPlan(
+            rows,
+            generations[rows],
+            draw.drawn.columns,
+            spent=draw.spent,
+            spent_generations=generations[draw.spent],
+            sequence=self.columns.sequence[rows],
+            lease=lease,
+            num_missing=num_missing,
+            num_clears=self._num_clears,
+        )
+
+    def draw_more(self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: ViewKey) -> RowsPlan | None:
+        """Draws the next rows of a plan that lacks some; ``None``, and nothing was changed, where there is no row any
+        more that could be drawn.
+
+        Meanwhile rows may come and go: each is drawn by itself, among those that are there in that moment, and the
+        limiter has let all of them through at once.
+
+        Args:
+            plan: The last piece.
+            max_drawn: Rows of the next one.
+            rng, key: As of ``plan_sample``.
+        """
+        num_rows = min(plan.num_missing, max_drawn)
+        draw = self._drawing.draw(self.views.get(key), num_rows, num_batches=1, rng=rng)
+        if draw is None:
+            return None
+        rows = draw.drawn.rows
+        return RowsPlan(
+            rows,
+            self._generations[rows],
+            draw.drawn.columns,
+            sequence=self.columns.sequence[rows],
+            num_missing=plan.num_missing - num_rows,
+        )
+
+    def finish(self, plan: RowsPlan) -> bool:
+        """A sample was sent; returns whether rows have left the table for it."""
+        if not len(plan.spent):
+            return False
+        self.remove(plan.spent[self._generations[plan.spent] == plan.spent_generations])
+        return True
+
+    def undo(self, plan: RowsPlan) -> None:
+        """A sample could not be sent: what it used up is there again."""
+        num_rows = len(plan.rows) + plan.num_missing
+        self._samples -= num_rows
+        if plan.num_clears != self._num_clears:  # those before the last clear are not counted any more
+            inserts, samples = self._cleared
+            self._cleared = (inserts, samples - num_rows)
+        is_same = self._generations[plan.spent] == plan.spent_generations
+        self._live.add(plan.spent[is_same])
+        self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
+        if plan.lease is not None:
+            owner, consumer = plan.lease
+            self.views.give_back(owner, consumer, plan.rows[self.views.leases.held_by(owner, plan.rows, consumer)])
+
+    def plan_read(self, rows: Rows) -> RowsPlan:
+        """Live rows by number, without counting as a sample.
+
+        Args:
+            rows: Row numbers, as ``extend`` returned them; negative ones do not count from the end.
+
+        Raises:
+            SelectionError: A row is out of range, or not live: never written, or being overwritten.
+        """
+        self.check_live(rows)
+        return RowsPlan(rows, self._generations[rows], {})
+
+    # ------------------------------------------------------------ changes
+
+    def update_priority(
+        self,
+        rows: Rows,
+        priorities: NDArray[np.float64],
+        generations: NDArray[np.uint32] | None,
+        *,
+        skips_gone: bool = False,
+    ) -> int:
+        """Gives rows other priorities; of a row that is named twice the last counts.
+
+        Args:
+            priorities: One per row.
+            generations: Lower halves: rows that have another one now are skipped; None: all of them must be live.
+            skips_gone: They were checked before, in another turn: those that are not live any more are skipped.
+
+        Returns:
+            How many were skipped.
+
+        Raises:
+            InvalidRequestError: A priority is negative or not finite, or the table has none. Nothing was changed.
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        if skips_gone and generations is None:
+            is_same = self._live.contains(rows)
+        elif generations is None:
+            self.check_update(rows, priorities, generations)
+            is_same = np.ones(len(rows), np.bool_)
+        else:
+            self.check_update(rows, priorities, generations)
+            is_same = self._is_same(rows, generations) & self._live.contains(rows)
+        self._set_priorities(rows[is_same], priorities[is_same])
+        return int(np.count_nonzero(~is_same))
+
+    def check_update(self, rows: Rows, priorities: NDArray[Any], generations: NDArray[np.uint32] | None) -> None:
+        """Raises as ``update_priority`` does, and changes nothing."""
+        if "priority" not in self._needs:
+            raise InvalidRequestError(argument="priority", reason=f"table {self.name!r} has a sampler without them")
+        check_priorities(priorities)
+        if generations is None:
+            self.check_live(rows)
+        else:
+            self.check_numbers(rows)
+
+    def _set_priorities(self, rows: Rows, priorities: NDArray[np.float64]) -> None:
+        if not len(rows):
+            return
+        self.columns.priority[rows] = priorities
+        self._highest = max(self._highest, float(priorities.max()))
+        rows = each_once(rows)
+        self.views.update(rows)
+        if self._evictor is not None:
+            self._evictor.update(rows)
+
+    def delete(self, rows: Rows) -> int:
+        """Takes rows out of the table; returns how many.
+
+        Raises:
+            SelectionError: A row is out of range, or not live. Nothing was changed.
+        """
+        rows = each_once(rows)
+        self.check_live(rows)
+        return sum(self.deleting([rows]))
+
+    def deleting(self, pieces: Iterable[slice | Rows]) -> Iterator[int]:
+        """Takes rows out, a piece at a time, and says how many; between two pieces rows may come and go.
+
+        Args:
+            pieces: Numbers, each once. Of those that are not live any more, or others by then, nothing is taken.
+        """
+        self.take_back_claims()
+        newest = self._last_sequence
+        for piece in pieces:
+            named = np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
+            step_rows = self.step_rows  # views may have come
+            for start in range(0, len(named), step_rows):
+                self.take_back_claims()  # else a row that one brings could be another by the time it leaves
+                rows = named[start : start + step_rows]
+                rows = rows[self.is_live(rows)]
+                rows = rows[self.columns.sequence[rows] <= newest]
+                if len(rows):
+                    self.remove(rows)
+                yield len(rows)
+
+    @property
+    def step_rows(self) -> int:
+        """Rows that come or leave at a time: of each view that samples have asked for, too, and groups take longest."""
+        return PIECE_ROWS if self.views.is_plain else max(PIECE_ROWS // 4 // len(self.views), 64)
+
+    def clear(self, *, resets_counts: bool = False) -> int:
+        """Takes all rows out, and lets the limiter begin anew; returns how many rows there were."""
+        return sum(self.clearing(resets_counts=resets_counts))
+
+    def clearing(self, *, resets_counts: bool = False) -> Iterator[int]:
+        """As :meth:`clear`, a piece at a time: as :meth:`deleting`. Rows that come from here on stay.
+
+        Args:
+            resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
+        """
+        self.take_back_claims()
+        self._cleared = (self.ring.inserts, self._samples)
+        self._num_clears += 1
+        if resets_counts:
+            self._reset_inserts = self.ring.inserts
+        return self.deleting(RowSet.run(0, self.ring.num_used).pieces(PIECE_ROWS))
+
+    def close(self) -> None:
+        """Takes no more rows in; those that are here can still be taken."""
+        self.take_back_claims()
+        self.is_closed = True
+
+    def set_limiter(self, limiter: Limiter) -> None:
+        """Makes callers wait by another rule from now on.
+
+        Raises:
+            InvalidRequestError: It could never let anything through. Nothing was changed.
+        """
+        settings = self.settings.with_limiter(limiter)
+        settings.check(self.ring.capacity)
+        self.take_back_claims()
+        self.settings = settings
+        self._changed_settings = settings.to_json()
+
+    def acknowledge(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> int:
+        """An owner is done with rows of its lease; returns how many.
+
+        Args:
+            generations: Lower halves, as the lease had them: a row that has another now is not the one that was meant.
+
+        Raises:
+            WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
+        """
+        self.check_numbers(rows)
+        is_same = self._is_same(rows, generations)
+        if consumer == OWN and not is_same.all():
+            state = f"{np.count_nonzero(~is_same)} of these {len(rows)} rows are others by now"
+            raise WrongStateError(state=state, event="acknowledging rows")
+        rows = each_once(rows[is_same])
+        if not len(rows):
+            raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
+        leaving = self.views.acknowledge(owner, consumer, rows)
+        if len(leaving):
+            self.remove(leaving)
+        return len(rows)
+
+    def give_back(self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None = None) -> None:
+        """An owner will not use rows of its lease: they are there for others again. What it does not hold (any more),
+        such as rows that were overwritten, is ignored.
+
+        Raises:
+            SelectionError: A number is none of a row. Nothing was changed.
+        """
+        self.check_numbers(rows)
+        rows = each_once(rows[self._is_same(rows, generations)])
+        self.views.give_back(owner, consumer, rows[self.views.leases.held_by(owner, rows, consumer)])
+
+    def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
+        """Raises SelectionError unless all of these rows are live, and still those of these generations."""
+        self.check_live(rows)
+        is_same = self._is_same(rows, generations)
+        if not is_same.all():
+            bad = int(rows[int(np.argmin(is_same))])
+            reason = f"this row of table {self.name!r} was overwritten since it was read"
+            raise SelectionError(selection=str(bad), reason=reason)
+
+    def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
+        if generations is None:
+            return np.ones(len(rows), np.bool_)
+        return np.asarray(self.ring.names(rows).astype(np.uint32) == generations)
+
+    def _first_piece(self, key: ViewKey, num_rows: int, num_batches: int, max_drawn: int) -> tuple[int, int, int]:
+        """Rows and batches that are drawn at once, and rows that are drawn later."""
+        if key.group or self.settings.sampler.kind not in _INDEPENDENT:
+            return num_rows, num_batches, 0
+        total = num_rows * num_batches
+        num_drawn = min(total, max_drawn) if max_drawn and not self.settings.max_times_sampled else total
+        return num_drawn, 1, total - num_drawn
+
+    def _check_lease(self, key: ViewKey, num_rows: int) -> None:
+        if num_rows > self.ring.capacity:
+            reason = f"{num_rows} different rows never fit into a capacity of {self.ring.capacity}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        reason = ""
+        if self.columns.trajectories is not None and not key.group:
+            reason = f"table {self.name!r} samples slices, whose rows belong together"
+        elif self.settings.max_times_sampled:
+            reason = f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged"
+        if reason:
+            raise InvalidRequestError(argument="consumer", reason=reason)
+
+    def _waits_for_more(self, key: ViewKey, num_rows: int, num_members: int) -> bool:
+        """Whether its sampler would refuse so many rows, though more may come: that are young enough, or to which
+        somebody writes just now."""
+        if self.settings.sampler.kind != "without_replacement" or key.group:
+            return False
+        most = num_members + self.ring.num_held + self.num_suspended if key.max_lag is None else self.ring.capacity
+        return num_members < num_rows <= most
+
+    def _what_is_left(self, key: ViewKey, num_rows: int) -> int:
+        selector = self.views.get(key)
+        num_left = selector.num_complete * key.group_size if isinstance(selector, GroupSelector) else len(selector)
+        if not (num_left or self.views.leases.num_leased or self.ring.num_held or self.num_suspended):
+            raise EndOfStreamError(name=self.name)
+        return min(num_rows, num_left)
+
+    # ------------------------------------------------------------ figures
+
+    def why_sample(self, num_rows: int, key: ViewKey = PLAIN, *, names: Sequence[str] = ()) -> str:
+        """What a sample waits for now, for the error of one that waited too long.
+
+        Args:
+            names: Of the leaves of a row, by their numbers; () names none that is missing.
+        """
+        counts = self.counts
+        if not self.settings.limiter.can_sample(counts, num_rows):
+            return self.settings.limiter.why_sample(counts, self.name, num_rows)
+        missing = self.views.describe_missing(key, names) if names else ""
+        reason = key.describe(has_partial_rows=self.views.has_partial_rows, missing=missing)
+        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
+
+    def why_extend(self, num_rows: int) -> str:
+        """What a writer waits for now, for the error of one that waited too long."""
+        counts = self.counts
+        if not self.settings.limiter.can_insert(counts, num_rows):
+            return self.settings.limiter.why_insert(counts, self.name, num_rows)
+        return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written)"
+
+    def info(self) -> dict[str, int | str]:
+        """Figures for users and statistics."""
+        return {
+            "num_rows": len(self.ring),
+            "capacity": self.ring.capacity,
+            "num_held": self.ring.num_held,
+            "num_reserved": self.ring.num_reserved,
+            "num_holes": self.ring.num_holes,
+            "num_leased": self.views.leases.num_leased,
+            "cursor": self.ring.cursor,
+            "inserts": self.inserts,
+            "samples": self._samples,
+            "settings": self.settings.to_json(),
+        }

@@ -1,0 +1,135 @@
+"""Sampling in epochs: every row once, in random order, then all of them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.base.integers import check_integer
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import Rows
+from tdserve.rules.replay.selector import Drawn
+
+_ABSENT = -1
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Every row once per epoch, in random order; all who sample share the epoch.
+
+    A sample that meets the end of an epoch is filled from the next one, with rows that it does not have yet. Rows that
+    come during an epoch belong to the next one, rows that go are skipped. A sample of more rows than there are is
+    refused.
+
+    As the sampler of ``store.batches`` it is the order of one epoch, divided among the readers.
+
+    Args:
+        seed: Of a replay: the same samples and rows in the same order give the same epochs; None: other ones each time,
+            and a server that was restarted begins anew. Of a store: the same order for every reader; None is 0.
+    """
+
+    seed: int | None = field(default=None, metadata={"is_omitted": True})
+
+    kind: ClassVar[str] = "without_replacement"
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            object.__setattr__(self, "seed", check_integer("seed", self.seed, 0))
+
+    def check(self, capacity: int) -> None:
+        """There is nothing to refuse."""
+
+    def selector(self, columns: Columns, capacity: int) -> EpochSelector:
+        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        return EpochSelector(capacity, seed=self.seed)
+
+
+class EpochSelector:
+    """The selector of :class:`WithoutReplacement`; methods as of :class:`~tdserve.rules.replay.selector.Selector`.
+
+    The members lie densely in an array, first those that are still due in this epoch, then the others; a second array
+    says where each row lies. Each draw takes a random part of those due, which gives the same epochs as an order
+    shuffled in advance, without the pause for shuffling it. Memory: 16 bytes per row of capacity.
+    """
+
+    def __init__(self, capacity: int, *, seed: int | None = None) -> None:
+        self._rng = None if seed is None else np.random.default_rng(seed)
+        self._members: Rows = np.full(capacity, _ABSENT, np.int64)  # as of LiveRows
+        self._place: Rows = np.full(capacity, _ABSENT, np.int64)
+        self._num = 0
+        self._num_due = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __repr__(self) -> str:
+        return f"<EpochSelector {self._num} rows, {self._num_due} of them due>"
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows in, for the next epoch.
+
+        Raises:
+            LocalProtocolError: A row is a member already. Nothing was changed.
+        """
+        if (self._place[rows] != _ABSENT).any():
+            raise LocalProtocolError(reason="a row that may be drawn was made so again")
+        end = self._num + len(rows)
+        self._members[self._num : end] = rows
+        self._place[rows] = np.arange(self._num, end)
+        self._num = end
+
+    def remove(self, rows: Rows) -> None:
+        """Drops those rows that are members."""
+        places = self._place[rows]
+        is_due = (places != _ABSENT) & (places < self._num_due)
+        self._num_due = self._move_last(rows[is_due], self._num_due)
+        rows = rows[places != _ABSENT]
+        self._num = self._move_last(rows, self._num)
+        self._place[rows] = _ABSENT
+
+    def update(self, rows: Rows) -> None:
+        """Priorities mean nothing here."""
+
+    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+        """The next rows of the epoch; None while there are no rows at all.
+
+        Raises:
+            InvalidRequestError: ``num_rows`` is above the number of members.
+        """
+        if not self._num:
+            return None
+        if num_rows > self._num:
+            reason = f"{num_rows} rows without replacement are more than the {self._num} that may be drawn"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        rng = self._rng or rng
+        first = self._take(min(num_rows, self._num_due), 0, rng)
+        if len(first) == num_rows:
+            return Drawn(first, {})
+        # The epoch is over. What it gave last lies in front: all that follows is not in this sample yet.
+        self._num_due = self._num
+        return Drawn(np.concatenate((first, self._take(num_rows - len(first), len(first), rng))), {})
+
+    def _take(self, num_rows: int, start: int, rng: np.random.Generator) -> Rows:
+        """Different rows among those due from place ``start`` on, which are due no more."""
+        places = start + rng.choice(self._num_due - start, num_rows, replace=False)
+        rows: Rows = self._members[places]
+        self._num_due = self._move_last(rows, self._num_due)
+        return rows
+
+    def _move_last(self, rows: Rows, end: int) -> int:
+        """Exchanges rows that lie below ``end`` with those just below it; returns where they begin now."""
+        left = end - len(rows)
+        places = self._place[rows]
+        last = self._members[left:end]
+        self._place[rows] = _ABSENT
+        staying = last[self._place[last] != _ABSENT]
+        gaps = places[places < left]
+        self._members[gaps] = staying
+        self._place[staying] = gaps
+        self._members[left:end] = rows
+        self._place[rows] = np.arange(left, end)
+        return left

@@ -1,0 +1,417 @@
+"""Which versions of published weights exist, who reads them, and which file may be written again. Touches no file.
+
+A version's life: begun -> committed (kept, readable) -> retired (beyond the last K) -> pooled once nobody reads it ->
+recycled as the file of a later version, or dropped. Version numbers only grow and are never used twice.
+
+Of the last versions it also knows the checksums of the leaves, once somebody has made them, so that a reader who has
+one of them gets the leaves that differ.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.base.integers import check_integer
+
+DEFAULT_KEEP = 2
+"""The newest, and the one before it for readers that are still at it when the newest appears."""
+
+MAX_METADATA_BYTES = 1 << 20
+"""They are for small values, such as the number of a step; the catalog keeps those of all kept versions."""
+
+MAX_CHECKSUMMED = 8
+"""Versions whose checksums are known: a reader that is further behind gets everything."""
+
+MIN_SHARE = 1 / 8
+"""Of a version must be unchanged: to verify that costs the reader about a third of receiving it."""
+
+PATIENCE = 4
+"""Versions in a row that had less of those before them, or a successor before that was known, after which the next
+ones are looked at more rarely."""
+
+MAX_PASSED_OVER = 64
+"""Versions between two looks, at most: so late it is noticed that from now on most leaves stay as they are."""
+
+
+STEP_AFTER_LOSS = 1_000_000
+"""After a loss of power, versions are counted on so far behind the last one that is known of: nobody has published so
+many since then."""
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """One committed version.
+
+    Attributes:
+        version: From 1 upwards.
+        nbytes: Of its tensors.
+        created_s: When it became visible, seconds since the epoch.
+        metadata: The publisher's, opaque.
+        fingerprint: Of its structure; a file is recycled only for an equal one.
+        order: Names the order of its keys among those with this fingerprint.
+    """
+
+    version: int
+    nbytes: int
+    created_s: float
+    metadata: bytes
+    fingerprint: bytes
+    order: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Publishing:
+    """A version that is being written.
+
+    Attributes:
+        version: Its number; no other version will have it, even if this one is aborted.
+        recycles: Retired version whose file becomes this one's, or ``None`` for a fresh file.
+        fingerprint: Of its structure.
+        drops: Versions whose files the caller deletes: pooled ones of another structure.
+        order: Names the order of its keys among those with this fingerprint.
+    """
+
+    version: int
+    recycles: int | None
+    fingerprint: bytes
+    drops: tuple[int, ...]
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """Of the leaves of one version.
+
+    Attributes:
+        fingerprint: Of its structure.
+        content: Opaque, of equal length for every leaf, in canonical order.
+    """
+
+    fingerprint: bytes
+    content: bytes
+
+
+class Versions:
+    """Decides for one weights store.
+
+    With no reader at hand, every publish from number ``keep + 2`` on recycles a file. Methods that return *drops*
+    name versions whose files, if there are any, the caller deletes.
+
+    Args:
+        keep: Committed versions that stay readable, at least 1.
+
+    Attributes:
+        fanout: To how many each end sends a version at once, where clients pass it on; 0 leaves that to the server.
+        wants_checksums: Whether readers come who could use them.
+        is_mostly_unchanged: Whether the last version of which it is known had at least half of the one before it.
+        mixes_orders: Whether there were versions that differ in the order of their keys only: who knows a fingerprint
+            may not know the order.
+    """
+
+    def __init__(self, keep: int = DEFAULT_KEEP) -> None:
+        self._keep = _checked_keep(keep)
+        self._last_begun = 0
+        self._open: dict[int, Publishing] = {}
+        self._kept: dict[int, VersionRecord] = {}  # ascending by version
+        self._held: dict[int, bytes] = {}  # retired, still read: fingerprint
+        self._pool: dict[int, bytes] = {}  # retired, free: fingerprint, longest retired first
+        self._num_readers: dict[int, int] = {}
+        self._checksums: dict[int, Checksums] = {}  # ascending by version
+        self.fanout = 0
+        self.wants_checksums = False
+        self.is_mostly_unchanged = False
+        self.mixes_orders = False
+        self._num_in_vain = 0
+        self._next_checksummed = 0
+
+    def __repr__(self) -> str:
+        return f"<Versions {list(self._kept)} kept, {list(self._held)} held by readers, {list(self._pool)} to recycle>"
+
+    @property
+    def keep(self) -> int:
+        """Committed versions that stay readable."""
+        return self._keep
+
+    @property
+    def newest(self) -> VersionRecord | None:
+        """The version with the highest number that is committed, ``None`` before the first."""
+        return self._kept[next(reversed(self._kept))] if self._kept else None
+
+    @property
+    def kept(self) -> tuple[VersionRecord, ...]:
+        """Readable versions, ascending."""
+        return tuple(self._kept.values())
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """Every version that has a file now or may get one; after a crash the caller deletes all others."""
+        begun = [number for each in self._open.values() for number in (each.version, each.recycles) if number]
+        return tuple(sorted({*self._kept, *self._held, *self._pool, *begun}))
+
+    @property
+    def structures(self) -> set[tuple[bytes, str]]:
+        """Fingerprint and order of keys of every version that is readable, or being written."""
+        several: tuple[VersionRecord | Publishing, ...] = (*self._kept.values(), *self._open.values())
+        return {(each.fingerprint, each.order) for each in several}
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was ever committed, and nothing is being written."""
+        return not (self._kept or self._open)
+
+    def num_readers(self, version: int) -> int:
+        """Readers that acquired the version and did not release it."""
+        return self._num_readers.get(version, 0)
+
+    def begin(self, *, fingerprint: bytes, order: str = "") -> Publishing:
+        """Begins a version. Its number is taken from now on: write the state down before the file."""
+        self._last_begun += 1
+        recycles = next((version for version, has in self._pool.items() if has == fingerprint), None)
+        if recycles is not None:
+            del self._pool[recycles]
+        # A changed structure seldom changes back: what cannot be recycled now only fills the disk.
+        drops = tuple(version for version, has in self._pool.items() if has != fingerprint)
+        for version in drops:
+            del self._pool[version]
+        publishing = Publishing(self._last_begun, recycles, fingerprint, drops, order)
+        self._open[publishing.version] = publishing
+        return publishing
+
+    def commit(self, publishing: Publishing, now_s: float, *, nbytes: int, metadata: bytes = b"") -> tuple[int, ...]:
+        """Makes a version readable and retires those beyond the last K.
+
+        Of two that are written at once the one begun later is the newer, whichever is committed first.
+
+        Returns:
+            Drops.
+
+        Raises:
+            WrongStateError: It was committed or aborted before. Nothing was changed.
+        """
+        self._close(publishing, "commit")
+        version = publishing.version
+        record = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint, publishing.order)
+        self.mixes_orders |= any(
+            other.fingerprint == record.fingerprint and other.order != record.order for other in self._kept.values()
+        )
+        self._kept[version] = record
+        self._kept = dict(sorted(self._kept.items()))
+        return self._retire()
+
+    def abort(self, publishing: Publishing) -> tuple[int, ...]:
+        """Gives a version up; its number stays used.
+
+        Returns:
+            Drops: the version itself, and the one it recycled, whose file may or may not have been renamed yet.
+
+        Raises:
+            WrongStateError: It was committed or aborted before. Nothing was changed.
+        """
+        self._close(publishing, "abort")
+        return tuple(number for number in (publishing.version, publishing.recycles) if number is not None)
+
+    def set_keep(self, keep: int) -> tuple[int, ...]:
+        """Changes how many versions stay readable.
+
+        Returns:
+            Drops.
+
+        Raises:
+            InvalidRequestError: ``keep`` is below 1. Nothing was changed.
+        """
+        self._keep = _checked_keep(keep)
+        return self._retire()
+
+    def get(self, version: int) -> VersionRecord:
+        """A readable version.
+
+        Raises:
+            InvalidRequestError: It is not kept (any more), or was never committed.
+        """
+        record = self._kept.get(version)
+        if record is None:
+            kept = ", ".join(map(str, self._kept)) or "none"
+            raise InvalidRequestError(argument="version", reason=f"{version} is not kept; kept now: {kept}")
+        return record
+
+    @contextmanager
+    def undoing(self) -> Iterator[None]:
+        """A block whose changes are undone if it raises."""
+        before = {name: copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
+
+    def acquire(self, version: int) -> VersionRecord:
+        """As :meth:`get`, and keeps its file as it is until :meth:`release`."""
+        record = self.get(version)
+        self._num_readers[version] = self._num_readers.get(version, 0) + 1
+        return record
+
+    def release(self, version: int) -> tuple[int, ...]:
+        """Ends what one :meth:`acquire` began.
+
+        Returns:
+            Drops.
+
+        Raises:
+            WrongStateError: Nobody reads this version. Nothing was changed.
+        """
+        if not self._num_readers.get(version):
+            raise WrongStateError(state="read by nobody", event=f"release of version {version}")
+        self._num_readers[version] -= 1
+        if self._num_readers[version]:
+            return ()
+        del self._num_readers[version]
+        if version not in self._held:
+            return ()
+        self._pool[version] = self._held.pop(version)
+        return self._trim()
+
+    def set_checksums(self, version: int, content: bytes) -> bool:
+        """Keeps the checksums of a version's leaves; False if it is not kept any more, and nothing was changed."""
+        record = self._kept.get(version)
+        if record is None:
+            return False
+        self._checksums[version] = Checksums(record.fingerprint, content)
+        self._checksums = dict(sorted(self._checksums.items())[-MAX_CHECKSUMMED:])
+        return True
+
+    def is_worth_checksums(self, version: int) -> bool:
+        """Whether a version should get checksums: all do, until those of some in a row were made in vain."""
+        return version >= self._next_checksummed
+
+    def note_unchanged(self, version: int, before: int, *, share: float) -> None:
+        """Learns what share of a version's bytes the one ``before`` had too.
+
+        Where that is too little, time after time, as when a whole network is trained, their checksums are work for
+        nothing, just when readers come: ever more versions are passed over between two that are compared.
+        """
+        self.is_mostly_unchanged = share >= 0.5
+        if share >= MIN_SHARE:
+            self._num_in_vain = self._next_checksummed = 0
+        elif before >= self._next_checksummed:
+            self._note_in_vain(version)
+
+    def note_superseded(self, version: int) -> None:
+        """A version had a successor before its checksums were made, and has none.
+
+        Where that happens time after time, they are work for nothing too, and take from the publishes and pulls of a
+        fast sequence of versions; unless most leaves stay as they are, when readers wait for them.
+        """
+        if not self.is_mostly_unchanged:
+            self._note_in_vain(version)
+
+    def _note_in_vain(self, version: int) -> None:
+        self._num_in_vain += 1
+        num_passed_over = min(2 ** max(self._num_in_vain - PATIENCE, 0), MAX_PASSED_OVER)
+        self._next_checksummed = version + num_passed_over if self._num_in_vain >= PATIENCE else 0
+
+    def checksums(self, version: int) -> Checksums | None:
+        """Those of a version, which may be retired by now; None when they are not known."""
+        return self._checksums.get(version)
+
+    def checksums_before(self, version: int) -> tuple[int, Checksums] | None:
+        """The last version before one of which they are known, and they."""
+        return next((each for each in reversed(self._checksums.items()) if each[0] < version), None)
+
+    def state(self) -> dict[str, Any]:
+        """All that a restart needs, as JSON knows it."""
+        free = {**self._held, **self._pool}
+        return {
+            "keep": self._keep,
+            "fanout": self.fanout,
+            "last_begun": self._last_begun,
+            "kept": [
+                [record.version, record.nbytes, record.created_s, _text(record.metadata), _text(record.fingerprint)]
+                for record in self._kept.values()
+            ],
+            "orders": [[record.version, record.order] for record in self._kept.values() if record.order],
+            "mixes_orders": self.mixes_orders,
+            "free": [[version, _text(fingerprint)] for version, fingerprint in free.items()],
+            "checksums": [
+                [version, _text(each.fingerprint), _text(each.content)] for version, each in self._checksums.items()
+            ],
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Versions:
+        """Versions as they were. Readers are gone with the server; what was begun and not committed never was.
+
+        After a crash between a renaming and the writing of the state a file to recycle may be missing: then a fresh
+        one takes its place. Files of no version in :attr:`files` are left over and can go.
+
+        Raises:
+            CorruptDataError: The state is none of :meth:`state`.
+        """
+        try:
+            versions = cls(state["keep"])
+            versions.fanout = int(state.get("fanout", 0))
+            versions._last_begun = int(state["last_begun"])
+            versions.mixes_orders = bool(state.get("mixes_orders", False))
+            orders = {number: str(order) for number, order in state.get("orders", ())}
+            for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
+                content = _bytes(metadata), _bytes(fingerprint), orders.get(number, "")
+                versions._kept[number] = VersionRecord(number, nbytes, created_s, *content)
+            versions._pool = {number: _bytes(fingerprint) for number, fingerprint in state["free"]}
+            for number, fingerprint, content in sorted(state.get("checksums", ())):
+                versions._checksums[number] = Checksums(_bytes(fingerprint), _bytes(content))
+        except (KeyError, TypeError, ValueError) as fault:
+            raise CorruptDataError(
+                path="state of versions", expected="a state", actual=str(dict(state))[:200]
+            ) from fault
+        if max((0, *versions._kept, *versions._pool)) > versions._last_begun or versions._kept.keys() & versions._pool:
+            raise CorruptDataError(
+                path="state of versions", expected="numbers used once", actual=str(dict(state))[:200]
+            )
+        return versions
+
+    def _close(self, publishing: Publishing, event: str) -> None:
+        if self._open.get(publishing.version) is not publishing:
+            raise WrongStateError(state="closed", event=f"{event} of version {publishing.version}")
+        del self._open[publishing.version]
+
+    def _retire(self) -> tuple[int, ...]:
+        while len(self._kept) > self._keep:
+            version = next(iter(self._kept))
+            fingerprint = self._kept.pop(version).fingerprint
+            (self._held if version in self._num_readers else self._pool)[version] = fingerprint
+        return self._trim()
+
+    def _trim(self) -> tuple[int, ...]:
+        """More free files than versions that could need one at once are a waste of disk."""
+        drops = []
+        while len(self._pool) > self._keep + 1:
+            version = next(iter(self._pool))
+            del self._pool[version]
+            drops.append(version)
+        return tuple(drops)
+
+
+def check_metadata(metadata: bytes) -> None:
+    """Raises InvalidRequestError when a version's metadata are too long for the catalog."""
+    if len(metadata) > MAX_METADATA_BYTES:
+        reason = (
+            f"it takes {len(metadata)} bytes, at most {MAX_METADATA_BYTES} may; put large things into the tensordict"
+        )
+        raise InvalidRequestError(argument="metadata", reason=reason)
+
+
+def _checked_keep(keep: int) -> int:
+    return check_integer("keep", keep, 1)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

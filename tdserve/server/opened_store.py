@@ -1,0 +1,193 @@
+"""One store as the control process holds it: its record, its rules, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError, ReadOnlyError, WrongStateError
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.catalog import StoreRecord, why_read_only
+from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.table import Table
+from tdserve.rules.weights import Versions
+from tdserve.server.recovery.claim_records import ClaimRecord
+from tdserve.server.recovery.lost_rows import LostRows
+from tdserve.server.waiting import Waiters
+from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.store.generations import Generations
+from tdserve.structure import codec
+from tdserve.structure.tree import Path, Spec, quote
+from tdserve.v1 import worker_pb2
+
+
+@dataclass
+class Entry:
+    """A store.
+
+    Attributes:
+        record: What the catalog remembers of it.
+        spec: As stored, rows included (tensordict, replay); of weights: of the newest version.
+        row_spec: Of a replay: one row's, as the user gave it.
+        folder: Where its files are.
+        generations: Writable mapping; None for weights.
+        table: The rules of a replay.
+        versions: The rules of weights.
+        changed: Waiters for its rows, content or versions.
+        write_lock: Writes to a tensordict store are applied one after the other.
+        view_lock: One selector of a table is made at a time.
+        owner_session: Who fills it for the first time.
+        is_filling: Whether a request of that session is at it.
+        group_keys: Leaves by whose values samples have asked for groups of rows: rows that come bring them.
+        known_groups: Those of which all rows are known.
+        lost: Rows that report DATA_LOSS.
+        writes: Rows that are being overwritten now, one set per write.
+        unfilled: Rows that were claimed before a restart and not committed, by who may have filled them.
+        synced_version: Of weights: the version that a loss of power would lead back to; its file stays what it is. 0:
+            there is none.
+    """
+
+    record: StoreRecord
+    spec: Spec
+    folder: FilePath
+    row_spec: Spec | None = None
+    generations: Generations | None = None
+    table: Table | None = None
+    versions: Versions | None = None
+    changed: Waiters = field(default_factory=Waiters)
+    write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    view_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    owner_session: int = 0
+    is_filling: bool = False
+    group_keys: list[Path] = field(default_factory=list)
+    known_groups: set[Path] = field(default_factory=set)
+    lost: LostRows = field(default_factory=LostRows)
+    writes: list[RowSet] = field(default_factory=list)
+    unfilled: list[tuple[ClaimRecord, list[Reservation]]] = field(default_factory=list)
+    synced_version: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the store."""
+        return self.record.name
+
+    def replay_table(self) -> Table:
+        """The rules of a replay, which know all that its writers have done. Raises WrongStateError for another kind."""
+        if self.table is None:
+            raise self.wrong_kind("replay")
+        if self.table.claims is not None:
+            self.table.claims.catch_up()
+        return self.table
+
+    def weight_versions(self) -> Versions:
+        """The rules of weights. Raises WrongStateError for another kind of store."""
+        if self.versions is None:
+            raise self.wrong_kind("weights")
+        return self.versions
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyError when every write to the store is refused."""
+        if self.record.read_only:
+            raise ReadOnlyError(store=self.name, reason=why_read_only(self.record.adopted))
+
+    def check_values_writable(self, keys: Sequence[Path]) -> None:
+        """Raises NotSupportedError for a write of non-tensor leaves at or below ``keys`` (all of them for none) to an
+        adopted store: the user's folder would keep the old ones."""
+        path = self.record.adopted
+        found = self.spec.select(keys, store=self.name).values if path and keys else self.spec.values if path else ()
+        if found:
+            reason = (
+                f"{path} keeps it in meta.json, which stays as it is, and nothing was written; write the tensors by "
+                "their keys alone, or copy the store with client.memmap(store.to_tensordict(), name) to change it"
+            )
+            written = f"writing the non-tensor value {quote(found[0][0])} of adopted store {self.name!r}"
+            raise NotSupportedError(feature=written, reason=reason)
+
+    def check_present(self) -> None:
+        """Raises StoreNotFoundError once the store was deleted: nothing more may be committed to it."""
+        self.changed.check_present()
+
+    def hold_newest(self) -> None:
+        """Of weights just opened: the newest version keeps its file until the next sync lets go of it."""
+        versions = self.weight_versions()
+        if versions.newest is not None:
+            self.synced_version = versions.newest.version
+            versions.acquire(self.synced_version)
+
+    def wrong_kind(self, wanted: str) -> WrongStateError:
+        """The error for a call that asks for another kind of store."""
+        return WrongStateError(
+            state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
+        )
+
+    def spec_of_row(self) -> Spec:
+        """Structure of one row of a replay. Raises WrongStateError for another kind of store."""
+        if self.row_spec is None:
+            raise self.wrong_kind("replay")
+        return self.row_spec
+
+    @property
+    def rule_keys(self) -> tuple[Path, ...]:
+        """Leaves whose bytes the rules of a replay look at."""
+        if self.table is None:
+            return ()
+        return tuple(dict.fromkeys((*self.table.settings.rule_keys, *self.group_keys)))
+
+    @property
+    def leaf_names(self) -> list[str]:
+        """The leaves of a row as messages name them, by their numbers."""
+        return [quote(path) for path in self._leaf_numbers]
+
+    @property
+    def _leaf_numbers(self) -> dict[Path, int]:
+        numbers: dict[Path, int] | None = self.spec.memo.get("numbers")
+        if numbers is None:
+            paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
+            numbers = self.spec.memo["numbers"] = {path: number for number, path in enumerate(paths)}
+        return numbers
+
+    def numbers_of(self, path: Path) -> list[int]:
+        """Numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
+        numbers = self._leaf_numbers
+        if path in numbers:
+            return [numbers[path]]
+        found = [number for leaf, number in numbers.items() if leaf[: len(path)] == path]
+        if not found:
+            raise KeyNotFoundError(store=self.name, key=".".join(path))
+        return found
+
+    def generation_values(self) -> NDArray[np.int64]:
+        """The mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""
+        if self.generations is None:
+            raise self.wrong_kind("tensordict or replay")
+        return self.generations.values
+
+    def table_state(self) -> dict[str, Any]:
+        """What a replay's rules need after a restart."""
+        known = [path for path in self.group_keys if path in self.known_groups]
+        return {**self.replay_table().state(), **({"group_keys": known} if known else {})}
+
+    @property
+    def content_version(self) -> int:
+        """How many writes were applied to a tensordict store; 0 before the first."""
+        return self.generations.content_version if self.generations is not None else 0
+
+    def ref(self, known_specs: ToldSpecs) -> worker_pb2.StoreRef:
+        """How orders to a worker name this store; the spec goes along the first time that worker meets it."""
+        fingerprint = self.spec.fingerprint
+        ref = worker_pb2.StoreRef(
+            uid=self.record.uid,
+            folder=str(self.folder),
+            fingerprint=fingerprint,
+            max_object_bytes=self.record.max_object_bytes,
+            structure=self.record.structure,
+        )
+        if known_specs.must_tell(self.spec):
+            ref.spec.CopyFrom(codec.encode(self.spec))
+        return ref

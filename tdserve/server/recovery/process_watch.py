@@ -1,0 +1,83 @@
+"""Local writers that are not here any more and may still write: waited for until they are proved gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tdserve.base.errors import TDServeError
+from tdserve.store import session_locks
+
+FIRST_LOOK_S = 0.001
+MAX_LOOK_S = 0.25
+"""A process that was killed lets go of its files a moment after its connection ends; one that is stopped, never."""
+
+_log = logging.getLogger("tdserve.server")
+
+
+class Departures:
+    """Looks at the locks of sessions that have ended, and tells who waits for them.
+
+    Args:
+        folder: Of the lock files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def is_gone(self, name: str) -> bool:
+        """Whether the process that held this lock can write no more; removes the file then."""
+        try:
+            if session_locks.is_held(self._folder, name):
+                return False
+        except TDServeError:  # no file can be opened now: nothing is proved
+            return False
+        session_locks.remove(self._folder, name)
+        return True
+
+    def watch(self, name: str, on_gone: Callable[[], None]) -> None:
+        """Calls ``on_gone`` once, on the event loop, when the holder of a lock is proved gone."""
+        self._waiting.setdefault(name, []).append(on_gone)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look(), name="tdserve-departures")
+
+    def left(self) -> list[str]:
+        """Locks that somebody holds; while no session is open, those of before a restart."""
+        return [name for name in os.listdir(self._folder) if not self.is_gone(name)]
+
+    def tidy(self) -> None:
+        """Removes the files that nobody holds, but for those that are watched; while no session is open."""
+        with suppress(FileNotFoundError):  # whoever removes a root while its server runs has removed these too
+            for name in os.listdir(self._folder):
+                if name not in self._waiting:
+                    self.is_gone(name)
+
+    def close(self) -> None:
+        """Stops looking; the locks of those that are still there stay, for the next run of the server."""
+        if self._task is not None:
+            self._task.cancel()
+        for name in self._waiting:
+            self.is_gone(name)
+
+    async def _look(self) -> None:
+        pause_s = FIRST_LOOK_S
+        while self._waiting:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_LOOK_S)
+            for name in list(self._waiting):
+                if self.is_gone(name):
+                    for on_gone in self._waiting.pop(name):
+                        _tell(on_gone)
+
+
+def _tell(on_gone: Callable[[], None]) -> None:
+    try:
+        on_gone()
+    except Exception:  # noqa: BLE001 (the outermost frame of a callback: the others are told nevertheless)
+        _log.exception("rows of a local writer that is gone could not be freed")

@@ -1,0 +1,91 @@
+"""The one step that a crash can cut in two: a commit is on record, its generations are not yet written. Repaired here.
+
+The catalog's transaction and the mapped generations cannot change together. So the transaction comes first and carries,
+beside the new counters and the answer, which rows must become even; both are written within one turn of the event loop,
+so that at most one commit, the last, is ever half done. A long one, of very many rows, takes several turns, and keeps a
+record of its own until it is done.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tdserve.messages.row_numbers import decode_repeats, decode_rows, encode_repeats, encode_rows
+from tdserve.store.catalog_db import CatalogDB, Transaction
+
+_KEY = b"last-commit"
+_LONG_KEY = b"long-commit-"
+_GENERATION_NBYTES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Redo:
+    """Rows of one store and the generations that a commit gives them.
+
+    Attributes:
+        uid: The store's incarnation.
+        rows: int64; -1 is the store's own number.
+        generations: int64, even.
+        encoded: The rows as bytes, where they are known already.
+        is_long: The generations are written in several turns, and commits of other stores may come between.
+    """
+
+    uid: str
+    rows: np.ndarray
+    generations: np.ndarray
+    encoded: bytes = b""
+    is_long: bool = False
+
+    @classmethod
+    def of(cls, uid: str, values: np.ndarray, rows: np.ndarray, *, encoded: bytes = b"", is_long: bool = False) -> Redo:
+        """For a commit of reserved (odd) rows of a store, whose generations are ``values``."""
+        return cls(uid, rows, values[rows] + 1, encoded, is_long)
+
+    @cached_property
+    def record(self) -> bytes:
+        """What is put on record."""
+        rows = self.encoded or encode_rows(self.rows)
+        head = f'{{"uid": "{self.uid}", "rows_nbytes": {len(rows)}}}'.encode()  # json takes longer than LMDB does
+        # Rows of one write mostly have gone round equally often.
+        num_rows = len(self.generations)
+        is_equal = num_rows > 1 and np.count_nonzero(self.generations == self.generations[0]) == num_rows
+        return head + b"\n" + rows + (self.generations[:1].tobytes() if is_equal else encode_repeats(self.generations))
+
+    def save(self, txn: Transaction) -> None:
+        """Writes it beside the commit: over the last one, or until all of a long one is done."""
+        txn.put("pending", self._key, self.record)
+
+    def forget(self, db: CatalogDB) -> None:
+        """A long commit is done."""
+        db.delete("pending", self._key)
+
+    @property
+    def _key(self) -> bytes:
+        return _LONG_KEY + self.uid.encode() if self.is_long else _KEY
+
+    @classmethod
+    def load(cls, db: CatalogDB) -> list[Redo]:
+        """The last commit's, and those of long ones that were not done."""
+        last = db.get("pending", _KEY)
+        found = [] if last is None else [cls._from_record(last)]
+        return found + [cls._from_record(content, is_long=True) for _, content in db.scan("pending", _LONG_KEY)]
+
+    @classmethod
+    def _from_record(cls, content: bytes, *, is_long: bool = False) -> Redo:
+        head, _, numbers = content.partition(b"\n")
+        fields = json.loads(head)
+        rows = decode_rows(numbers[: fields["rows_nbytes"]])
+        content = numbers[fields["rows_nbytes"] :]
+        is_equal = len(content) == _GENERATION_NBYTES
+        generations = np.frombuffer(content, "<i8") if is_equal else decode_repeats(content, len(rows))
+        return cls(fields["uid"], rows, np.broadcast_to(generations, rows.shape), is_long=is_long)
+
+    def repair(self, values: np.ndarray) -> int:
+        """Makes rows even that a crash has left odd, in a store's generations; returns how many."""
+        behind = values[self.rows] == self.generations - 1
+        values[self.rows[behind]] = self.generations[behind]
+        return int(np.count_nonzero(behind))

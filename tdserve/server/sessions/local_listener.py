@@ -1,0 +1,102 @@
+"""Where local clients come in: the socket in the root folder, and the sessions that have taken it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable
+
+from tdserve.control.local import SOCKET_NAME, LocalLink, listen
+from tdserve.server.recovery.process_watch import Departures
+from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.register import Sessions
+from tdserve.server.sessions.session import ClientSession
+from tdserve.store import session_locks
+from tdserve.store.root import Root
+from tdserve.v1 import control_pb2
+
+_log = logging.getLogger("tdserve.server")
+
+
+class LocalDoor:
+    """Lets local clients in, and hands on what they ask.
+
+    Args:
+        root: The acquired root.
+        sessions: Of all clients.
+        departures: Tells when a client's process is gone.
+        take: Serves a request.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        sessions: Sessions,
+        departures: Departures,
+        take: Callable[[ClientSession, control_pb2.ClientMessage], None],
+    ) -> None:
+        self._root = root
+        self._sessions = sessions
+        self._departures = departures
+        self._take = take
+        self._inside: dict[LocalLink, ClientSession] = {}
+        self._listening: asyncio.AbstractServer | None = None
+
+    async def open(self) -> None:
+        """Begins to listen. Where the root takes no socket, clients go on without it."""
+        try:
+            self._listening = await listen(self._root.path, self._on_message, self._on_lost)
+        except OSError as error:
+            _log.warning("no local socket in %s: %s; local clients use the network", self._root.path, error)
+
+    def close(self) -> None:
+        """Stops listening, and lets everybody go."""
+        if self._listening is not None:
+            self._listening.close()
+            (self._root.path / SOCKET_NAME).unlink(missing_ok=True)
+        for link in list(self._inside):
+            link.close()
+
+    def _on_message(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
+        session = self._inside.get(link)
+        if session is None:
+            self._attach(link, message)
+        elif session.ended.is_set():
+            link.close()
+        elif message.HasField("written") and session.local is not None:
+            session.local.on_written(message.request, message.written)
+        else:
+            self._take(session, message)
+
+    def _on_lost(self, link: LocalLink) -> None:
+        session = self._inside.pop(link, None)
+        if session is not None:
+            session.ended.set()
+
+    def _attach(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
+        """Lets a client in that has shown its key and, if it is to write, holds its lock."""
+        attach = message.attach
+        session = self._sessions.find(attach.session)
+        invited = None if session is None else session.invitation
+        if session is None or invited is None or session.local is not None or session.ended.is_set():
+            link.close()
+            return
+        holds_lock = session_locks.is_held(self._root.sessions_folder, invited.lock_name)
+        if not hmac.compare_digest(attach.key, invited.key) or not (attach.is_read_only or holds_lock):
+            link.close()
+            return
+        lock_name = "" if attach.is_read_only else invited.lock_name
+        client = LocalClient(
+            session.number,
+            link,
+            attach,
+            lock_name=lock_name,
+            is_gone=self._departures.is_gone,
+            sessions_folder=self._root.sessions_folder,
+        )
+        session.attach(client)
+        self._inside[link] = session
+        link.let_in()
+        welcome = control_pb2.Welcome(session=session.number, transport=session.transport)
+        link.send(control_pb2.ServerMessage(welcome=welcome))

@@ -1,0 +1,229 @@
+"""Ragged leaves and packed nodes, put together from their elements, and lazy stacks from their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+from tensordict.base import NO_DEFAULT
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.messages.values.values import is_same
+from tdserve.structure.deferred import Deferred, later_stack, later_values, made
+from tdserve.structure.elements import flat_elements
+from tdserve.structure.instances import inside, instance_of
+from tdserve.structure.nodes import Form, Ragged, ValueLeaf
+from tdserve.structure.packing import nested, single_value, without_marks
+from tdserve.structure.pieces import jagged
+from tdserve.structure.restacking import restacked, stack_of
+
+
+def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:
+    """What a ragged leaf is in a tensordict.
+
+    Args:
+        leaf: How it is stored.
+        elements: Nested lists over its batch size; for () the element.
+        device: Of the node around it.
+
+    Raises:
+        NotSupportedError: Nothing in tensordict can hold such elements in such a batch.
+    """
+    depth = len(leaf.batch_size)
+    form = leaf.ragged.form if leaf.ragged is not None else Form.PACKED
+    if form is Form.PACKED and isinstance(elements, Deferred):
+        return later_values(lambda: _entries(elements.items, leaf.batch_size, device), None)
+    if form is Form.PACKED:
+        return _entries(elements, leaf.batch_size, device)
+    if leaf.ragged is None or depth == 0:
+        return elements
+    if form is Form.STACK:
+        return _stacked(elements, depth)
+    if depth > 1:
+        elements = _merged(elements, depth)
+        leaf = _merged_leaf(leaf, leaf.ragged)
+    ragged: Any = leaf.ragged
+    return jagged(elements, ragged) if form is Form.JAGGED else nested(list(elements), ragged.dtype)
+
+
+def node_of(
+    leaf: ValueLeaf,
+    elements: Any,
+    device: torch.device | None,
+    empty: tuple[int, ...],
+    tensorclass: Any,
+    names: Sequence[str | None] | None = None,
+    stack_dim: int | None = None,
+) -> Any:
+    """The tensordict of a packed node, or the instance around it.
+
+    Args:
+        leaf: How it is stored.
+        elements: Nested lists over its batch size; for () the element.
+        device: Of the node.
+        empty: Batch size of an element that nobody has written.
+        tensorclass: Of the node, or None.
+        names: Of the dimensions that ``leaf`` has; None when none is named. The elements know their own.
+        stack_dim: As its node notes it.
+    """
+    if stack_dim is not None:
+        td = restacked(flat_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
+    elif isinstance(elements, Deferred):
+        td = later_stack(lambda: _rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
+    else:
+        td = _rows(elements, leaf.batch_size, device, empty, names)
+    return td if tensorclass is None else instance_of(tensorclass, td, {})
+
+
+class RowsWithColumns(LazyStackedTensorDict):
+    """Rows that differ in batch size, so that what there is one of per row cannot lie in them: it lies beside them.
+
+    Attributes:
+        beside: Tensors by key, ``[n]``; found as keys of the stack are.
+    """
+
+    beside: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(rows: LazyStackedTensorDict, beside: dict[str, torch.Tensor]) -> RowsWithColumns:
+        """The same rows."""
+        found = RowsWithColumns.__new__(RowsWithColumns)
+        found.__dict__.update(made(rows).__dict__)
+        found.__dict__["beside"] = beside
+        return found
+
+    def _get_str(self, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
+        beside = self.__dict__.get("beside", {})
+        return beside[key] if key in beside else super()._get_str(key, default, **options)
+
+    def __getitem__(self, index: Any) -> Any:
+        """As of a lazy stack; what lies beside several rows comes along, a single row has nothing beside it."""
+        found = super().__getitem__(index)
+        is_rows = isinstance(index, (slice, list, torch.Tensor, np.ndarray)) and type(found) is LazyStackedTensorDict
+        if not is_rows or found.stack_dim:
+            return found
+        beside = self.__dict__.get("beside", {})
+        return RowsWithColumns.of(found, {key: tensor[index] for key, tensor in beside.items()})
+
+    def _clone(self, recurse: bool = True) -> Any:
+        held = self.__dict__.get("beside", {})
+        beside = {key: tensor.clone() if recurse else tensor for key, tensor in held.items()}
+        rows = [row.clone(recurse) for row in self.tensordicts]
+        return RowsWithColumns.of(
+            stack_of(rows, tuple(self.batch_size), self.stack_dim, self.device, self.names), beside
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a lazy stack; what lies beside goes along."""
+        held = self.__dict__.get("beside", {})
+        beside = {key: tensor.to(*args, **kwargs) for key, tensor in held.items()}
+        return RowsWithColumns.of(super().to(*args, **kwargs), beside)
+
+
+def taken(value: Any, dim: int) -> Any:
+    """Nested lists by the elements of one of their dimensions."""
+    if dim == 0:
+        return value
+    rows = [taken(row, dim - 1) for row in value]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def assign(td: Any, source: Any) -> None:
+    """Makes a tensordict hold what another one of the same structure holds: dense tensors are written in place, what is
+    ragged takes the place of what was there.
+
+    Raises:
+        NotSupportedError: The destination is locked, and something would have to be replaced.
+    """
+    td, source = _bare(td), _bare(source)
+    if isinstance(td, LazyStackedTensorDict):
+        rows = source.unbind(td.stack_dim)
+        if len(rows) == len(td.tensordicts) and not isinstance(td, NonTensorStack):
+            for number, (row, new) in enumerate(zip(td.tensordicts, rows, strict=True)):
+                if tuple(row.batch_size) == tuple(new.batch_size):
+                    assign(row, new)
+                else:
+                    _check_unlocked(td)
+                    td.tensordicts[number] = new
+                    td._batch_size = source.batch_size
+            return
+    held = td._tensordict
+    for key, new in source.items():
+        old = held.get(key)
+        if is_tensor_collection(new) and is_tensor_collection(old) and _is_written_through(old, new):
+            assign(old, new)
+        elif isinstance(new, torch.Tensor) and not new.is_nested and _is_place(old, new):
+            old.detach().copy_(new)
+        elif type(old) is type(new) is NonTensorData and is_same(old.data, new.data):
+            continue
+        else:
+            _check_unlocked(td)
+            held[key] = new
+
+
+def _is_written_through(old: Any, new: Any) -> bool:
+    is_value = isinstance(old, NonTensorStack) or getattr(type(old), "_is_non_tensor", False)
+    return not is_value and tuple(old.batch_size) == tuple(new.batch_size)
+
+
+def _is_place(old: Any, new: torch.Tensor) -> bool:
+    return isinstance(old, torch.Tensor) and not old.is_nested and old.shape == new.shape and old.dtype == new.dtype
+
+
+def _check_unlocked(td: Any) -> None:
+    if td.is_locked:
+        reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
+        raise NotSupportedError(feature="replacing what is ragged", reason=reason)
+
+
+def _bare(td: Any) -> Any:
+    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
+        td = inside(td)
+    return td
+
+
+def _rows(
+    elements: Any,
+    batch_size: tuple[int, ...],
+    device: torch.device | None,
+    empty: tuple[int, ...],
+    names: Sequence[str | None] | None,
+) -> Any:
+    if not batch_size:
+        return TensorDict({}, empty, device=device) if elements is None else without_marks(elements)
+    rows = [_rows(row, batch_size[1:], device, empty, names and names[1:]) for row in elements]
+    return stack_of(rows, (*batch_size, *empty), 0, device, names or None)
+
+
+def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | None) -> Any:
+    if not batch_size:
+        return single_value(None, (), device, None) if elements is None else elements
+    rows = [_entries(row, batch_size[1:], device) for row in elements]
+    if not rows:
+        return NonTensorStack(single_value(None, batch_size[1:], device, None))[0:0]
+    if all(getattr(type(row), "_is_non_tensor", False) for row in rows):
+        return NonTensorStack(*rows)
+    raise NotSupportedError(feature="a stack of such entries", reason="read one row at a time")
+
+
+def _merged(elements: Any, depth: int) -> list[torch.Tensor]:
+    """Components: elements of the dimensions behind the first are stacked, which works where these have one shape."""
+    found = []
+    for row in elements:
+        flat = flat_elements(row, depth - 1)
+        if len({tuple(element.shape) for element in flat}) > 1:
+            reason = "elements differ in shape along a batch dimension behind the first; index one dimension only"
+            raise NotSupportedError(feature="such a nested tensor", reason=reason)
+        found.append(_stacked(row, depth - 1))
+    return found
+
+
+def _stacked(row: Any, depth: int) -> torch.Tensor:
+    return torch.stack([part if depth == 1 else _stacked(part, depth - 1) for part in row])
+
+
+def _merged_leaf(leaf: ValueLeaf, ragged: Ragged) -> ValueLeaf:
+    return ValueLeaf(leaf.batch_size[:1], True, ragged._replace(shape=leaf.batch_size[1:] + ragged.shape))

@@ -1,0 +1,333 @@
+"""From a spec, tensors and values to a tensordict or tensorclass instance; the reverse of ``capture``.
+
+On the hot path of every read, so it uses tensordict's unchecked constructors: the spec was checked when it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
+
+from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
+from tdserve.messages.values.values import is_same
+from tdserve.structure.assembly import RowsWithColumns, assign, entry_of, node_of, taken
+from tdserve.structure.capture import capture
+from tdserve.structure.captured import Captured
+from tdserve.structure.changes import unstacked
+from tdserve.structure.deferred import MIN_ROWS, Deferred, later_stack, later_values
+from tdserve.structure.elements import flat_elements, nested_list
+from tdserve.structure.gathering import gathered
+from tdserve.structure.instances import find_tensorclass, inside, instance_of, num_classes
+from tdserve.structure.live_values import LiveEntry
+from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
+from tdserve.structure.one_value import OneValue
+from tdserve.structure.packing import holds_exact, shared, single_value, unbatched, without_marks
+from tdserve.structure.restacking import joined, stack_of
+from tdserve.structure.state import restored
+from tdserve.structure.tree import Spec, check_matches, quote, show
+
+
+class _Packed(NamedTuple):
+    """A packed node.
+
+    Attributes:
+        leaf: How it is stored.
+        path: Where.
+        empty: Batch dimensions of an element that nobody has written.
+        stack_dim: Along which dimension it is put together, as its node notes.
+        members: What is stacked along it, as far as that is known.
+    """
+
+    leaf: ValueLeaf
+    path: Path
+    empty: tuple[int, ...]
+    stack_dim: int | None
+    members: tuple[Spec, ...]
+
+
+class _Recipe(NamedTuple):
+    """A node, prepared for building it many times.
+
+    Attributes:
+        steps: Key, path, and at most one of: the non-tensor leaf, the recipe of a child. Neither: a tensor.
+        num_classes: Types that tensordict had seen when the tensorclasses in here were looked up, 0 without any: so
+            that a class that was defined again (as in a notebook) is looked up again.
+        packed: Of a packed node.
+        row: Of a lazy stack: the recipe of one row.
+        stack_dim: Of a lazy stack.
+        columns: Of a lazy stack: its leaves, tensors before values.
+        state: Of the root: its node, if it notes anything beside content.
+    """
+
+    batch_size: torch.Size
+    names: Any
+    device: torch.device | None
+    tensorclass: Any
+    steps: tuple[tuple[str, Path, ValueLeaf | None, _Recipe | None], ...]
+    num_classes: int
+    packed: _Packed | None = None
+    row: _Recipe | None = None
+    stack_dim: int = 0
+    columns: tuple[tuple[Path, TensorLeaf | ValueLeaf], ...] = ()
+    state: Node | None = None
+
+
+def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
+    """Puts a tensordict (or an instance of the root's tensorclass) together; copies nothing.
+
+    ``__post_init__`` of tensorclasses does not run, as it does not when unpickling: what was captured had seen it.
+
+    Args:
+        spec: The structure.
+        tensors: Every tensor leaf, of the dtype and shape that the spec says; not checked here.
+        values: Every non-tensor leaf, as ``capture`` gives them.
+
+    Raises:
+        NotSupportedError: A tensorclass of the spec is not known in this process; says which module to import.
+        LocalProtocolError: A leaf is missing: the caller's bug.
+    """
+    recipe = spec.memo.get(_Recipe)
+    if recipe is None or recipe.num_classes not in (0, num_classes()):
+        recipe = spec.memo[_Recipe] = _prepare(spec.root, ())._replace(state=spec.root if spec.has_state else None)
+    try:
+        found = _build(recipe, tensors, values)
+    except KeyError as error:
+        raise LocalProtocolError(reason=f"no content was given for the leaf {error}") from None
+    return found if recipe.state is None else restored(found, recipe.state)
+
+
+def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> None:
+    """Copies into an existing tensordict in place.
+
+    Args:
+        td: Destination; its structure must match, devices and names of dimensions may differ. A locked one is filled
+            too, unless a non-tensor value would change. Live entries keep the value that they have where it lies.
+        spec: The structure of what comes.
+        tensors: Every tensor leaf of the spec.
+        values: Every non-tensor leaf of the spec.
+
+    Raises:
+        SpecMismatchError: The destination, or a tensor, does not fit. Nothing was written.
+        NotSupportedError: The destination cannot be written through. Nothing was written.
+    """
+    target = capture(td, is_destination=True, like=spec)
+    check_matches(spec, target.spec, store="")
+    if spec.has_ragged:
+        assign(td, build(spec, tensors, values))
+        return
+    is_per_row = {path: leaf.per_row for path, leaf in target.spec.values}
+    slots = [
+        (_slot(td, path), leaf, path)
+        for path, leaf in spec.values
+        if leaf.per_row != is_per_row[path] or not is_same(target.values[path], values[path])
+    ]
+    for path, tensor_leaf in spec.tensors:
+        shape = tuple(tensors[path].shape)
+        if shape != tensor_leaf.shape:
+            raise SpecMismatchError(key=show(path), expected=str(list(tensor_leaf.shape)), actual=str(list(shape)))
+    for path, destination in target.tensors.items():
+        destination.copy_(tensors[path])
+    for (owner, beside), leaf, path in slots:
+        if path[-1] in beside:
+            beside[path[-1]] = values[path]
+        elif not isinstance(owner._tensordict[path[-1]], LiveEntry):
+            owner._tensordict[path[-1]] = _value(leaf, values[path], owner.device, owner._td_dim_names)
+
+
+def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
+    """The tensordict that holds a non-tensor leaf, and the fields beside it when a tensorclass is around it."""
+    for depth in range(len(path)):
+        beside: dict[str, Any] = {}
+        while type(td) is not TensorDict:
+            beside = beside or getattr(td, "_non_tensordict", None) or {}
+            td = inside(td)
+        if depth < len(path) - 1:
+            td = td._tensordict[path[depth]]
+    if td.is_locked and not isinstance(td._tensordict.get(path[-1]), LiveEntry):
+        reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
+        raise NotSupportedError(feature=f"replacing the non-tensor value at key {quote(path)}", reason=reason)
+    return td, beside
+
+
+def _prepare(node: Node, path: Path) -> _Recipe:
+    tensorclass = None
+    if node.tensorclass is not None:
+        keys = frozenset() if node.inner is not None else frozenset(key for key, _ in node.entries)
+        tensorclass = find_tensorclass(node.tensorclass, path, keys)
+    steps: list[tuple[str, Path, ValueLeaf | None, _Recipe | None]] = []
+    stack_dim = None if node.stack_dim == -1 or node.inner is not None else node.stack_dim
+    for key, entry in node.entries if stack_dim is None else ():
+        below = (*path, key)
+        if node.inner is not None:
+            if isinstance(entry, TensorLeaf):  # nothing of the elements: what is known of them is never such a leaf
+                steps.append((key, below, None, None))
+        elif isinstance(entry, Node):
+            steps.append((key, below, None, _prepare(entry, below)))
+        elif isinstance(entry, TensorLeaf):
+            steps.append((key, below, None, None))
+        else:
+            steps.append((key, below, entry, None))
+    row = None if stack_dim is None else _prepare(unstacked(node, stack_dim)._replace(tensorclass=None), path)
+    below_row = row.num_classes if row is not None else 0
+    has_classes = tensorclass or below_row or any(child.num_classes for *_, child in steps if child)
+    return _Recipe(
+        torch.Size(node.batch_size),
+        None if node.names is None else list(node.names),
+        None if node.device is None else torch.device(node.device),
+        tensorclass,
+        tuple(steps),
+        num_classes() if has_classes else 0,
+        _prepare_packed(node, path),
+        row,
+        stack_dim or 0,
+        () if stack_dim is None else tuple(_leaves_below(node, path)),
+    )
+
+
+def _prepare_packed(node: Node, path: Path) -> _Packed | None:
+    if node.inner is None:
+        return None
+    empty = tuple(max(size, 0) for size in node.inner)
+    return _Packed(packed_leaf(node), path, empty, node.stack_dim, tuple(map(Spec, node.members)))
+
+
+def _leaves_below(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
+    if node.inner is not None:
+        yield path, packed_leaf(node)
+        return
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            yield from _leaves_below(entry, (*path, key))
+        else:
+            yield (*path, key), entry
+
+
+def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]) -> Any:
+    batch_size, names, device, tensorclass, steps, _, packed, row, *_ = recipe
+    if packed is not None:
+        elements = values[packed.path]
+        found = _build_members(packed, elements, recipe) if packed.members or _tell(elements, packed) else None
+        if found is None:
+            how, _, empty, dim, _ = packed
+            found = node_of(how, elements, device, empty, tensorclass, names, dim)
+        beside = {key: tensors[path] for key, path, _, _ in steps}
+        return RowsWithColumns.of(found, beside) if beside else found
+    if row is not None:
+        return _build_stack(recipe, row, tensors, values)
+    source: Any = {}
+    for key, path, leaf, child in steps:
+        if child is not None:
+            source[key] = _build(child, tensors, values)
+        elif leaf is None:
+            source[key] = tensors[path]
+        else:
+            source[key] = _value(leaf, values[path], device, names)
+    # the list becomes the tensordict's own; one list for all of them would let a change of one rename the others
+    td = TensorDict._new_unsafe(
+        source, batch_size=batch_size, device=device, names=None if names is None else names.copy(), nested=False
+    )
+    return td if tensorclass is None else instance_of(tensorclass, td, {})
+
+
+def _tell(elements: Any, packed: _Packed) -> bool:
+    """Whether elements may tell of what members they are, and do."""
+    depth = len(packed.leaf.batch_size)
+    held = elements.items if isinstance(elements, Deferred) and packed.stack_dim is not None else elements
+    return (depth > 1 or packed.stack_dim is not None) and holds_exact(held)
+
+
+def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
+    """A packed node of what is stacked in it; None where its elements are of something else by now."""
+    batch_size, dim = packed.leaf.batch_size, packed.stack_dim
+    is_by_rows = dim is None
+    dim = dim or 0
+    names = tuple(recipe.names or [None] * len(batch_size))
+    around = [(size, name) for at, (size, name) in enumerate(zip(batch_size, names, strict=True)) if at != dim]
+    sizes, own_names = zip(*around, strict=True)
+    parts = gathered(packed.members, elements, batch_size, dim, own_names)
+    if parts is None:
+        return None
+    rows = []
+    for part in parts:
+        if isinstance(part, Captured):
+            rows.append(build(part.spec, part.tensors, part.values))
+        elif is_by_rows:
+            leaf = packed.leaf._replace(batch_size=sizes)
+            rows.append(node_of(leaf, nested_list(part, sizes), recipe.device, packed.empty, None, own_names))
+        else:
+            rows.append(joined(part, sizes, own_names))
+    td = rows[0]
+    if dim >= 0:
+        if dim >= len(batch_size):  # elements know it
+            first = flat_elements(elements, len(batch_size))[:1]
+            names += tuple(without_marks(first[0]).names) if first else (None,) * dim
+        td = LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
+    return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
+
+
+def _build_stack(
+    recipe: _Recipe, row: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]
+) -> Any:
+    """A lazy stack; its rows are put together one by one."""
+    dim = recipe.stack_dim
+    num_rows = recipe.batch_size[dim]
+    if num_rows >= MIN_ROWS:
+        td = later_stack(lambda: _stack(recipe, row, tensors, values), recipe.batch_size, dim)
+    else:
+        td = _stack(recipe, row, tensors, values)
+    return td if recipe.tensorclass is None else instance_of(recipe.tensorclass, td, {})
+
+
+def _stack(
+    recipe: _Recipe, row: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path, Any]
+) -> LazyStackedTensorDict:
+    dim = recipe.stack_dim
+    num_rows = recipe.batch_size[dim]
+    columns: dict[Path, Any] = {}
+    for path, leaf in recipe.columns:
+        if isinstance(leaf, TensorLeaf):
+            columns[path] = tensors[path].unbind(dim)
+        else:
+            columns[path] = taken(values[path], dim) if leaf.per_row else [values[path]] * num_rows
+    rows = []
+    for number in range(num_rows):
+        content = {path: column[number] for path, column in columns.items()}
+        rows.append(_build(row, content, content))
+    return stack_of(rows, recipe.batch_size, dim, recipe.device, recipe.names)
+
+
+def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
+    if leaf.is_unbatched:
+        return unbatched(shared(value, leaf) if leaf.per_row else value, leaf.batch_size)
+    if leaf.ragged is not None:
+        return entry_of(leaf, value, device)
+    own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))
+    if leaf.per_row and isinstance(value, Deferred):
+        batch_size = torch.Size(leaf.batch_size)
+        known = value if len(batch_size) == 1 else None
+        return later_values(lambda: _rows(value.items, leaf.batch_size, device, own_names), batch_size, known)
+    return (
+        _rows(value, leaf.batch_size, device, own_names)
+        if leaf.per_row
+        else single_value(value, leaf.batch_size, device, own_names)
+    )
+
+
+def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
+    if not batch_size:
+        return single_value(value, (), device, None)
+    if type(value) is OneValue:
+        return single_value(value.value, batch_size, device, names)
+    inner_names = None if names is None else names[1:]
+    if batch_size[0] == 0:  # tensordict makes empty stacks by indexing only
+        one = NonTensorStack(_placeholder(batch_size[1:], device))
+        return one[0:0]
+    rows = [_rows(row, batch_size[1:], device, inner_names) for row in value]
+    return NonTensorStack(*rows, stack_dim=0, stack_dim_name=None if names is None else names[0])
+
+
+def _placeholder(batch_size: tuple[int, ...], device: torch.device | None) -> Any:
+    return single_value(None, batch_size, device, None)

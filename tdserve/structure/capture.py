@@ -1,0 +1,112 @@
+"""From a tensordict to its spec, its tensors and its values; looks, copies nothing, changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.structure.capture_cache import Recall
+from tdserve.structure.captured import Captured, conformed, shared_spec
+from tdserve.structure.node_capture import NodeReader
+from tdserve.structure.nodes import Node
+from tdserve.structure.tree import Spec
+
+__all__ = ["Captured", "capture", "capture_packed"]
+
+_RECALL = Recall()
+
+
+def capture(
+    td: Any,
+    *,
+    store: str = "",
+    is_destination: bool = False,
+    like: Spec | None = None,
+    allow_pickle: bool = False,
+    is_exact: bool = False,
+    takes_structure: bool = False,
+) -> Captured:
+    """Takes a tensordict or tensorclass instance apart.
+
+    Args:
+        td: TensorDict (memory-mapped and locked ones too), TensorDictParams, a PersistentTensorDict (whose tensors
+            are then FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance.
+        store: Only for messages.
+        is_destination: True refuses what cannot be written through: conjugate and negative views, expanded leaves,
+            sub-tensordicts, lazy views and files. False resolves conjugate and negative views into copies, because only
+            bytes travel.
+        like: A structure, of any number of rows, that it is taken apart for: what is ragged or packed there is ragged
+            or packed in the result, and where ``td`` has that in another form, it gets the form that is asked for.
+        allow_pickle: Whether non-tensor values of any type are let through; those of a destination are in any case.
+        is_exact: True also notes what does not count for content, but is part of what a tensordict is: what is locked,
+            what requires grad, parameters and buffers. False leaves all of that away.
+        takes_structure: Whether meta and fake tensors are let through, as meta tensors.
+
+    Raises:
+        NotSupportedError: Names the key of a sparse, quantized or meta tensor, of a tensor subclass without memory of
+            its own, or of a non-tensor value that cannot travel. Nothing was changed.
+        InvalidSpecError: The tensordict contradicts itself (it was made by an unchecked constructor).
+    """
+    if like is not None and like.packed:
+        checks = not (allow_pickle or is_destination)
+        reader = NodeReader(
+            store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
+        )
+        if not is_destination:
+            reader.take_forms(like.packed_nodes)
+        if is_exact:
+            reader.take_notes(td, like.packed_nodes)
+        return _taken_for(td, like, reader)
+    captured, looks = _RECALL.find(td, is_destination) if not (is_exact or takes_structure) else (None, None)
+    if captured is None:
+        checks = not (allow_pickle or is_destination)
+        reader = NodeReader(store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure)
+        root = reader.node(td, ())
+        tensors = reader.tensors
+        if looks is not None:
+            tensors = {path: tensor.detach() for path, tensor in tensors.items()}
+        captured = Captured(shared_spec(root), tensors, reader.values, {})
+        if looks is not None:
+            _RECALL.keep(looks, captured)
+    found: Captured = captured
+    is_plain = like is None or not (like.has_ragged or found.spec.has_ragged)
+    return found if like is None or is_plain else conformed(found, like)
+
+
+def capture_as(td: Any, like: Spec) -> Captured:
+    """``capture`` of what was built of stored content and is nobody else's, for a structure, exactly as it is.
+
+    Raises:
+        NotSupportedError, InvalidSpecError: As ``capture``.
+    """
+    return _taken_for(td, like, NodeReader("", False, like.packed, checks=False, is_exact=True))
+
+
+def _taken_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
+    is_one = like.root.inner is not None and not like.root.batch_size
+    root = reader.node(td, (), () if is_one else None)  # its own dimensions are then those of the element
+    return conformed(Captured(shared_spec(root), reader.tensors, reader.values, {}), like)
+
+
+def capture_packed(
+    td: Any, wanted: Node, *, store: str = "", allow_pickle: bool = False, is_exact: bool = True
+) -> tuple[Node, Any]:
+    """Takes a tensordict apart into elements that describe themselves.
+
+    Args:
+        td: As of ``capture``.
+        wanted: The packed node that it is for: has the first dimensions of its batch, or none for itself as the only
+            element.
+        store: Only for messages.
+        allow_pickle, is_exact: As of ``capture``.
+
+    Returns:
+        What is known of the elements, and the elements, as nested lists.
+
+    Raises:
+        NotSupportedError, InvalidSpecError: As ``capture``.
+    """
+    reader = NodeReader(store, False, frozenset({()}), checks=not allow_pickle, is_exact=is_exact)
+    reader.take_forms({(): wanted})
+    if is_exact:
+        reader.take_notes(td, {(): wanted})
+    return reader.node(td, (), wanted.batch_size), reader.values[()]

@@ -1,0 +1,90 @@
+"""What a tensordict was taken apart into, and the form in which a structure asks for it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from tdserve.structure.changes import replaced
+from tdserve.structure.elements import as_declared, dense_of_ragged, ragged_of_dense
+from tdserve.structure.files import FileTensor
+from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.tree import Spec
+
+_NUM_KEPT_SPECS = 512
+"""Specs shared between captures of equal structures, so that fingerprints, layouts and recipes are made once."""
+
+
+class EncodedValues(list[Any]):
+    """Values that were encoded to see whether they can travel, with what came of it; neither is changed."""
+
+    def __init__(self, values: list[Any], blobs: list[bytes]) -> None:
+        super().__init__(values)
+        self.blobs = blobs
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them, encoded."""
+        return sum(map(len, self.blobs))
+
+
+class Captured(NamedTuple):
+    """What a tensordict holds.
+
+    Attributes:
+        spec: The structure; the same object for equal structures, as long as it is kept.
+        tensors: Every tensor leaf by path: plain, detached, sharing memory with the tensordict.
+        values: Every non-tensor leaf by path; of a leaf with one value per row, the (nested) list of them.
+        memo: Whatever others derive from the tensors, for as long as this capture is kept.
+    """
+
+    spec: Spec
+    tensors: dict[Path, torch.Tensor]
+    values: dict[Path, Any]
+    memo: dict[str, Any]
+
+    @property
+    def is_in_files(self) -> bool:
+        """Whether tensors are read when they are written, which may fail in the middle."""
+        return any(isinstance(tensor, FileTensor) for tensor in self.tensors.values())
+
+
+def conformed(captured: Captured, expected: Spec) -> Captured:
+    """What was captured, in the form that a structure has: dense rows as ragged leaves, and the other way round.
+
+    Leaves that do not fit stay as they are: ``check_matches`` tells of them.
+    """
+    wanted: dict[Path, TensorLeaf | ValueLeaf] = dict((*expected.tensors, *expected.values))
+    tensors, values = dict(captured.tensors), dict(captured.values)
+    changed: dict[Path, Entry] = {}
+    for path, leaf in captured.spec.tensors:
+        entry = wanted.get(path)
+        if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+            found = ragged_of_dense(tensors[path], entry, leaf)
+            if found is not None:
+                changed[path], values[path] = found
+                del tensors[path]
+    for path, value_leaf in captured.spec.values:
+        entry = wanted.get(path)
+        ragged = value_leaf.ragged
+        if entry is None or ragged is None or not ragged.dtype:
+            continue
+        if isinstance(entry, TensorLeaf):
+            dense = dense_of_ragged(values[path], value_leaf, entry)
+            if dense is not None:
+                changed[path] = TensorLeaf(ragged.dtype, tuple(dense.shape))
+                tensors[path] = dense
+                del values[path]
+        elif entry.ragged is not None and entry.ragged != ragged:
+            changed[path] = as_declared(values[path], value_leaf, entry.ragged)
+    if not changed:
+        return captured
+    return Captured(shared_spec(replaced(captured.spec.root, changed)), tensors, values, {})
+
+
+@lru_cache(maxsize=_NUM_KEPT_SPECS)
+def shared_spec(root: Node) -> Spec:
+    """The spec of a tree; the same object for equal trees, as long as it is kept."""
+    return Spec(root)

@@ -1,0 +1,223 @@
+"""A tree of nodes with something changed in every node and leaf: batch dimensions, device, values per row. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tdserve.structure.nodes import DimNames, Entry, Node, Path, TensorKind, TensorLeaf, ValueLeaf, packed_stack_dim
+
+
+def rebatch(
+    node: Node,
+    num_dims: int,
+    batch_size: tuple[int, ...],
+    names: DimNames | None,
+    moved: tuple[int | None, ...] | None = None,
+    taken: tuple[Sequence[int], ...] | None = None,
+    *,
+    is_whole: bool = False,
+) -> Node:
+    """The tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``.
+
+    ``is_whole``: by the same ones, so that it is what it was beside its content, too.
+    """
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            shape = batch_size + entry.shape[num_dims:]
+            kind = entry.kind if is_whole else TensorKind.PLAIN
+            entries.append((key, TensorLeaf(entry.dtype, shape, kind, entry.requires_grad)))
+        elif isinstance(entry, ValueLeaf):
+            own = batch_size + entry.batch_size[num_dims:]
+            is_per_row = entry.per_row if entry.ragged is None else bool(own)
+            entries.append((key, entry._replace(batch_size=own, per_row=is_per_row)))
+        else:
+            entries.append((key, rebatch(entry, num_dims, batch_size, names, moved, taken, is_whole=is_whole)))
+    stack_dim = node.stack_dim
+    if node.inner is None:
+        stack_dim = _restack(stack_dim, num_dims, len(batch_size), moved)
+    elif stack_dim is not None:
+        stack_dim = _restack_packed(node, stack_dim, num_dims, len(batch_size), moved)
+    members: tuple[Node, ...] = ()
+    if stack_dim is not None:
+        members = _rebatch_members(node, num_dims, batch_size, names, moved, taken, is_whole)
+    return node._replace(
+        batch_size=batch_size + node.batch_size[num_dims:],
+        names=_rename(node.names, num_dims, len(node.batch_size), len(batch_size), names),
+        entries=tuple(entries),
+        stack_dim=stack_dim,
+        is_locked=is_whole and node.is_locked,
+        params=node.params if is_whole else None,
+        members=members,
+    )
+
+
+def _rebatch_members(
+    node: Node,
+    num_dims: int,
+    batch_size: tuple[int, ...],
+    names: DimNames | None,
+    moved: tuple[int | None, ...] | None,
+    taken: tuple[Sequence[int], ...] | None,
+    is_whole: bool,
+) -> tuple[Node, ...]:
+    """What is stacked in a packed node whose dimensions are replaced; nothing where it is not known which of them."""
+    at = node.stack_dim
+    if not node.members or at is None:
+        return ()
+    members = node.members
+    if 0 <= at < num_dims:
+        if moved is None or taken is None:
+            return ()
+        place = moved[at]
+        members = tuple(members[number] for number in taken[at])
+        if place is not None:
+            batch_size = batch_size[:place] + batch_size[place + 1 :]
+            names = None if names is None else names[:place] + names[place + 1 :]
+            moved = tuple(dim if dim is None or dim < place else dim - 1 for dim in moved)
+        moved, taken = moved[:at] + moved[at + 1 :], taken[:at] + taken[at + 1 :]
+        num_dims -= 1
+        rest = node.batch_size[:at] + node.batch_size[at + 1 : num_dims + 1]
+        is_whole = moved == (*range(num_dims),) and list(taken) == [*map(range, rest)]
+    return tuple(rebatch(member, num_dims, batch_size, names, moved, taken, is_whole=is_whole) for member in members)
+
+
+def _restack(stack_dim: int | None, num_old: int, num_new: int, moved: tuple[int | None, ...] | None) -> int | None:
+    """Where the rows of a lazy stack are stacked after its first dimensions were replaced; None: it is no stack now."""
+    if stack_dim == -1:
+        return 0 if num_new else -1
+    if stack_dim is None or stack_dim >= num_old:
+        return None if stack_dim is None else stack_dim + num_new - num_old
+    if moved is not None:
+        return moved[stack_dim]
+    return min(stack_dim, num_new - 1) if num_new else None
+
+
+def _restack_packed(
+    node: Node, stack_dim: int, num_old: int, num_new: int, moved: tuple[int | None, ...] | None
+) -> int | None:
+    """As ``_restack``, of a packed node: what was one row of a stack is dense."""
+    found = -1 if stack_dim < 0 else _restack(stack_dim, num_old, num_new, moved)
+    return packed_stack_dim(-1 if found is None else found, len(node.batch_size) - num_old + num_new)
+
+
+def _rename(old: DimNames | None, num_dims: int, num_old: int, num_new: int, names: DimNames | None) -> DimNames | None:
+    everything = old if old is not None else (None,) * num_old
+    if names is None:
+        names = everything[:num_dims] if num_new == num_dims else (None,) * num_new
+    renamed = names + everything[num_dims:]
+    return renamed if any(name is not None for name in renamed) else None
+
+
+def redevice(node: Node, device: str | None) -> Node:
+    """The tree with every node on a device, or on none."""
+    entries = tuple((key, redevice(entry, device) if isinstance(entry, Node) else entry) for key, entry in node.entries)
+    members = tuple(redevice(member, device) for member in node.members)
+    return node._replace(device=device, entries=entries, members=members)
+
+
+def relocked(node: Node, is_locked: bool) -> Node:
+    """The tree with every node locked, or none."""
+    entries = tuple(
+        (key, relocked(entry, is_locked) if isinstance(entry, Node) else entry) for key, entry in node.entries
+    )
+    params = node.params
+    if params is not None:
+        params = params._replace(is_content_locked=is_locked or params.locks_content)
+    members = tuple(relocked(member, is_locked) for member in node.members)
+    return node._replace(is_locked=is_locked, entries=entries, params=params, members=members)
+
+
+def stripped(node: Node) -> Node:
+    """The tree without anything that does not count for content; but for what is stacked in packed nodes, which is put
+    together with it."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            entry = TensorLeaf(entry.dtype, entry.shape)
+        elif isinstance(entry, ValueLeaf):
+            entry = entry._replace(requires_grad=False)
+        else:
+            entry = stripped(entry)
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries), is_locked=False, params=None)
+
+
+def moved_to_cpu(node: Node) -> Node:
+    """The tree with the CPU as device of every node that has one."""
+    entries = tuple((key, moved_to_cpu(entry) if isinstance(entry, Node) else entry) for key, entry in node.entries)
+    return node._replace(device=node.device and "cpu", entries=entries, members=tuple(map(moved_to_cpu, node.members)))
+
+
+def per_row(node: Node) -> Node:
+    """The tree with one value per row in every leaf of values that has rows."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            entries.append((key, per_row(entry)))
+        elif isinstance(entry, ValueLeaf):
+            entries.append((key, entry._replace(per_row=bool(entry.batch_size) and not entry.is_unbatched)))
+        else:
+            entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def flip_per_row(node: Node, path: Path, changed: set[Path]) -> Node:
+    """The tree with one value per row in leaves of values that had one for all, and the other way round."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        below = (*path, key)
+        if isinstance(entry, Node):
+            entry = flip_per_row(entry, below, changed)
+        elif isinstance(entry, ValueLeaf) and below in changed:
+            entry = entry._replace(per_row=not entry.per_row)
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def replaced(node: Node, changed: Mapping[Path, Entry], path: Path = ()) -> Node:
+    """The tree with other entries at some paths."""
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        below = (*path, key)
+        if below in changed:
+            entry = changed[below]
+        elif isinstance(entry, Node):
+            entry = replaced(entry, changed, below)
+        entries.append((key, entry))
+    return node._replace(entries=tuple(entries))
+
+
+def unstacked(node: Node, dim: int) -> Node:
+    """One row of a lazy stack: the tree without a batch dimension."""
+
+    def without(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return sizes[:dim] + sizes[dim + 1 :]
+
+    entries: list[tuple[str, Entry]] = []
+    for key, entry in node.entries:
+        if isinstance(entry, TensorLeaf):
+            entry = entry._replace(shape=without(entry.shape))
+        elif isinstance(entry, ValueLeaf):
+            batch_size = without(entry.batch_size)
+            entry = entry._replace(batch_size=batch_size, per_row=entry.per_row and bool(batch_size))
+        else:
+            entry = unstacked(entry, dim)
+        entries.append((key, entry))
+    names = None if node.names is None else node.names[:dim] + node.names[dim + 1 :]
+    stack_dim = node.stack_dim
+    members: tuple[Node, ...] = ()
+    if stack_dim is not None and node.inner is not None:
+        left = -1 if stack_dim == dim else stack_dim - (stack_dim > dim)
+        if stack_dim != dim:
+            members = tuple(unstacked(member, dim - (0 <= stack_dim < dim)) for member in node.members)
+        stack_dim = packed_stack_dim(left, len(node.batch_size) - 1)
+    elif stack_dim is not None:
+        stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)
+    return node._replace(
+        batch_size=without(node.batch_size),
+        names=names if names is not None and any(name is not None for name in names) else None,
+        entries=tuple(entries),
+        stack_dim=stack_dim,
+        members=() if stack_dim is None else members,
+    )

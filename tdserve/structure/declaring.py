@@ -1,0 +1,327 @@
+"""What a user declares ragged in a row: tensors whose elements may differ in shape, nodes whose rows may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
+from tdserve.structure.captured import Captured
+from tdserve.structure.changes import replaced, unstacked
+from tdserve.structure.elements import flat_elements, nested_leaf
+from tdserve.structure.entries import change_tensors
+from tdserve.structure.files import in_memory
+from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
+from tdserve.structure.stacks import as_element, known_of
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Spec, show
+
+Declared = Mapping[Any, Sequence[int] | int] | Iterable[Any] | None
+"""Keys, or keys with the dimensions of the row's tensor that may differ."""
+
+
+def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store: str) -> Spec:
+    """The structure of a row in which some entries are ragged.
+
+    Args:
+        spec: Of one row, as it was captured.
+        values: Its values by path: a nested tensor in there, of one component and behind no batch dimension, is the
+            tensor of one row; it declares its ragged dimension.
+        ragged: Keys of tensors and nodes, () is the row itself; dimension 0 of a tensor may differ where none is named,
+            of a node its first batch dimension.
+        store: For errors.
+
+    Raises:
+        KeyNotFoundError: A key names nothing.
+        InvalidRequestError: A key names a value, or a dimension that the tensor does not have.
+    """
+    changed: dict[Path, Entry] = {path: _nested_row(leaf, values[path]) for path, leaf in _nested_rows(spec, values)}
+    for path, dims in _listed(ragged).items():
+        entry = changed.get(path) or spec.find(path, store=store)
+        if isinstance(entry, Node):
+            changed[path] = _packed(entry, path, _around(spec, path))
+        elif isinstance(entry, TensorLeaf):
+            changed[path] = _ragged_tensor(entry, path, dims, spec)
+        elif entry.ragged is None:
+            raise _refusal(path, "a non-tensor value has no dimensions")
+    root = spec.root
+    if root.inner is not None and root.batch_size:
+        return Spec(as_element(root))
+    if not changed and root.stack_dim is None and not _has_stack(root):
+        return spec
+    if isinstance(changed.get(()), Node):
+        return Spec(changed[()])  # type: ignore[arg-type]  # a node, as was just seen
+    return Spec(_marked(replaced(root, changed), ()))
+
+
+def widened(row: Spec, batch: Captured) -> Spec | None:
+    """The structure of a row in which is ragged what is so in a batch; None where nothing is, or more differs.
+
+    Args:
+        row: Of a table.
+        batch: Rows that do not fit it, captured for no structure.
+    """
+    changed: dict[Path, Entry] = {}
+    wanted = dict(row.tensors)
+    for path, leaf in batch.spec.values:
+        held = _held(row, path)
+        if isinstance(held, Node) and held.inner is None:
+            changed[path] = _packed(held, path, _around(row, path), is_one_structure=False)
+        elif path in wanted and leaf.ragged is not None and leaf.ragged.dtype:
+            entry = _widened(row, path, wanted[path], leaf, batch.values[path])
+            if entry is None:
+                return None
+            changed[path] = entry
+        elif isinstance(held, ValueLeaf) and held.ragged is None and leaf.ragged is not None:
+            changed[path] = ValueLeaf(leaf.batch_size[1:], len(leaf.batch_size) > 1, leaf.ragged)
+    for path, tensor_leaf in batch.spec.tensors:
+        around = batch.spec.find(path[:-1])
+        is_row_of_stack = isinstance(around, Node) and around.stack_dim == 0
+        old = wanted.get(path)
+        if old is not None and is_row_of_stack and _differs_in_size(old, tensor_leaf):
+            free = tuple(dim for dim, size in enumerate(old.shape) if size != tensor_leaf.shape[dim + 1])
+            changed[path] = _ragged_tensor(old, path, free, row, Form.STACK)
+    if not changed:
+        return None
+    if () in changed:
+        root = changed[()]
+        return Spec(root) if isinstance(root, Node) else None
+    return Spec(_marked(replaced(row.root, changed), ()))
+
+
+def widens(row: Spec, found: Spec) -> bool:
+    """Whether a structure is that of a row, but for what is ragged in it."""
+    return found.has_ragged and _widens(row.root, found.root)
+
+
+def _widens(row: Node, found: Node) -> bool:
+    if row.tensorclass != found.tensorclass:
+        return False
+    if found.inner is not None:
+        return len(found.inner) == len(row.shown_batch_size) - len(found.batch_size)
+    theirs = dict(found.entries)
+    if row.batch_size != found.batch_size or theirs.keys() != dict(row.entries).keys():
+        return False
+    return all(_widens_entry(entry, theirs[key]) for key, entry in row.entries)
+
+
+def _widens_entry(row: Entry, found: Entry) -> bool:
+    if isinstance(row, Node):
+        return isinstance(found, Node) and _widens(row, found)
+    if isinstance(found, ValueLeaf) and found.ragged is not None and isinstance(row, TensorLeaf):
+        shape = (*found.batch_size, *found.ragged.shape)
+        is_alike = row.dtype == found.ragged.dtype and len(shape) == len(row.shape)
+        return is_alike and all(size in (-1, old) for size, old in zip(shape, row.shape, strict=True))
+    return type(row) is type(found) and (row == found or isinstance(row, ValueLeaf))
+
+
+def _held(row: Spec, path: Path) -> Entry | None:
+    try:
+        return row.find(path)
+    except KeyNotFoundError:
+        return None
+
+
+def _widened(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elements: Any) -> ValueLeaf | None:
+    """A tensor of a row as a ragged leaf, in the form that a batch has it in; None if it is of another kind."""
+    ragged = leaf.ragged
+    depth = len(_around(row, path))
+    is_alike = ragged is not None and ragged.dtype == old.dtype and len(ragged.shape) == len(old.shape) - depth
+    if ragged is None or not is_alike or len(leaf.batch_size) != depth + 1:
+        return None
+    shapes = {tuple(element.shape) for element in flat_elements(elements, depth + 1)}
+    sizes = [{shape[dim] for shape in shapes} | {old.shape[depth + dim]} for dim in range(len(ragged.shape))]
+    is_jagged = ragged.form is Form.JAGGED
+    free = tuple(ragged.shape[dim] == -1 if is_jagged else len(found) > 1 for dim, found in enumerate(sizes))
+    if is_jagged and any(len(found) > 1 and not is_free for found, is_free in zip(sizes, free, strict=True)):
+        return None
+    if not any(free) and free:
+        free = (True, *free[1:])  # strided ones of one size: what they may differ in is said nowhere
+    shape = tuple(-1 if is_free else size for is_free, size in zip(free, old.shape[depth:], strict=True))
+    return ValueLeaf(old.shape[:depth], bool(depth), ragged._replace(shape=shape))
+
+
+def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
+    return old.dtype == new.dtype and len(old.shape) + 1 == len(new.shape) and old.shape != new.shape[1:]
+
+
+def declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
+    """The entries of a row that a user declared ragged; arguments as of ``declared``."""
+    return {*_listed(ragged), *(path for path, _ in _nested_rows(spec, values))}
+
+
+def zeros_of(td: Any) -> Any:
+    """A tensordict on the CPU of the same structure and values, all of whose tensors are zero; of meta and fake ones
+    too."""
+    with unset_fake_temporarily():
+        found = change_tensors(in_memory(td).clone(recurse=False), _zeros)
+        return found if found.device is None else found.to("cpu")
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_nested:
+        return torch.zeros_like(tensor)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def first_values(
+    spec: Spec,
+    values: Mapping[Path, Any],
+    batch_size: tuple[int, ...],
+    zeros: Mapping[Path, Any] = MappingProxyType({}),
+) -> tuple[Spec, dict[Path, Any]]:
+    """What a store that was made like a row holds at first: the row's values; where it is ragged, zeros or nothing.
+
+    Args:
+        spec: Of the store, reduced to its values.
+        values: Of the row.
+        batch_size: Of the store in front of the row's.
+        zeros: What each row has where it is ragged, by path; nothing where no path is.
+
+    Returns:
+        The structure with one value for all rows where that is enough, and the values.
+    """
+    changed: dict[Path, Entry] = {}
+    found: dict[Path, Any] = {}
+    for path, leaf in spec.values:
+        ragged = leaf.ragged
+        if path in zeros:
+            found[path] = _repeated(zeros[path], batch_size)
+            continue
+        if ragged is not None and ragged.dtype:
+            changed[path] = leaf._replace(per_row=False)
+            found[path] = torch.zeros([max(size, 0) for size in ragged.shape], dtype=to_torch(ragged.dtype))
+            continue
+        is_node = isinstance(spec.find(path), Node)
+        found[path] = None if is_node else values[path]
+        if leaf.per_row:
+            found[path] = _repeated(found[path], leaf.batch_size if is_node else batch_size)
+    return Spec(replaced(spec.root, changed)), found
+
+
+def _repeated(value: Any, batch_size: tuple[int, ...]) -> Any:
+    for size in reversed(batch_size):
+        value = [value] * size
+    return value
+
+
+def _listed(ragged: Declared) -> dict[Path, tuple[int, ...]]:
+    if ragged is None:
+        return {}
+    items = (
+        ragged.items()
+        if isinstance(ragged, Mapping)
+        else [(key, 0) for key in ([ragged] if isinstance(ragged, str) else ragged)]
+    )
+    found: dict[Path, tuple[int, ...]] = {}
+    for key, dims in items:
+        path = (key,) if isinstance(key, str) else key
+        if not isinstance(path, tuple) or not all(isinstance(part, str) for part in path):
+            raise InvalidRequestError(argument="ragged", reason=f"{key!r} is no key")
+        sizes = (dims,) if isinstance(dims, int) else tuple(dims)
+        if not sizes or any(isinstance(dim, bool) or not isinstance(dim, int) for dim in sizes):
+            raise InvalidRequestError(argument="ragged", reason=f"{dims!r} of {key!r} are no dimensions")
+        found[path] = sizes
+    return found
+
+
+def _ragged_tensor(
+    leaf: TensorLeaf, path: Path, dims: tuple[int, ...], spec: Spec, form: Form | None = None
+) -> ValueLeaf:
+    batch_size = _around(spec, path)
+    free = set()
+    for dim in dims:
+        at = dim + len(leaf.shape) if dim < 0 else dim
+        if not len(batch_size) <= at < len(leaf.shape):
+            where = f" behind its batch dimensions {list(batch_size)}" if batch_size else ""
+            raise _refusal(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
+        free.add(at)
+    shape = tuple(-1 if dim in free else size for dim, size in enumerate(leaf.shape))[len(batch_size) :]
+    # A jagged tensor has one batch dimension and one dimension that differs: a row's first.
+    own_form = Form.JAGGED if free == {0} else Form.STACK
+    return ValueLeaf(batch_size, bool(batch_size), Ragged(form or own_form, leaf.dtype, shape))
+
+
+def _packed(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_structure: bool = True) -> Node:
+    """A node whose elements describe themselves.
+
+    Args:
+        around: Batch size of the node around it: each element of that is one.
+        is_one_structure: Whether elements can only differ along a batch dimension of their own.
+    """
+    if node.inner is not None:
+        return node
+    element = node
+    for _ in around:
+        element = unstacked(element, 0)
+    inner, entries = known_of([element], around)
+    if is_one_structure and not inner:
+        raise _refusal(path, "its rows have no batch dimension that could differ")
+    if inner:
+        inner, entries = (-1, *inner[1:]), _freed(entries)
+    stack_dim = packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
+    names = None if node.names is None or not any(node.names[: len(around)]) else node.names[: len(around)]
+    return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
+
+
+def _freed(entries: tuple[tuple[str, Entry], ...]) -> tuple[tuple[str, Entry], ...]:
+    """What is known of elements whose first dimension may have any size."""
+    found: list[tuple[str, Entry]] = []
+    for key, entry in entries:
+        if isinstance(entry, Node) and entry.inner is not None:
+            entry = entry._replace(inner=(-1, *entry.inner[1:]), entries=_freed(entry.entries))
+        elif isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.shape:
+            entry = entry._replace(ragged=entry.ragged._replace(shape=(-1, *entry.ragged.shape[1:])))
+        found.append((key, entry))
+    return tuple(found)
+
+
+def _nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, ValueLeaf]]:
+    return [
+        (path, leaf)
+        for path, leaf in spec.values
+        if not leaf.batch_size and getattr(values.get(path), "is_nested", False) and values[path].size(0) == 1
+    ]
+
+
+def _nested_row(leaf: ValueLeaf, tensor: Any) -> ValueLeaf:
+    row, _ = nested_leaf(tensor, (1,))
+    return row._replace(batch_size=(), per_row=False)
+
+
+def _around(row: Spec, path: Path) -> tuple[int, ...]:
+    """Batch size of the node that an entry of a row lies in."""
+    parent = row.find(path[:-1]) if path else None
+    return parent.batch_size if isinstance(parent, Node) else ()
+
+
+def _marked(node: Node, path: Path, num_dims: int = 0) -> Node:
+    """The tree in which lazy stacks of rows are packed, and nodes whose rows can only be stacked lazily say so.
+
+    ``num_dims`` is of the batch around the node: what is stacked along one of these has the same size in every row.
+    """
+    if node.inner is not None or (node.stack_dim is not None and 0 <= node.stack_dim < num_dims):
+        return node
+    if node.stack_dim is not None and node.stack_dim >= 0:
+        return _packed(node, path, node.batch_size[:num_dims])
+    depth = len(node.batch_size)
+    entries = tuple(
+        (key, _marked(entry, (*path, key), depth) if isinstance(entry, Node) else entry) for key, entry in node.entries
+    )
+    has_pieces = any(
+        isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.form is Form.STACK
+        for _, entry in entries
+    )
+    return node._replace(entries=entries, stack_dim=-1 if has_pieces else None)
+
+
+def _has_stack(node: Node) -> bool:
+    return node.stack_dim is not None or any(isinstance(entry, Node) and _has_stack(entry) for _, entry in node.entries)
+
+
+def _refusal(path: Path, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(argument="ragged", reason=f"key {show(path) if path else '()'}: {reason}")

@@ -1,0 +1,82 @@
+"""The first key at which two structures differ, with what each has there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tdserve.base.errors import SpecMismatchError
+from tdserve.structure.matching import check_node, quote, show
+from tdserve.structure.nodes import Entry, Node, Path
+
+_OF_CONTENT = frozenset({"entries", "members"})
+"""Fields of nodes that say what is in them."""
+
+
+class Difference(NamedTuple):
+    """Where two structures differ.
+
+    Attributes:
+        key: Of the part, as errors show it; "" is the root.
+        one: What one of them has there.
+        other: What the other has.
+    """
+
+    key: str
+    one: str
+    other: str
+
+
+def first_difference(one: Node, other: Node) -> Difference | None:
+    """The first difference, one of keys, shapes and dtypes before one of anything else; None where there is none.
+
+    The order of keys does not count.
+    """
+    for left, right, is_turned in ((one, other, False), (other, one, True)):
+        try:
+            check_node(left, right, (), "")  # which lets sizes that are free be any: so both ways
+        except SpecMismatchError as error:
+            found = Difference(error.key, error.expected, error.actual)
+            return found._replace(one=found.other, other=found.one) if is_turned else found
+    return _first_detail(one, other, ())
+
+
+def _first_detail(one: Entry, other: Entry, path: Path) -> Difference | None:
+    """The first of what does not count for content: names of dimensions, devices, locks, and so on."""
+    if type(one) is not type(other):
+        return _difference(path, type(one).__name__, type(other).__name__)
+    for field in one._fields:
+        mine, theirs = getattr(one, field), getattr(other, field)
+        if field not in _OF_CONTENT and mine != theirs:
+            return _difference(path, _told(field, mine), _told(field, theirs))
+    if not isinstance(one, Node) or not isinstance(other, Node):
+        return None
+    entries = dict(other.entries)
+    for key, entry in one.entries:
+        there = entries.pop(key, None)
+        if there is None:
+            return _difference((*path, key), "a key", "no such key")
+        found = _first_detail(entry, there, (*path, key))
+        if found is not None:
+            return found
+    if entries:
+        return _difference((*path, next(iter(entries))), "no such key", "a key")
+    if one.members != other.members:
+        return _difference(path, "rows of some structures", "rows of others")
+    return None
+
+
+def _told(field: str, value: Any) -> str:
+    return f"{field}={value}"
+
+
+def _difference(path: Path, one: str, other: str) -> Difference:
+    return Difference(show(path) if path else "", one, other)
+
+
+def describe_difference(one: Node, other: Node) -> str:
+    """How a structure that exists differs from one that was asked for, as a sentence."""
+    found = first_difference(one, other)
+    if found is None:
+        return "its structure differs"
+    where = f"at key {quote((found.key,))}" if found.key else "as a whole"
+    return f"its structure differs {where}: it has {found.one}, asked is {found.other}"

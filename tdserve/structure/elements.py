@@ -1,0 +1,193 @@
+"""The elements of a batch as (nested) lists: what a packed node and a leaf of a nested tensor hold of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
+
+from tdserve.messages.values.messages import ATOMS
+from tdserve.structure.instances import inside, instance_of
+from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
+from tdserve.structure.torch_types import from_torch
+
+_AS_THEY_ARE = ATOMS | {dict, list, tuple}
+
+
+def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
+    """The elements of a tensordict, or of a stack of values, over the first dimensions of its batch.
+
+    Args:
+        td: No instance around a lazy stack, and no TensorDictParams.
+        batch_size: Of the elements; () gives the tensordict itself.
+    """
+    if not batch_size:
+        return td
+    rows = list(unbound(td, 0))
+    return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
+
+
+def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
+    """The rows of a lazy stack along any dimension; along its own they are those that it holds."""
+    if stack.stack_dim == dim:
+        held: list[Any] = stack.tensordicts
+        return held
+    if any(map(_is_instance, stack.tensordicts)):
+        return _rows_of_instances(stack, dim)
+    rows: tuple[Any, ...] = stack.unbind(dim)
+    if any(stack.names):
+        for row in rows:
+            row.names = stack.names[:dim] + stack.names[dim + 1 :]  # which tensordict forgets
+    return rows
+
+
+def _rows_of_instances(stack: LazyStackedTensorDict, dim: int) -> list[Any]:
+    """As stacks of instances, where tensordict would make instances around stacks of them."""
+    at = stack.stack_dim - (dim < stack.stack_dim)
+    columns = [unbound(member, dim - (stack.stack_dim < dim)) for member in stack.tensordicts]
+    name = stack.names[stack.stack_dim]
+    return [LazyStackedTensorDict(*row, stack_dim=at, stack_dim_name=name) for row in zip(*columns, strict=True)]
+
+
+def _is_instance(td: Any) -> bool:
+    return isinstance(td, TypedTensorDict) or (is_tensorclass(td) and not isinstance(td, NonTensorData))
+
+
+def unbound(td: Any, dim: int) -> Sequence[Any]:
+    """The rows along a dimension, of an instance as instances."""
+    if isinstance(td, LazyStackedTensorDict):
+        return rows_of(td, dim)
+    if not _is_instance(td):
+        rows: Sequence[Any] = td.unbind(dim)
+        return rows
+    beside = getattr(td, "_non_tensordict", None) or {}
+    return [instance_of(type(td), row, dict(beside)) for row in unbound(inside(td), dim)]
+
+
+def is_by_rows(td: Any, depth: int) -> bool:
+    """Whether a tensordict is stacked lazily along one after the other of its first dimensions."""
+    if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
+        return False
+    return depth == 1 or all(is_by_rows(row, depth - 1) for row in td.tensordicts)
+
+
+def noted_stack_dim(td: Any, depth: int, num_shown: int) -> int | None:
+    """What a packed node has to note of a lazy stack, so that elements over ``depth`` dimensions give it again."""
+    if not depth or not isinstance(td, LazyStackedTensorDict) or td.stack_dim >= num_shown or is_by_rows(td, depth):
+        return None
+    dim: int = td.stack_dim
+    return dim
+
+
+def by_rows(td: Any) -> Any:
+    """A lazy stack along another dimension than the first, as a stack of its rows; anything else as it is."""
+    if not isinstance(td, LazyStackedTensorDict) or not td.stack_dim:
+        return td
+    return LazyStackedTensorDict(*elements_of(td, tuple(td.batch_size[:1])), stack_dim=0, stack_dim_name=td.names[0])
+
+
+def values_of(stack: NonTensorStack) -> Any:
+    """``stack.tolist()``: of plain members at a third of its cost."""
+    if type(stack) is NonTensorStack and stack.stack_dim == 0 and len(stack.batch_size) == 1:
+        members: list[Any] = stack.tensordicts
+        if {NonTensorData}.issuperset(map(type, members)):
+            try:
+                values = [member._non_tensordict["data"] for member in members]
+            except KeyError:
+                return stack.tolist()
+            if _AS_THEY_ARE.issuperset(map(type, values)):  # what processes share hides behind others
+                return values
+    return stack.tolist()
+
+
+def flat_elements(elements: Any, num_dims: int) -> list[Any]:
+    """Nested lists of elements as one list, in C order; a single element for no dimensions."""
+    if not num_dims:
+        return [elements]
+    if num_dims == 1:
+        return list(elements)
+    return [element for row in elements for element in flat_elements(row, num_dims - 1)]
+
+
+def nested_list(elements: list[Any], batch_size: tuple[int, ...]) -> list[Any]:
+    """The reverse of ``flat_elements``, of at least one dimension."""
+    for dim in range(len(batch_size) - 1, 0, -1):
+        size = batch_size[dim]
+        elements = [elements[row * size : (row + 1) * size] for row in range(math.prod(batch_size[:dim]))]
+    return elements
+
+
+def nested_leaf(tensor: torch.Tensor, batch_size: tuple[int, ...]) -> tuple[ValueLeaf, Any]:
+    """How a nested tensor in a tensordict of this batch size is stored, and its elements.
+
+    Where there is no dimension that could number its components it is one element.
+    """
+    if not batch_size:
+        return ValueLeaf((), False, PACKED), tensor.detach()
+    components = pieces_of_jagged(tensor)
+    depth = len(batch_size)
+    found = Jagged.of(tensor)
+    if found is not None:
+        sizes = list(found.values.shape)
+        sizes[found.ragged_dim - 1] = -1
+        has_lengths = found.lengths is not None
+        ragged = Ragged(Form.JAGGED, from_torch(found.values.dtype), tuple(sizes[depth - 1 :]), has_lengths)
+    else:
+        ragged = Ragged(Form.NESTED, from_torch(tensor.dtype), (-1,) * (tensor.dim() - depth))
+    elements: Any = components if depth == 1 else [_rows(component, depth - 1) for component in components]
+    return ValueLeaf(batch_size, True, ragged), elements
+
+
+def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -> tuple[ValueLeaf, Any] | None:
+    """A dense tensor as the elements of a ragged leaf; None if it has another dtype or number of dimensions."""
+    ragged = wanted.ragged
+    depth = len(wanted.batch_size)
+    if ragged is None or leaf.dtype != ragged.dtype or len(leaf.shape) - depth != len(ragged.shape):
+        return None
+    batch_size, shape = leaf.shape[:depth], leaf.shape[depth:]
+    elements: Any = tensor
+    if depth == 1:
+        elements = Pieces.of_rows(tensor)
+    elif depth:
+        elements = _rows(tensor, depth)
+    declared = ragged._replace(shape=_declared(shape, ragged.shape))
+    return ValueLeaf(batch_size, bool(depth), declared), elements
+
+
+def dense_of_ragged(elements: Any, leaf: ValueLeaf, wanted: TensorLeaf) -> torch.Tensor | None:
+    """The elements of a ragged leaf as a dense tensor; None if they differ in shape."""
+    ragged = leaf.ragged
+    if ragged is None or ragged.dtype != wanted.dtype or len(leaf.batch_size) + len(ragged.shape) != len(wanted.shape):
+        return None
+    pieces = Pieces.of(flat_elements(elements, len(leaf.batch_size)) if len(leaf.batch_size) != 1 else elements, ragged)
+    if not len(pieces):
+        return torch.empty((*leaf.batch_size, *wanted.shape[len(leaf.batch_size) :]), dtype=pieces.dtype)
+    dense = pieces.stacked()
+    return None if dense is None else dense.view(*leaf.batch_size, *dense.shape[1:])
+
+
+def as_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
+    """A ragged leaf in the form in which it is wanted, if it has the dtype and its elements the dimensions; its shape
+    tells where elements of it do not fit."""
+    ragged = leaf.ragged
+    if ragged is None or ragged.dtype != wanted.dtype or len(ragged.shape) != len(wanted.shape):
+        return leaf
+    if ragged.shape != wanted.shape and leaf.batch_size:
+        flat = elements if len(leaf.batch_size) == 1 else flat_elements(elements, len(leaf.batch_size))
+        shapes = {tuple(element.shape) for element in flat} or {ragged.shape}
+        ragged = ragged._replace(
+            shape=tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
+        )
+    return leaf._replace(ragged=wanted._replace(shape=_declared(ragged.shape, wanted.shape)))
+
+
+def _declared(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-1 if free == -1 else size for size, free in zip(shape, wanted, strict=True))
+
+
+def _rows(tensor: torch.Tensor, depth: int) -> Any:
+    return list(tensor) if depth == 1 else [_rows(row, depth - 1) for row in tensor]

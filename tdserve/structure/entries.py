@@ -1,0 +1,181 @@
+"""The entries that a tensordict holds, by path, as they are: where ``get`` would unwrap one, and setting convert it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    UnbatchedTensor,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
+from tensordict.nn import TensorDictParams
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.structure.instances import inside
+from tdserve.structure.live_values import ValueSource, live_entry
+from tdserve.structure.nodes import DimNames, Path
+from tdserve.structure.state import params_around, params_of
+
+
+def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
+    """Puts live entries in the place of non-tensor ones, which go on as they were: single, or one value per row.
+
+    Args:
+        td: Changed in place; tensordicts that nobody else has, or unlocked ones.
+        sources: By path.
+
+    Returns:
+        ``td``.
+    """
+    for path, source in sources.items():
+        _enliven(td, path, source)
+    return td
+
+
+def _enliven(td: Any, path: Path, source: ValueSource) -> None:
+    owner = _owner(td, path)
+    if owner is None:
+        stack, below = _lazy_stack(td, path)
+        for number, row in enumerate(stack.tensordicts if stack is not None else ()):
+            _enliven(row, below, source.at((slice(None),) * stack.stack_dim + (number,)))
+        return
+    wrapper, inner = owner
+    beside = getattr(wrapper, "_non_tensordict", None) or {}
+    entry: Any = (
+        NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else inner._tensordict.get(path[-1])
+    )
+    if isinstance(entry, (NonTensorData, NonTensorStack)):
+        names = entry.names if any(entry.names) else None
+        is_stack = isinstance(entry, NonTensorStack)
+        inner._tensordict[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
+        beside.pop(path[-1], None)
+
+
+def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
+    """Puts other tensors of equal content in the place of plain ones on the CPU; parameters and what a lazy stack holds
+    stay.
+
+    Args:
+        td: Changed in place; unlocked.
+        tensors: By path.
+
+    Returns:
+        ``td``.
+    """
+    for path, tensor in tensors.items():
+        owner = _owner(td, path)
+        if owner is not None and _is_plain(owner[1]._tensordict.get(path[-1])):
+            owner[1]._tensordict[path[-1]] = tensor
+    return td
+
+
+def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Puts what ``change`` makes of each tensor in its place, whatever holds it, locked or not.
+
+    Args:
+        td: Changed in place; nobody else's.
+        change: Gives the tensor itself, or one of the same shape and dtype.
+
+    Returns:
+        ``td``; for a TensorDictParams another of its kind.
+
+    Raises:
+        NotSupportedError: An UnbatchedTensor would become a fake tensor.
+    """
+    if isinstance(td, TensorDictParams):
+        return params_around(change_tensors(td._param_td, change), params_of(td))
+    if is_tensorclass(td):
+        object.__setattr__(td, "_tensordict", change_tensors(td._tensordict, change))  # past frozen classes
+    elif isinstance(td, LazyStackedTensorDict):
+        td.tensordicts = [change_tensors(row, change) for row in td.tensordicts]
+    else:
+        for key, entry in list(td._tensordict.items()):
+            if is_tensor_collection(entry):
+                td._tensordict[key] = entry if is_non_tensor(entry) else change_tensors(entry, change)
+            elif type(entry) is UnbatchedTensor:
+                td._tensordict[key] = _changed_unbatched(entry, change)
+            else:
+                td._tensordict[key] = change(entry)
+    return td
+
+
+def _changed_unbatched(entry: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    changed = change(entry.as_subclass(torch.Tensor))
+    if isinstance(changed, FakeTensor):
+        reason = "torch makes no subclass of a fake tensor; use device='meta'"
+        raise NotSupportedError(feature="an UnbatchedTensor under a FakeTensorMode", reason=reason)
+    make: Any = UnbatchedTensor
+    return make(changed, entry.batch_size)
+
+
+def entry_at(td: Any, path: Path) -> Any:
+    """The entry itself, where ``get`` of a tensorclass would give the value of a non-tensor one."""
+    for key in path:
+        owner = _owner(td, (key,))
+        td = td.get(key) if owner is None else owner[1]._tensordict[key]
+    return td
+
+
+def put_in_order(td: Any, like: Any) -> Any:
+    """Gives the entries of a tensordict, and of those nested in it, the order that another has; returns it.
+
+    Args:
+        td: Changed in place; nobody else's.
+        like: Of the same keys.
+    """
+    if type(td) is TensorDict and type(like) is TensorDict:
+        entries = dict(td._tensordict)
+        td._tensordict.clear()
+        td._tensordict.update({key: entries.pop(key) for key in like._tensordict if key in entries} | entries)
+        for key, entry in td._tensordict.items():
+            put_in_order(entry, like._tensordict.get(key))
+    return td
+
+
+def name_dims(td: Any, names: DimNames) -> None:
+    """Names the first batch dimensions of a tensordict, or of what an instance is around, frozen ones too."""
+    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
+        td = inside(td)
+    td.names = [*names, *[None] * (td.ndim - len(names))]
+
+
+def _is_plain(entry: Any) -> bool:
+    is_own = isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)
+    return is_own and entry.device.type == "cpu"
+
+
+def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
+    """The first lazy stack on the way to an entry, and the rest of the path; None where there is none."""
+    for depth in range(len(path)):
+        inner = td
+        while type(inner) not in (TensorDict, LazyStackedTensorDict):
+            inner = inside(inner)
+            if isinstance(inner, dict) or inner is None:
+                return None, ()
+        if type(inner) is LazyStackedTensorDict:
+            return inner, path[depth:]
+        td = inner._tensordict.get(path[depth])
+    return None, ()
+
+
+def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
+    """What holds an entry: the tensordict or tensorclass instance, and the dict of entries within; None in a lazy
+    stack."""
+    for depth in range(len(path)):
+        inner = td
+        while type(inner) is not TensorDict:
+            inner = inside(inner)
+            if isinstance(inner, dict) or inner is None:  # of a lazy stack, or nothing
+                return None
+        if depth < len(path) - 1:
+            td = inner._tensordict.get(path[depth])
+    return td, inner

@@ -1,0 +1,58 @@
+"""Blank tensordicts, of meta and fake tensors: structure without content."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.structure.captured import Captured
+from tdserve.structure.files import FileTensor
+from tdserve.structure.matching import quote
+from tdserve.structure.tree import Spec
+
+META = "meta"
+"""Device of a stored structure that was made of such tensors: until somebody writes, it reads as meta tensors."""
+
+
+def has_no_content(item: torch.Tensor) -> bool:
+    """Whether a tensor is only its shape and dtype."""
+    return (item.is_meta and type(item) is not FileTensor) or isinstance(item, FakeTensor)
+
+
+def as_meta(item: torch.Tensor) -> torch.Tensor | None:
+    """A fake or meta tensor as a plain meta tensor; None where its sizes are symbols."""
+    if not all(type(size) is int for size in item.shape):
+        return None
+    with unset_fake_temporarily():
+        return torch.empty(item.shape, dtype=item.dtype, device="meta")
+
+
+def without_content(captured: Captured, *, store: str) -> Captured | None:
+    """What was captured of a tensordict that has no content, its spec on the meta device; None of one that has.
+
+    Raises:
+        NotSupportedError: Some of its tensors have content and some have none; names one that has none.
+    """
+    blank = [path for path, tensor in captured.tensors.items() if has_no_content(tensor)]
+    if not blank:
+        return None
+    if len(blank) < len(captured.tensors):
+        feature = f"a meta tensor at key {quote(blank[0])} of store {store!r}, beside tensors that have content,"
+        raise NotSupportedError(feature=feature, reason="make the store with memmap_like(), and write what there is")
+    return captured._replace(spec=captured.spec.with_device(META), tensors={})
+
+
+def structure_of(captured: Captured) -> Captured:
+    """What was captured of a tensordict whose tensors do not count: on no meta device."""
+    return captured._replace(spec=captured.spec.with_device("cpu")) if captured.spec.root.device == META else captured
+
+
+def is_blank(stored: Spec, version: int) -> bool:
+    """Whether nobody has written tensors into a store of this structure yet.
+
+    Args:
+        stored: Its whole structure.
+        version: Of its content. Of a structure without content only non-tensor values are written at first.
+    """
+    return stored.root.device == META and version <= (1 if stored.values else 0)

@@ -1,0 +1,157 @@
+"""What was stacked in a packed node, each whole again: elements are taken apart for the structure that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tdserve.base.errors import TDServeError
+from tdserve.messages.values.values import is_same
+from tdserve.structure.capture import capture_as
+from tdserve.structure.captured import Captured
+from tdserve.structure.elements import flat_elements, nested_list, unbound
+from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
+from tdserve.structure.notes import told
+from tdserve.structure.packing import Exact, without_marks
+from tdserve.structure.restacking import groups_of
+from tdserve.structure.torch_types import indexable, to_torch
+from tdserve.structure.tree import Spec, check_matches
+
+
+def gathered(
+    members: Sequence[Spec], elements: Any, batch_size: tuple[int, ...], dim: int, names: DimNames
+) -> list[Captured | list[Any]] | None:
+    """The content of each member, or its elements where they are of no such; None where nothing tells of members.
+
+    Args:
+        members: What was stacked, without the dimension along which, on the CPU; none where elements alone tell of it.
+        elements: Nested lists over ``batch_size``.
+        batch_size: Of the elements, at least one dimension.
+        dim: Of these dimensions, or of those of the elements behind them; -1: the elements are those of one member.
+        names: Of the dimensions of a member that number its elements.
+    """
+    given = flat_elements(elements, len(batch_size))
+    if any(part is None for part in given):
+        return None
+    depth = len(batch_size)
+    columns = _columns(without_marks(given), len(members), batch_size, dim)
+    if columns is None:
+        return None
+    known = members if len(members) == len(columns) else ()
+    notes = [part.note if type(part) is Exact else None for part in given]
+    if not known and all(note is None for note in notes):
+        return None
+    around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
+    if dim >= depth:
+        said = [told(notes, around, names, number=number, behind=dim - depth) for number in range(len(columns))]
+    else:
+        groups = groups_of(notes, batch_size, dim) if dim >= 0 else [notes]
+        said = [told(group, around, names) for group in groups]
+    found: list[Captured | list[Any]] = []
+    for number, column in enumerate(columns):
+        structures = [spec for spec in (said[number], *known[number : number + 1]) if spec is not None]
+        found.append(_member(structures, column, around))
+    return found
+
+
+class _Other(Exception):  # noqa: N818 - a way out, not an error
+    """Elements are not those of the member."""
+
+
+def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...]) -> Captured | list[Any]:
+    """Elements as one of these structures, the first that they have."""
+    for member in structures:
+        try:
+            return _joined(member, parts, around)
+        except (_Other, TDServeError):
+            continue
+    return parts
+
+
+def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], dim: int) -> list[list[Any]] | None:
+    """The elements of each member; None where elements are of different numbers of them."""
+    depth = len(batch_size)
+    if dim < 0:
+        return [parts]
+    if dim < depth:
+        return groups_of(parts, batch_size, dim)
+    sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts} or {(num_members,)}
+    if len(sizes) > 1 or () in sizes:
+        return None
+    columns: list[list[Any]] = [[] for _ in range(*sizes.pop())]
+    for part in parts:
+        for column, row in zip(columns, unbound(part, dim - depth), strict=True):
+            column.append(row)
+    return columns
+
+
+def _joined(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
+    """One member of the elements that it consists of."""
+    element: Spec | None = member.memo.get("element")
+    if element is None:
+        element = member.memo["element"] = member.with_batch(len(around), ())
+    found = [capture_as(part, element) for part in parts]
+    for spec in {id(each.spec): each.spec for each in found}.values():
+        check_matches(element, spec, store="")
+    tensors: dict[Path, torch.Tensor] = {}
+    for path, leaf in member.tensors:
+        dtype = to_torch(leaf.dtype)
+        column = [indexable(each.tensors[path]) for each in found]
+        joined = torch.stack(column).view(dtype) if found else torch.empty(0, dtype=dtype)
+        tensors[path] = joined.view(leaf.shape)
+    values: dict[Path, Any] = {}
+    is_per_row: dict[Path, bool] = {}
+    for path, value_leaf in member.values:
+        held = [each.values[path] for each in found]
+        if value_leaf.ragged == PACKED:
+            held = without_marks(held)
+        if value_leaf.is_unbatched:
+            values[path] = _same(held)
+            continue
+        if value_leaf.ragged is None:
+            given = [_leaf(each.spec, path) for each in found]
+            is_shared = not value_leaf.per_row and not any(leaf.per_row for leaf in given) and _is_one(held)
+            is_per_row[path] = not is_shared
+            if is_shared:
+                values[path] = held[0]
+                continue
+            held = [_spread(value, leaf) for value, leaf in zip(held, given, strict=True)]
+        values[path] = nested_list(held, around)
+        if _is_torn(values[path], value_leaf):
+            raise _Other
+    return Captured(member.with_per_row(is_per_row), tensors, values, {})
+
+
+def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
+    """Whether no nested tensor can have such components: one has a single dimension that differs along its first."""
+    depth = len(leaf.batch_size)
+    if leaf.ragged is None or leaf.ragged.form not in (Form.JAGGED, Form.NESTED) or depth < 2:
+        return False
+    return any(len({tuple(part.shape) for part in flat_elements(row, depth - 1)}) > 1 for row in elements)
+
+
+def _leaf(spec: Spec, path: Path) -> ValueLeaf:
+    leaves: dict[Path, ValueLeaf] | None = spec.memo.get("values by path")
+    if leaves is None:
+        leaves = spec.memo["values by path"] = dict(spec.values)
+    return leaves[path]
+
+
+def _spread(value: Any, leaf: ValueLeaf) -> Any:
+    """A value for each element of a leaf."""
+    if not leaf.per_row:
+        for size in reversed(leaf.batch_size):
+            value = [value] * size
+    return value
+
+
+def _same(held: list[Any]) -> Any:
+    if not _is_one(held):
+        raise _Other
+    return held[0]
+
+
+def _is_one(held: list[Any]) -> bool:
+    return bool(held) and all(is_same(value, held[0]) for value in held[1:])

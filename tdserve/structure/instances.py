@@ -1,0 +1,133 @@
+"""Tensorclasses and typed tensordicts by the names that both ends know them by, and instances of them without their
+constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, TensorDictBase, TypedTensorDict
+from tensordict.nn import TensorDictParams
+from tensordict.utils import _TENSORCLASS_MEMO
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.structure.nodes import Path
+from tdserve.structure.tree import quote
+
+
+def class_name(kind: type) -> str:
+    """The name by which both ends know a tensorclass."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def num_classes() -> int:
+    """Types that tensordict has seen: when it grows, a class may have been defined again."""
+    return len(_TENSORCLASS_MEMO)
+
+
+def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
+    """The registered class of that name; the newest, when a class was defined again. Never imports.
+
+    Args:
+        name: Of ``class_name``.
+        path: Where an instance lies, for errors.
+        keys: Fields that it must have.
+
+    Raises:
+        NotSupportedError: It is not known here, or lacks fields.
+    """
+    found = None
+    for cls, is_tensorclass in list(_TENSORCLASS_MEMO.items()):
+        if is_tensorclass and class_name(cls) == name and _holds_tensors(cls):
+            found = cls
+    for cls in _typed_classes(TypedTensorDict):
+        if class_name(cls) == name:
+            found = cls
+    where = f" at key {quote(path)}" if path else ""
+    if found is None:
+        module = name.rpartition(".")[0]
+        raise NotSupportedError(
+            feature=f"tensorclass {name}{where}",
+            reason=f"it is not defined in this process: import module {module} first",
+        )
+    # a typed tensordict may hold more than its fields
+    unknown = set() if issubclass(found, TypedTensorDict) else keys - found.__expected_keys__
+    if unknown:
+        raise NotSupportedError(
+            feature=f"tensorclass {name}{where}", reason=f"this process's definition has no fields {sorted(unknown)}"
+        )
+    return found
+
+
+def fields_of(name: str, path: Path = ()) -> AbstractSet[str]:
+    """The fields of the registered class of that name; none of a typed tensordict, which may hold other keys too.
+
+    Raises:
+        NotSupportedError: It is not known here.
+    """
+    found = find_tensorclass(name, path, frozenset())
+    fields: AbstractSet[str] = frozenset() if issubclass(found, TypedTensorDict) else found.__expected_keys__
+    return fields
+
+
+def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> Any:
+    """An instance around a tensordict; nothing is checked, ``__post_init__`` does not run."""
+    if issubclass(tensorclass, TypedTensorDict):
+        return tensorclass.from_tensordict(td, check=False)
+    instance = tensorclass.__new__(tensorclass)
+    # past __setattr__: frozen classes refuse it, and reading __dict__ would slow every later attribute access
+    object.__setattr__(instance, "_tensordict", td)
+    object.__setattr__(instance, "_non_tensordict", non_tensordict)
+    return instance
+
+
+def inside(wrapper: Any) -> Any:
+    """What a tensorclass instance, a ``TensorDictParams`` or a ``TypedTensorDict`` is around; None for others."""
+    if isinstance(wrapper, TensorDictParams):
+        return wrapper._param_td
+    if isinstance(wrapper, TypedTensorDict):
+        return wrapper._source
+    return getattr(wrapper, "_tensordict", None)
+
+
+def as_stack(instance: Any) -> Any:
+    """An instance around a lazy stack as a stack of instances, which is how tensordict's indexing changes the one into
+    the other; an instance around anything else as it is."""
+    content = inside(instance)
+    if not isinstance(content, LazyStackedTensorDict) or not content.tensordicts:
+        return instance
+    beside = getattr(instance, "_non_tensordict", None) or {}
+    rows = [as_stack(instance_of(type(instance), row, dict(beside))) for row in content.tensordicts]
+    return LazyStackedTensorDict(*rows, stack_dim=content.stack_dim, stack_dim_name=content.names[content.stack_dim])
+
+
+def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTensorDict, bool]:
+    """The reverse: the stack inside of a stack of instances of a class, and True; any other as it is, and False."""
+    rows = []
+    for row in stack.tensordicts:
+        content = inside(row) if class_name(type(row)) == name else None
+        if not isinstance(content, TensorDictBase):
+            return stack, False
+        beside = getattr(row, "_non_tensordict", None) or {}
+        if beside:
+            content = content.copy()
+        for key, value in beside.items():
+            content.set_non_tensor(key, value)
+        rows.append(content)
+    if not rows:
+        return stack, False
+    name_of_dim = stack.names[stack.stack_dim]
+    return LazyStackedTensorDict(*rows, stack_dim=stack.stack_dim, stack_dim_name=name_of_dim), True
+
+
+def _typed_classes(kind: type) -> Iterator[type]:
+    """All of them, older before newer ones."""
+    cls: type
+    for cls in kind.__subclasses__():
+        yield cls
+        yield from _typed_classes(cls)
+
+
+def _holds_tensors(cls: type) -> bool:
+    return not getattr(cls, "_is_non_tensor", False) and not getattr(cls, "_pass_through", False)

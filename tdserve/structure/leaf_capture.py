@@ -1,0 +1,238 @@
+"""The leaves of a tensordict on their way into a spec: tensors and non-tensor values, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorStack, UnbatchedTensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from tdserve.base.errors import InvalidSpecError, NotSupportedError
+from tdserve.messages.values.values import check_values, encode_many
+from tdserve.structure.captured import EncodedValues
+from tdserve.structure.elements import elements_of, nested_leaf, values_of
+from tdserve.structure.fake_tensors import as_meta, has_no_content
+from tdserve.structure.files import FileTensor
+from tdserve.structure.live_values import LiveEntry
+from tdserve.structure.matching import quote, show
+from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
+from tdserve.structure.packing import exact, pack
+from tdserve.structure.pieces import Jagged
+from tdserve.structure.stacks import Part
+from tdserve.structure.state import PLAIN, mark_of
+from tdserve.structure.torch_types import FROM_TORCH
+
+
+class LeafReader:
+    """What one walk over a tensordict finds of leaves; who walks over the nodes inherits it.
+
+    Args:
+        store: Only for messages.
+        is_destination: As of ``capture``.
+        packed: Where elements describe themselves.
+        checks: Whether values are looked at for what cannot travel.
+        encodes: Whether values that are looked at may be encoded for good.
+        is_exact, takes_structure: As of ``capture``.
+
+    Attributes:
+        tensors: Found so far, by path.
+        values: Found so far, by path.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        is_destination: bool,
+        packed: frozenset[Path] = frozenset(),
+        *,
+        checks: bool = True,
+        encodes: bool = True,
+        is_exact: bool = False,
+        takes_structure: bool = False,
+    ) -> None:
+        self.store = store
+        self.checks = checks
+        self.encodes = encodes
+        self.is_destination = is_destination
+        self.is_exact = is_exact
+        self.takes_structure = takes_structure
+        self.packed = packed
+        self.tensors: dict[Path, torch.Tensor] = {}
+        self.values: dict[Path, Any] = {}
+
+    def _nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        jagged = Jagged.of(item)
+        if (item if jagged is None else jagged.values).is_meta:
+            raise self._refusal("a nested meta tensor", path, "what its rows have in common is not in it")
+        size = item.size(0) if jagged is None else len(jagged.offsets) - 1
+        if batch_size and size != batch_size[0]:
+            raise self._contradiction(path, (size,), batch_size)
+        leaf, self.values[path] = nested_leaf(item, batch_size)
+        if not self.is_exact or self._mark(item, path) == PLAIN:
+            return leaf
+        if not item.requires_grad or isinstance(item, torch.nn.Parameter):
+            raise self._refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
+        if leaf.ragged == PACKED:
+            self.values[path] = exact(item, 0, keeps_locks=False)
+            return leaf
+        return leaf._replace(requires_grad=True)
+
+    def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
+        if kind is UnbatchedTensor:
+            return self._unbatched(item, path, batch_size)
+        jagged = Jagged.of(item)
+        dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
+        if dtype is not None and (jagged is not None or item.is_nested):
+            return self._nested(item, path, batch_size)
+        is_dense = not item.is_nested and item.layout is torch.strided
+        if dtype is None or not is_dense:
+            raise self._refusal(_what(item), path, _remedy(item))
+        given = item
+        if kind is not torch.Tensor:
+            item = item if kind is FileTensor else self._plain(item, kind, path)
+        elif item.is_meta:
+            item = self._blank(item, path)
+        elif item.requires_grad:
+            item = item.detach()
+        shape = tuple(item.shape)
+        if shape[: len(batch_size)] != batch_size:
+            raise self._contradiction(path, shape, batch_size)
+        if len(shape) > MAX_DIMS:
+            raise self._refusal(f"a tensor of {len(shape)} dimensions", path, f"at most {MAX_DIMS} are possible")
+        if self.is_destination:
+            self._check_destination(item, path)
+        elif item.is_neg() or (item.is_complex() and item.is_conj()):
+            item = item.resolve_neg().resolve_conj()
+        self.tensors[path] = item
+        if not self.is_exact or kind is FileTensor:
+            return TensorLeaf(dtype, shape)
+        return TensorLeaf(dtype, shape, *self._mark(given, path))
+
+    def _unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        if self.is_exact and item.requires_grad:
+            raise self._refusal("an UnbatchedTensor that requires grad", path, "detach it")
+        self.values[path] = pack(item)
+        return ValueLeaf(batch_size, False, is_unbatched=True)
+
+    def _mark(self, item: torch.Tensor, path: Path) -> tuple[TensorKind, bool]:
+        if type(item) is FakeTensor:
+            return TensorKind.PARAMETER if getattr(item, "_is_param", False) else TensorKind.PLAIN, item.requires_grad
+        try:
+            return mark_of(item)
+        except NotSupportedError as error:
+            raise self._refusal(error.feature, path, error.reason) from None
+
+    def _plain(self, item: torch.Tensor, kind: type, path: Path) -> torch.Tensor:
+        if is_lazy(item):
+            raise self._refusal("an uninitialized parameter", path, "run the module once, so that it gets a shape")
+        if has_no_content(item):
+            return self._blank(item, path)
+        if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:  # DTensor, quantized ones
+            raise self._refusal(
+                f"a tensor of class {kind.__name__}", path, "it wraps others and has no bytes of its own"
+            )
+        return item.detach().as_subclass(torch.Tensor)
+
+    def _blank(self, item: torch.Tensor, path: Path) -> torch.Tensor:
+        what = "a meta tensor" if item.is_meta else "a fake tensor"
+        if not self.takes_structure:
+            reason = "it has no content; init_remote(), memmap_like() and create_replay() take its structure"
+            raise self._refusal(what, path, reason)
+        found = as_meta(item)
+        if found is None:
+            raise self._refusal(what, path, "its sizes are symbols")
+        return found
+
+    def _check_stacked(self, parts: Iterable[Part], stacked: Mapping[Path, torch.Tensor]) -> None:
+        """Raises NotSupportedError where rows without content differ: they would be stored row by row."""
+        for part in parts:
+            for path, tensor in part.tensors.items():
+                if has_no_content(tensor) and path not in stacked:
+                    raise self._refusal("a meta tensor", path, "rows that differ in structure are their content")
+
+    def _check_destination(self, item: torch.Tensor, path: Path) -> None:
+        if item.is_neg() or (item.is_complex() and item.is_conj()):
+            raise self._refusal("a conjugate or negative view as destination", path, "give its .resolve_conj() clone")
+        if not item.is_contiguous() and any(
+            stride == 0 and size > 1 for stride, size in zip(item.stride(), item.shape, strict=True)
+        ):
+            raise self._refusal("an expanded tensor as destination", path, "its elements share memory, give a clone")
+
+    def _value(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        if isinstance(item, LiveEntry):
+            item = item.now()
+        own = tuple(item.batch_size)
+        if own[: len(batch_size)] != batch_size:
+            raise self._contradiction(path, own, batch_size)
+        is_stack = isinstance(item, NonTensorStack)
+        if path in self.packed or (is_stack and -1 in own):
+            if self.checks:
+                check_values(list(_singles(item)), key=show(path))
+            self.values[path] = elements_of(item, batch_size)
+            return ValueLeaf(batch_size, bool(batch_size), PACKED)
+        value = values_of(item) if is_stack else item.data
+        if is_stack and not _has_rows(value, own):
+            raise self._refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
+        if self.checks and self.encodes and is_stack and len(own) == 1:
+            value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them
+        elif self.checks:
+            check_values(_each(value, len(own)) if is_stack else (value,), key=show(path))
+        self.values[path] = value
+        return ValueLeaf(own, is_stack)
+
+    def _bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+        if self.checks:
+            check_values((value,), key=show(path))
+        self.values[path] = value
+        return ValueLeaf(batch_size, False)
+
+    def _refusal(self, what: str, path: Path, reason: str) -> NotSupportedError:
+        where = f" at key {quote(path)}" if path else ""
+        store = f" of store {self.store!r}" if self.store else ""
+        return NotSupportedError(feature=f"{what}{where}{store}", reason=reason)
+
+    def _contradiction(self, path: Path, shape: tuple[int, ...], batch_size: tuple[int, ...]) -> InvalidSpecError:
+        reason = f"key {quote(path)} has shape {shape}, which does not start with the batch size {batch_size}"
+        return InvalidSpecError(store=self.store, reason=reason)
+
+
+def _what(item: torch.Tensor) -> str:
+    if item.is_nested or item.layout is torch.jagged:
+        return "a jagged tensor"
+    if item.layout is not torch.strided:
+        return f"a {str(item.layout).removeprefix('torch.')} tensor"
+    return f"a tensor of dtype {str(item.dtype).removeprefix('torch.')}"
+
+
+def _remedy(item: torch.Tensor) -> str:
+    if item.layout is not torch.strided:
+        return "only dense and nested tensors with memory travel; send its .to_dense()"
+    if item.is_quantized:
+        return "its scale is not among its bytes; send its .dequantize()"
+    return "only elements of whole bytes that torch can copy travel; send its .view(torch.uint8)"
+
+
+def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:
+    if not batch_size:
+        return True
+    if not isinstance(value, list) or len(value) != batch_size[0]:
+        return False
+    return len(batch_size) == 1 or all(_has_rows(row, batch_size[1:]) for row in value)
+
+
+def _singles(item: Any) -> Iterable[Any]:
+    """Every value of stacks in stacks."""
+    if not isinstance(item, NonTensorStack):
+        return (item.data,)
+    return [single for member in item.tensordicts for single in _singles(member)]
+
+
+def _each(value: Any, num_dims: int) -> Sequence[Any]:
+    if num_dims == 0:
+        return (value,)
+    if num_dims == 1:
+        return list(value)
+    return [single for row in value for single in _each(row, num_dims - 1)]

@@ -1,0 +1,92 @@
+"""Whether one structure holds what another asks for; and how errors name the parts of both."""
+
+from __future__ import annotations
+
+from tdserve.base.errors import SpecMismatchError
+from tdserve.structure.nodes import PACKED, Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, has_nothing
+
+
+def show(path: Path) -> str:
+    """A path as error messages show it: a key of the root bare, a nested one as its tuple."""
+    return path[0] if len(path) == 1 else repr(path)
+
+
+def quote(path: Path) -> str:
+    """A path inside of a sentence: quoted as Python would."""
+    return repr(path[0]) if len(path) == 1 else repr(path)
+
+
+def describe(entry: Entry) -> str:
+    """What a key holds, as error messages show it: ``float32[4, 3]``."""
+    if isinstance(entry, TensorLeaf):
+        return f"{entry.dtype}{list(entry.shape)}"
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return f"ragged {entry.ragged.dtype}{[*entry.batch_size, *entry.ragged.shape]}"
+    if isinstance(entry, ValueLeaf) and entry.is_unbatched:
+        return "UnbatchedTensor"
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None:
+        return f"entries of any kind{list(entry.batch_size)}"
+    if isinstance(entry, ValueLeaf):
+        return f"non-tensor{list(entry.batch_size)}"
+    return f"{entry.tensorclass or 'TensorDict'}{list(entry.shown_batch_size)}"
+
+
+def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False) -> None:
+    """As ``check_matches``, for nodes at a path; ``is_packed``: they are known of elements of a packed node."""
+    theirs_inner, inner = actual.inner, expected.inner
+    is_fit = expected.batch_size == actual.batch_size and (inner is None) is (theirs_inner is None)
+    if not is_fit or len(inner or ()) != len(theirs_inner or ()):
+        wanted, found = list(expected.shown_batch_size), list(actual.shown_batch_size)
+        kind = "ragged " if inner is not None and theirs_inner is None else ""
+        raise _mismatch(store, path, f"{kind}batch size {wanted}", f"{found}")
+    if expected.tensorclass != actual.tensorclass:
+        raise _mismatch(store, path, expected.tensorclass or "TensorDict", actual.tensorclass or "TensorDict")
+    if expected.entries == actual.entries:
+        return
+    is_packed = is_packed or inner is not None
+    theirs = dict(actual.entries)
+    for key, entry in expected.entries:
+        other = theirs.pop(key, None)
+        if other is None:
+            if is_packed:
+                continue
+            unknown = next((each for each in theirs if each not in dict(expected.entries)), None)
+            told = "no such key" if unknown is None else f"no such key, but {quote((*path, unknown))}"
+            raise _mismatch(store, (*path, key), describe(entry), told)
+        if isinstance(entry, Node) and isinstance(other, Node):
+            check_node(entry, other, (*path, key), store, is_packed=is_packed)
+        elif is_packed and (_is_any(entry) or has_nothing(other)):
+            continue
+        elif type(entry) is not type(other) or not fits(entry, other):
+            raise _mismatch(store, (*path, key), describe(entry), describe(other))
+    if is_packed and expected.tensorclass is not None:
+        return  # fields that it has at times
+    for key, other in theirs.items():
+        raise _mismatch(store, (*path, key), "no such key", describe(other))
+
+
+def fits(expected: Entry, actual: Entry) -> bool:
+    """Whether one leaf may take the place of another."""
+    if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
+        is_alike = expected.batch_size == actual.batch_size and expected.is_unbatched == actual.is_unbatched
+        return is_alike and _fits_ragged(expected.ragged, actual.ragged)
+    return expected[:2] == actual[:2] if isinstance(actual, TensorLeaf) else expected == actual
+
+
+def _is_any(known: Entry) -> bool:
+    """Whether elements of a packed node hold different things at a key."""
+    return isinstance(known, ValueLeaf) and known.ragged == PACKED
+
+
+def _fits_ragged(expected: Ragged | None, actual: Ragged | None) -> bool:
+    if expected is None or actual is None:
+        return expected is actual
+    if (expected.form is Form.PACKED) is not (actual.form is Form.PACKED):
+        return False
+    if expected.dtype != actual.dtype or len(expected.shape) != len(actual.shape):
+        return False
+    return all(wanted in (-1, size) for wanted, size in zip(expected.shape, actual.shape, strict=True))
+
+
+def _mismatch(store: str, path: Path, expected: str, actual: str) -> SpecMismatchError:
+    return SpecMismatchError(store=store, key=show(path) if path else "", expected=expected, actual=actual)

@@ -1,0 +1,375 @@
+"""The nodes of a tensordict on their way into a spec: tensordicts, instances, lazy stacks, one in another.
+
+Owns the knowledge of how tensordict and tensorclass instances hold their entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    TypedTensorDict,
+    is_tensorclass,
+)
+from tensordict.nn import TensorDictParams
+
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.changes import rebatch
+from tdserve.structure.elements import elements_of, flat_elements, is_by_rows, noted_stack_dim
+from tdserve.structure.files import in_memory
+from tdserve.structure.instances import as_instance, as_stack, class_name
+from tdserve.structure.leaf_capture import LeafReader
+from tdserve.structure.matching import show
+from tdserve.structure.members import needs_note, num_levels, shared_values
+from tdserve.structure.nodes import (
+    MAX_DEPTH,
+    DimNames,
+    Entry,
+    Node,
+    Params,
+    Path,
+    has_state,
+)
+from tdserve.structure.noting import noted
+from tdserve.structure.packing import exact, holds_exact
+from tdserve.structure.stacks import Part, known_of, stacked
+from tdserve.structure.state import params_of
+from tdserve.structure.tree import Spec
+from tdserve.structure.views import items_of, shows_others
+
+_NOTHING: dict[str, Any] = {}
+
+
+class NodeReader(LeafReader):
+    """One walk over one tensordict."""
+
+    _wanted: Mapping[Path, Node] = MappingProxyType({})
+    _noted: Mapping[Path, Node] = MappingProxyType({})
+    _is_locked = False
+
+    def take_forms(self, nodes: Mapping[Path, Node]) -> None:
+        """Lets instances be elements of the packed nodes that they are for, where these have no class of their own."""
+        self._wanted = nodes
+
+    def take_notes(self, td: Any, nodes: Mapping[Path, Node]) -> None:
+        """Lets elements tell what members they are of, where the packed nodes that they are for tell of others.
+
+        Args:
+            td: The root of the walk.
+            nodes: By path.
+        """
+        self._noted = nodes
+        self._is_locked = bool(getattr(td, "is_locked", False))
+
+    def node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
+        """Takes a node apart; ``above`` is the batch size of the one around it, None for the root."""
+        if len(path) >= MAX_DEPTH:
+            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+        plain, extra, tensorclass, params = (
+            (td, _NOTHING, None, None) if type(td) is TensorDict else self._unwrap(td, path)
+        )
+        if path in self.packed:
+            return self._for_packed(td, plain, extra, tensorclass, params, path, above)
+        if isinstance(plain, LazyStackedTensorDict):
+            return self._stack(plain, extra, tensorclass, path, above)
+        batch_size = tuple(plain.batch_size)
+        entries: list[tuple[str, Entry]] = []
+        for key, item in items_of(plain):
+            if not key.isascii():
+                self._check_key(key, path)
+            below = (*path, key)
+            kind = type(item)
+            if kind is torch.Tensor or issubclass(kind, torch.Tensor):
+                entries.append((key, self._tensor(item, kind, below, batch_size)))
+            elif kind is TensorDict:
+                entries.append((key, self._child(item, below, batch_size)))
+            elif issubclass(kind, (NonTensorData, NonTensorStack)):
+                entries.append((key, self._value(item, below, batch_size)))
+            else:
+                entries.append((key, self._child(item, below, batch_size)))
+        for key, value in extra.items():
+            entries.append((key, self._bare_value(value, (*path, key), batch_size)))
+        device = plain.device
+        device_name = None if device is None else _device_name(device)
+        is_typed = tensorclass is not None and isinstance(td, TypedTensorDict)
+        if not self.is_exact:
+            return Node(batch_size, _names(plain), device_name, tensorclass, tuple(entries), is_typed=is_typed)
+        return Node(
+            batch_size,
+            _names(plain),
+            device_name,
+            tensorclass,
+            tuple(entries),
+            is_locked=bool(td.is_locked),
+            params=params,
+            is_typed=is_typed,
+        )
+
+    def _for_packed(
+        self,
+        td: Any,
+        plain: TensorDictBase,
+        extra: dict[str, Any],
+        tensorclass: str | None,
+        params: Params | None,
+        path: Path,
+        above: tuple[int, ...] | None,
+    ) -> Node:
+        """What is taken apart into elements, in the form in which these are wanted."""
+        wanted = self._wanted.get(path)
+        if wanted is not None and wanted.tensorclass != tensorclass and params is None:
+            plain, extra, tensorclass = _as_wanted(td, plain, extra, tensorclass, wanted.tensorclass)
+        is_element = params is not None and above == ()
+        packed = self._packed(td if is_element else plain, extra, tensorclass, path, above)
+        wanted = self._noted.get(path)
+        if wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
+            is_params = params is not None and tensorclass is None and wanted.stack_dim == -1
+            self._note(td if is_params else plain, extra, path, wanted)
+        return packed
+
+    def _unwrap(self, td: Any, path: Path) -> tuple[TensorDictBase, dict[str, Any], str | None, Params | None]:
+        """The tensordict inside of a wrapper, non-tensor fields that lie beside it, the wrapper's class name, and how
+        its parameters are held."""
+        kind = type(td)
+        if isinstance(td, type):
+            raise self._refusal(f"the class {td.__qualname__}", path, "instances travel")
+        if kind is TensorDict or (shows_others(kind) and not self.is_destination):
+            return td, {}, None, None
+        if kind is TensorDictParams:
+            plain, extra, tensorclass, _ = self._unwrap(td._param_td, path)
+            return plain, extra, tensorclass, self._params(td, path)
+        if issubclass(kind, TypedTensorDict):
+            plain, extra, tensorclass, params = self._unwrap(td._source, path)
+            if tensorclass is not None or params is not None:
+                raise self._refusal(
+                    f"a {kind.__name__} around a {type(td._source).__name__}", path, "give it a TensorDict"
+                )
+            return plain, extra, class_name(kind), None
+        if is_tensorclass(kind):
+            if issubclass(kind, NonTensorData):
+                raise self._refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
+            if kind._is_non_tensor or getattr(kind, "_pass_through", False):
+                raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")
+            inner, _, _, params = self._unwrap(td._tensordict, path)
+            params = None if params is None else params._replace(is_in_class=True)
+            return inner, td._non_tensordict or {}, class_name(kind), params
+        if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
+            return td, {}, None, None
+        if isinstance(td, NonTensorStack):
+            raise self._refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
+        if isinstance(td, TensorDictBase):
+            raise self._refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
+        raise self._refusal(f"an object of {class_name(kind)}", path, _remedy(td))
+
+    def _params(self, td: TensorDictParams, path: Path) -> Params | None:
+        try:
+            return params_of(td) if self.is_exact else None
+        except NotSupportedError as error:
+            raise self._refusal(error.feature, path, error.reason) from None
+
+    def _child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
+        node = self.node(item, path, batch_size)
+        if node.batch_size[: len(batch_size)] != batch_size:
+            raise self._contradiction(path, node.batch_size, batch_size)
+        return node
+
+    def _stack(
+        self,
+        td: LazyStackedTensorDict,
+        extra: dict[str, Any],
+        tensorclass: str | None,
+        path: Path,
+        above: tuple[int, ...] | None,
+    ) -> Node:
+        """A lazy stack: leaf by leaf where its rows have one structure, else packed."""
+        names = _names(td)
+        if not td.tensordicts:
+            device = None if td.device is None else _device_name(td.device)
+            is_locked = self.is_exact and bool(td.is_locked)
+            return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim, is_locked=is_locked)
+        parts = [self._part(row, path, ()) for row in map(in_memory, td.tensordicts)]
+        found = None if extra else stacked(parts, td.stack_dim, path=path, names=names)
+        if self.takes_structure:
+            self._check_stacked(parts, found.tensors if found is not None else {})
+        if found is None:
+            return self._packed(td, extra, tensorclass, path, above, parts)
+        self.tensors.update(found.tensors)
+        self.values.update(found.values)
+        return found.root._replace(tensorclass=tensorclass)
+
+    def _packed(
+        self,
+        td: Any,
+        extra: dict[str, Any],
+        tensorclass: str | None,
+        path: Path,
+        above: tuple[int, ...] | None,
+        parts: list[Part] | None = None,
+    ) -> Node:
+        """A node whose elements describe themselves. ``parts`` are the rows of a stack, if they were looked at."""
+        td = in_memory(td)
+        can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
+        batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
+        is_locked = self.is_exact and bool(td.is_locked)
+        td = _with_fields(td, extra)
+        elements = elements_of(td, batch_size)
+        stack_dim = None
+        members = self._members(td, path, batch_size, None if extra else parts)
+        if parts is not None and not batch_size:
+            stack_dim = td.stack_dim
+        elif parts is None or len(batch_size) != 1 or not can_list:
+            parts = [self._part(element, path, ()) for element in flat_elements(elements, len(batch_size))]
+        rows = [part.root for part in parts]
+        is_noted = self.is_exact and any(holds_exact(value) for part in parts for value in part.values.values())
+        if members and 0 in batch_size:
+            num_around = len(batch_size) - (td.stack_dim < len(batch_size))
+            rows = [rebatch(member, num_around, (), None) for member in members]
+            stack_dim = None if td.stack_dim < len(batch_size) else td.stack_dim - len(batch_size)
+        inner, entries = known_of(rows, batch_size, stack_dim)
+        if not rows and path in self.packed:
+            inner = tuple(td.batch_size[len(batch_size) :])
+        keeps_locks = not self._is_lock_told(is_locked, path)
+        if is_noted or (self.is_exact and any(has_state(row, is_locked=keeps_locks) for row in rows)):
+            elements = exact(elements, len(batch_size), keeps_locks=keeps_locks)
+        self.values[path] = elements
+        names = _names(td)
+        names = None if names is None else names[: len(batch_size)]
+        device = None if td.device is None else _device_name(td.device)
+        names = None if names is None or not any(names) else names
+        return Node(
+            batch_size,
+            names,
+            device,
+            tensorclass,
+            entries,
+            stack_dim=noted_stack_dim(td, len(batch_size), len(batch_size) + len(inner)),
+            inner=inner,
+            is_locked=is_locked,
+            members=members,
+        )
+
+    def _note(self, td: Any, extra: dict[str, Any], path: Path, wanted: Node) -> None:
+        """Lets elements tell of what members they are."""
+
+        def look(member: Any, around: tuple[int, ...]) -> Node:
+            found = self._part(member, path, around).root
+            self._check_depth([found], path)
+            return found
+
+        td = _with_fields(in_memory(td), extra)
+        elements = self.values[path]
+        is_locked = self._is_lock_told(bool(td.is_locked), path)
+        found = noted(td, elements, wanted, look=look, compare=_compared, is_locked=is_locked)
+        if found is None:
+            expected = "members as the store has them, since there are no elements that could tell of others"
+            raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")
+        self.values[path] = found
+
+    def _is_lock_told(self, is_locked: bool, path: Path) -> bool:
+        """Whether elements of a packed node, which is locked or is not, need not tell it: all that is written is, or
+        the node that they are for."""
+        wanted = self._noted.get(path)
+        return is_locked and (wanted is None or wanted.is_locked or self._is_locked)
+
+    def _members(self, td: Any, path: Path, batch_size: tuple[int, ...], parts: list[Part] | None) -> tuple[Node, ...]:
+        """What is stacked, each without the dimension along which; () where elements tell it."""
+        depth = len(batch_size)
+        if not isinstance(td, LazyStackedTensorDict) or path in self.packed or not depth or is_by_rows(td, depth):
+            return ()
+        if not td.tensordicts:
+            return ()
+        around = batch_size[: td.stack_dim] + batch_size[td.stack_dim + 1 :]
+        if parts is None or any(part.root.inner is not None for part in parts):  # which are one element each there
+            parts = [self._part(member, path, around) for member in map(in_memory, td.tensordicts)]
+        members = tuple(part.root for part in parts)
+        if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
+            return ()
+        self._check_depth(members, path)
+        for below in (below for member in members if 0 in around for below in shared_values(member)):
+            reason = "its stack of different keys has no elements that could hold it"
+            raise self._refusal("a value for all elements", (*path, *below), reason)
+        return members
+
+    def _check_depth(self, members: Sequence[Node], path: Path) -> None:
+        """What is stacked at a path lies one level below it."""
+        if max(len(path), 1) + max(map(num_levels, members)) > MAX_DEPTH:
+            raise self._refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+
+    def _part(self, td: Any, path: Path, above: tuple[int, ...]) -> Part:
+        """A part that is looked at for itself."""
+        reader = NodeReader(
+            self.store,
+            self.is_destination,
+            checks=self.checks,
+            encodes=False,
+            is_exact=self.is_exact,
+            takes_structure=self.takes_structure,
+        )
+        return Part(reader.node(td, path, above), reader.tensors, reader.values)
+
+    def _check_key(self, key: str, path: Path) -> None:
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
+
+
+def _compared(td: Any, like: Spec) -> tuple[Node, list[Any]]:
+    """What a tensordict is that is taken apart for a structure, in the forms that it has itself; and its values."""
+    reader = NodeReader("", False, like.packed, checks=False, is_exact=True)
+    reader.take_notes(td, like.packed_nodes)
+    root = reader.node(td, (), like.root.batch_size)
+    return root, list(reader.values.values())
+
+
+def _as_wanted(
+    td: Any, plain: TensorDictBase, extra: dict[str, Any], tensorclass: str | None, wanted: str | None
+) -> tuple[TensorDictBase, dict[str, Any], str | None]:
+    """What was unwrapped of ``td``, as a stack of instances or an instance around a stack, whichever is wanted."""
+    if wanted is None:
+        return as_stack(td), _NOTHING, None
+    if tensorclass is None and isinstance(plain, LazyStackedTensorDict):
+        found, is_instance = as_instance(plain, wanted)
+        return found, extra, wanted if is_instance else None
+    return plain, extra, tensorclass
+
+
+@lru_cache(maxsize=64)
+def _device_name(device: torch.device) -> str:
+    return str(device)
+
+
+def _with_fields(td: Any, fields: dict[str, Any]) -> Any:
+    """A tensordict with the non-tensor fields of the instance around it as entries."""
+    if fields:
+        td = td.copy()
+        for key, value in fields.items():
+            td.set_non_tensor(key, value)
+    return td
+
+
+def _names(td: TensorDictBase) -> DimNames | None:
+    names = td._td_dim_names if type(td) is TensorDict else td.names
+    if names is None or all(name is None for name in names):
+        return None
+    return tuple(names)
+
+
+def _remedy(item: Any) -> str:
+    """What to do with an object that is neither a tensordict nor an instance of a tensorclass."""
+    if isinstance(item, Mapping):
+        return "make a tensordict of it: TensorDict(it, batch_size=[...])"
+    if isinstance(item, (list, tuple)):
+        return "make one tensordict of them: torch.stack(them), or lazy_stack(them) where they differ"
+    if isinstance(item, torch.nn.Module):
+        return "make a tensordict of it: TensorDict.from_module(it); latest(into=it) fills it"
+    return "tensordicts and tensorclasses travel"

@@ -1,0 +1,171 @@
+"""What an element of a packed node says of the tensordict that it was written with, where the node tells another.
+
+A node tells what was stacked in it when it was made. Elements that are written since may be of members with other
+parameters, locks or nested tensors: then each of them has the structure of its member, and its place in there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidSpecError, RemoteProtocolError
+from tdserve.structure import codec
+from tdserve.structure.changes import rebatch
+from tdserve.structure.nodes import DimNames, Node
+from tdserve.structure.tree import Spec
+from tdserve.v1 import spec_pb2
+
+_NUM_KEPT = 64
+"""Decoded structures that are kept: all elements of a member have the same one."""
+
+
+class Note(NamedTuple):
+    """What one element says.
+
+    Attributes:
+        spec: Its root is a packed node over the elements that were written together, without entries: the ``members``
+            are what they were of. A single one with the ``stack_dim`` -1, else those of which each element has a row.
+        position: Of this element among them, in C order.
+    """
+
+    spec: Spec
+    position: int
+
+
+def spec_of(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1) -> Spec:
+    """What notes of elements say of the members that they are of.
+
+    Args:
+        members: Each without the dimension along which they are stacked.
+        batch_size: Of the elements, at least one dimension, none of them 0.
+        dim: Along which members are stacked, behind those of ``batch_size``; -1: there is a single one.
+    """
+    inner = members[0].shown_batch_size[len(batch_size) :]
+    if dim >= 0:
+        behind = dim - len(batch_size)
+        inner = (*inner[:behind], -1, *inner[behind:])
+    nameless = (None,) * len(batch_size)  # whoever reads them has other dimensions around
+    kept = tuple(_whole(member, batch_size, nameless) for member in members)
+    return Spec(Node(batch_size, None, None, None, (), stack_dim=dim, inner=inner, members=kept))
+
+
+def told(
+    notes: Sequence[Note | None], sizes: tuple[int, ...], names: DimNames, *, number: int = 0, behind: int = -1
+) -> Spec | None:
+    """The structure of the member that elements are of; None where they do not agree, or say nothing.
+
+    What was written since into a member, element by element, says nothing, and need not have changed what it is.
+
+    Args:
+        notes: Of the elements of one member, in C order.
+        sizes: Of the dimensions that number them.
+        names: Of these dimensions.
+        number: Of the member.
+        behind: Which dimension of each element numbers the members; -1: none of them.
+    """
+    given = [note for note in notes if note is not None]
+    if not given or any(note.spec != given[0].spec for note in given):
+        return None
+    spec = given[0].spec
+    root = spec.root
+    noted_dim = -1 if root.stack_dim is None else root.stack_dim
+    if number >= len(root.members) or behind != (noted_dim - len(root.batch_size) if noted_dim >= 0 else -1):
+        return None
+    if sizes == root.batch_size and all(note is None or note.position == place for place, note in enumerate(notes)):
+        key = ("member", number, names)
+        if key not in spec.memo:
+            spec.memo[key] = Spec(_whole(root.members[number], sizes, names))
+        found: Spec = spec.memo[key]
+        return found
+    if len(given) < len(notes):
+        return None
+    part = _part(root.members[number], root.batch_size, [note.position for note in given], sizes, names)
+    return None if part is None else Spec(part)
+
+
+def to_content(spec: Spec) -> bytes:
+    """The structure of a note as elements hold it."""
+    found: bytes | None = spec.memo.get("content")
+    if found is None:
+        found = spec.memo["content"] = codec.encode(spec).SerializeToString(deterministic=True)
+    return found
+
+
+def from_content(content: Any, position: Any) -> Note:
+    """The note that an element holds; the same structure for elements that agree.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    if type(content) is not bytes or type(position) is not int:
+        raise _no_note()
+    spec = _decoded(content)
+    if not 0 <= position < math.prod(spec.batch_size):
+        raise _no_note()
+    return Note(spec, position)
+
+
+@lru_cache(maxsize=_NUM_KEPT)
+def _decoded(content: bytes) -> Spec:
+    try:
+        spec = codec.decode(spec_pb2.Spec.FromString(content))
+    except (DecodeError, InvalidSpecError):
+        raise _no_note() from None
+    root = spec.root
+    is_around = root.stack_dim is not None and 0 <= root.stack_dim < len(root.batch_size)
+    if not root.members or not root.batch_size or is_around:
+        raise _no_note()
+    return spec
+
+
+def _whole(member: Node, batch_size: tuple[int, ...], names: DimNames) -> Node:
+    """A member with other names of its dimensions."""
+    every = tuple(range(len(batch_size)))
+    return rebatch(member, len(every), batch_size, names, every, tuple(map(range, batch_size)), is_whole=True)
+
+
+def _part(
+    member: Node, batch_size: tuple[int, ...], positions: list[int], sizes: tuple[int, ...], names: DimNames
+) -> Node | None:
+    """A member of which some elements are taken; None where that was not done dimension by dimension."""
+    columns = [column.reshape(sizes) for column in np.unravel_index(positions, batch_size)]
+    place = max(len(sizes) - len(batch_size), 0)  # what is new is in front
+    if any(size > 1 for size in sizes[:place]):
+        return None
+    moved: list[int | None] = []
+    taken: list[Sequence[int]] = []
+    for left, column in zip(range(len(columns), 0, -1), columns, strict=True):
+        if left > len(sizes) - place and (column == column.flat[0]).all():
+            moved.append(None)
+            taken.append((int(column.flat[0]),))
+            continue
+        along = _along(column, place)
+        if along is None:
+            return None
+        moved.append(place)
+        taken.append(along)
+        place += 1
+    return rebatch(member, len(batch_size), sizes, names, tuple(moved), tuple(taken))
+
+
+def _along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
+    """The numbers along a dimension; None where others count, too, or there is no such dimension."""
+    if dim >= column.ndim:
+        return None
+    first = column[tuple(slice(None) if at == dim else slice(1) for at in range(column.ndim))]
+    if (column != first).any():
+        return None
+    numbers: list[int] = first.reshape(-1).tolist()
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return run if numbers == list(run) else tuple(numbers)
+
+
+def _no_note() -> RemoteProtocolError:
+    return RemoteProtocolError(expected="what an element was written with", received="something else")

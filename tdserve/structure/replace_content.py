@@ -1,0 +1,86 @@
+"""One tensordict takes over what another holds, of whatever structure; as tensordict's own ``load_memmap_`` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensorclass
+
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
+
+
+def take_over(td: Any, source: Any, *, store: str = "") -> Any:
+    """Makes a tensordict hold what another of its kind holds.
+
+    Its leaves are replaced, and entries that ``source`` lacks go. Nested tensordicts that both have stay the same
+    objects, and so do the rows of lazy stacks of one length. Its device stays, its batch size and names do not.
+
+    Args:
+        td: Changed in place; unlocked. A TensorDict, a lazy stack, or an instance of a tensorclass.
+        source: Nobody else's; shares its entries with ``td`` from then on, unlocked.
+        store: Only for messages.
+
+    Returns:
+        ``td``.
+
+    Raises:
+        SpecMismatchError: The two are of different kinds. Nothing was changed.
+        NotSupportedError: ``td`` is locked, or no tensordict whose entries can be replaced. Nothing was changed.
+    """
+    if td.is_locked:
+        raise NotSupportedError(
+            feature="replacing the entries of a locked tensordict", reason="unlock it with .unlock_()"
+        )
+    if not _is_kept(td, td):
+        reason = "give a TensorDict, or update_() it with what load_memmap() returns"
+        raise NotSupportedError(feature=f"replacing the entries of a {type(td).__name__}", reason=reason)
+    if is_tensorclass(td) and type(source) is TensorDict:  # as of tensordict: one loads into the inside of the other
+        td = td._tensordict
+    if not _is_kept(td, source):
+        raise SpecMismatchError(store=store, expected=f"a {type(source).__name__}", actual=f"a {type(td).__name__}")
+    if source.is_locked:
+        source.unlock_()
+    _exchange(td, source if td.device is None else source.to(td.device))
+    return td
+
+
+def _is_kept(old: Any, new: Any) -> bool:
+    """Whether an object can go on with what another holds."""
+    if is_tensorclass(old):
+        is_value = getattr(type(old), "_is_non_tensor", False) or getattr(type(old), "_pass_through", False)
+        is_same = type(new) is type(old) and not is_value
+        return is_same and _is_kept(old._tensordict, new._tensordict)
+    if isinstance(old, LazyStackedTensorDict) and not isinstance(old, NonTensorStack):
+        return isinstance(new, LazyStackedTensorDict) and not isinstance(new, NonTensorStack)
+    return type(old) is TensorDict and type(new) is TensorDict
+
+
+def _exchange(td: Any, source: Any) -> None:
+    if is_tensorclass(td):
+        _exchange(td._tensordict, source._tensordict)
+        td._non_tensordict.clear()
+        td._non_tensordict.update(source._non_tensordict)
+    elif isinstance(td, LazyStackedTensorDict):
+        _exchange_rows(td, source)
+    else:
+        entries = {key: _entry(td._tensordict.get(key), entry) for key, entry in source._tensordict.items()}
+        td._mark_consolidated_stale()
+        td._tensordict.clear()
+        td._tensordict.update(entries)
+        td._batch_size = source._batch_size
+        td._td_dim_names = None if source._td_dim_names is None else list(source._td_dim_names)
+
+
+def _exchange_rows(td: Any, source: Any) -> None:
+    old, new = td.tensordicts, source.tensordicts
+    is_pairwise = len(old) == len(new)
+    td.tensordicts = [_entry(mine, row) for mine, row in zip(old, new, strict=True)] if is_pairwise else list(new)
+    td.stack_dim, td._batch_size, td._td_dim_name = source.stack_dim, source._batch_size, source._td_dim_name
+
+
+def _entry(old: Any, new: Any) -> Any:
+    """What goes into the place of an entry."""
+    if old is None or not _is_kept(old, new):
+        return new
+    _exchange(old, new)
+    return old

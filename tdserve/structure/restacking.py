@@ -1,0 +1,259 @@
+"""A stack along any dimension, put together again from the elements of its batch.
+
+What was one tensordict over several elements was taken apart into them; where they agree, it is one again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TypedTensorDict,
+    UnbatchedTensor,
+    is_tensorclass,
+)
+
+from tdserve.messages.values.values import is_same
+from tdserve.structure.elements import unbound
+from tdserve.structure.instances import inside, instance_of
+from tdserve.structure.packing import empty_stack, single_value, without_marks
+from tdserve.structure.torch_types import indexable
+
+Names = tuple[str | None, ...]
+
+
+def stack_of(
+    rows: Sequence[Any], batch_size: tuple[int, ...], dim: int, device: torch.device | None, names: Any
+) -> LazyStackedTensorDict:
+    """The lazy stack of these rows."""
+    if not rows:
+        return empty_stack(batch_size, dim, device)
+    return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=None if names is None else names[dim])
+
+
+def restacked(
+    elements: Sequence[Any],
+    batch_size: tuple[int, ...],
+    dim: int,
+    device: torch.device | None,
+    empty: tuple[int, ...],
+    names: Sequence[str | None] | None = None,
+) -> Any:
+    """Elements as a lazy stack along one dimension, whose rows are dense where elements agree.
+
+    Args:
+        elements: In C order over ``batch_size``; None for one that nobody has written.
+        batch_size: Of the elements, at least one dimension.
+        dim: Of these dimensions, or of those of the elements behind them; -1 makes a single row of all elements.
+        device: Of the stack.
+        empty: Batch size of an element that nobody has written.
+        names: Of the dimensions of ``batch_size``; None when none is named. The elements know their own.
+    """
+    own: Names = (None,) * len(batch_size) if names is None else tuple(names)
+    if 0 in batch_size:
+        return _nothing((*batch_size, *empty), dim, device, (*own, *(None,) * len(empty)))
+    parts = [TensorDict({}, empty, device=device) if part is None else part for part in map(without_marks, elements)]
+    if dim < 0:
+        return joined(parts, batch_size, own)
+    depth = len(batch_size)
+    if dim < depth:
+        rest = batch_size[:dim] + batch_size[dim + 1 :]
+        rows = [joined(group, rest, own[:dim] + own[dim + 1 :]) for group in groups_of(parts, batch_size, dim)]
+        return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=own[dim])
+    sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts}
+    if sizes == {(0,)}:
+        return empty_stack((*batch_size, *parts[0].batch_size), dim, device)
+    if len(sizes) > 1 or () in sizes:  # of different length, such as no tensordict holds in one piece
+        pieces: list[Any] = [
+            restacked(group, batch_size[1:], dim - 1, device, empty, own[1:]) if depth > 1 else group[0]
+            for group in groups_of(parts, batch_size, 0)
+        ]
+        return LazyStackedTensorDict(*pieces, stack_dim=0, stack_dim_name=own[0])
+    columns = zip(*(unbound(part, dim - depth) for part in parts), strict=True)
+    return LazyStackedTensorDict(
+        *(joined(column, batch_size, own) for column in columns),
+        stack_dim=dim,
+        stack_dim_name=_names(parts[0])[dim - depth],
+    )
+
+
+def joined(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
+    """Tensordicts or instances as one with more batch dimensions in front: dense where they agree, else a lazy stack.
+
+    Args:
+        parts: In C order over ``sizes``, at least one.
+        sizes: Of the dimensions that come.
+        names: Of these dimensions.
+    """
+    if not sizes:
+        return parts[0]
+    found = _dense(parts, sizes, names)
+    if found is not None:
+        return found
+    for dim in range(len(sizes)):  # they may differ along one dimension alone
+        rest, rest_names = sizes[:dim] + sizes[dim + 1 :], names[:dim] + names[dim + 1 :]
+        groups = groups_of(parts, sizes, dim)
+        rows = [_dense(group, rest, rest_names) if rest else group[0] for group in groups]
+        if all(row is not None for row in rows):
+            return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
+    rows = [joined(group, sizes[1:], names[1:]) for group in groups_of(parts, sizes, 0)]
+    return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name=names[0])
+
+
+def _nothing(shape: tuple[int, ...], dim: int, device: torch.device | None, names: Names) -> Any:
+    """A stack of no elements: its rows have no keys, which only elements know."""
+    own_names: Any = list(names) if any(names) else None
+    if dim < 0:
+        return TensorDict({}, shape, device=device, names=own_names)
+    rest = own_names and own_names[:dim] + own_names[dim + 1 :]
+    rows = [
+        TensorDict({}, shape[:dim] + shape[dim + 1 :], device=device, names=rest and rest.copy())
+        for _ in range(shape[dim])
+    ]
+    return stack_of(rows, shape, dim, device, own_names)
+
+
+def groups_of(parts: Sequence[Any], sizes: tuple[int, ...], dim: int) -> list[list[Any]]:
+    """By their place along one of the dimensions."""
+    stride = math.prod(sizes[dim + 1 :])
+    groups: list[list[Any]] = [[] for _ in range(sizes[dim])]
+    for number, part in enumerate(parts):
+        groups[number // stride % sizes[dim]].append(part)
+    return groups
+
+
+def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
+    """All of them as one; None where they do not agree."""
+    first = parts[0]
+    kind = type(first)
+    if any(type(part) is not kind for part in parts):
+        return None
+    if kind is TensorDict:
+        return _dense_td(parts, sizes, names)
+    if isinstance(first, LazyStackedTensorDict):
+        return _dense_stacks(parts, sizes, names)
+    if not (is_tensorclass(kind) or issubclass(kind, TypedTensorDict)):
+        return None
+    besides = [getattr(part, "_non_tensordict", None) or {} for part in parts]
+    if not all(is_same(beside, besides[0]) for beside in besides[1:]):
+        return None
+    content = _dense([inside(part) for part in parts], sizes, names)
+    return None if content is None else instance_of(kind, content, dict(besides[0]))
+
+
+def _dense_td(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names) -> TensorDict | None:
+    first = parts[0]
+    keys = first._tensordict.keys()
+    own_names = _names(first)
+    for part in parts:
+        is_alike = part.batch_size == first.batch_size and part.device == first.device
+        if not is_alike or part._tensordict.keys() != keys or _names(part) != own_names:
+            return None
+    source: Any = {}
+    for key in keys:
+        entry = _entry([part._tensordict[key] for part in parts], sizes, names, own_names)
+        if entry is None:
+            return None
+        source[key] = entry
+    batch_size = torch.Size((*sizes, *first.batch_size))
+    for entry in source.values():
+        if type(entry) is UnbatchedTensor:
+            entry.batch_size = batch_size
+    all_names: Any = [*names, *own_names]
+    td: TensorDict = TensorDict._new_unsafe(
+        source, batch_size=batch_size, device=first.device, names=all_names if any(all_names) else None, nested=False
+    )
+    return td.lock_() if all(part.is_locked for part in parts) else td
+
+
+def _dense_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> LazyStackedTensorDict | None:
+    """Stacks along one dimension as one, as ``torch.stack`` takes them."""
+    dim = parts[0].stack_dim
+    num_rows = len(parts[0].tensordicts)
+    own_names = _names(parts[0])
+    for part in parts:
+        if part.stack_dim != dim or len(part.tensordicts) != num_rows or _names(part) != own_names:
+            return None
+    if not num_rows:
+        return None
+    rows = [joined([part.tensordicts[number] for part in parts], sizes, names) for number in range(num_rows)]
+    return LazyStackedTensorDict(*rows, stack_dim=len(sizes) + dim, stack_dim_name=own_names[dim])
+
+
+def _entry(column: list[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
+    """What one key holds; None where elements do not agree. ``own_names`` are of the dimensions of what holds it."""
+    first = column[0]
+    kind = type(first)
+    if kind is UnbatchedTensor:
+        is_one = all(type(item) is kind and _is_equal(item, first) for item in column)
+        make: Any = UnbatchedTensor
+        return make(_plain(first)) if is_one else None
+    is_value = [isinstance(item, NonTensorStack) or getattr(type(item), "_is_non_tensor", False) for item in column]
+    if any(is_value):
+        return _values(column, sizes, names, own_names) if all(is_value) else None
+    if isinstance(first, torch.Tensor):
+        return _tensors(column, sizes)
+    if any(isinstance(item, torch.Tensor) or item.batch_size != first.batch_size for item in column):
+        return None
+    return joined(column, sizes, names)
+
+
+def _tensors(column: list[Any], sizes: tuple[int, ...]) -> torch.Tensor | None:
+    first = column[0]
+    for item in column:
+        if (
+            not isinstance(item, torch.Tensor)
+            or type(item) is UnbatchedTensor
+            or item.is_nested
+            or first.is_nested
+            or item.layout is not first.layout
+        ):
+            return None
+        if (item.dtype, item.shape, item.requires_grad) != (first.dtype, first.shape, first.requires_grad):
+            return None
+    found = torch.stack([indexable(item.detach()) for item in column]).view(first.dtype)
+    return found.view(*sizes, *first.shape).requires_grad_(first.requires_grad)
+
+
+def _values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_names: Names) -> Any:
+    """One value where all are the same, else a stack of them."""
+    first = column[0]
+    if any(item.batch_size != first.batch_size for item in column):
+        return None
+    is_one = all(type(item) is NonTensorData and is_same(item.data, first.data) for item in column)
+    if is_one:
+        shape = (*sizes, *first.batch_size)
+        all_names = [*names, *own_names, *(None,) * (len(first.batch_size) - len(own_names))]
+        return single_value(first.data, shape, first.device, all_names if any(all_names) else None)
+    return _value_stack(column, sizes, names)
+
+
+def _value_stack(column: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
+    if not sizes:
+        return column[0]
+    rows = [_value_stack(group, sizes[1:], names[1:]) for group in groups_of(column, sizes, 0)]
+    return NonTensorStack(*rows, stack_dim=0, stack_dim_name=names[0])
+
+
+def _names(td: Any) -> Names:
+    """One per batch dimension."""
+    return tuple(td.names)
+
+
+def _plain(tensor: Any) -> torch.Tensor:
+    plain: torch.Tensor = tensor.detach().as_subclass(torch.Tensor)
+    return plain
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    mine, theirs = _plain(one), _plain(other)
+    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+        return False
+    return torch.equal(*(item.contiguous().view(-1).view(torch.uint8) for item in (mine, theirs)))

@@ -1,0 +1,253 @@
+"""The rows of a lazy stack, taken together: leaf by leaf where they have one structure, else packed row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tdserve.structure.changes import rebatch
+from tdserve.structure.nodes import (
+    PACKED,
+    DimNames,
+    Entry,
+    Form,
+    Node,
+    Path,
+    Ragged,
+    TensorLeaf,
+    ValueLeaf,
+    has_nothing,
+    is_marked,
+)
+from tdserve.structure.torch_types import indexable
+
+
+class Part(NamedTuple):
+    """One row, taken apart: its structure, and its leaves by path."""
+
+    root: Node
+    tensors: dict[Path, torch.Tensor]
+    values: dict[Path, Any]
+
+
+class Stacked(NamedTuple):
+    """All rows: their structure with the new dimension, and their leaves by path."""
+
+    root: Node
+    tensors: dict[Path, torch.Tensor]
+    values: dict[Path, Any]
+
+
+class _Uneven(Exception):  # noqa: N818 - a way out, not an error
+    """The rows do not have one structure."""
+
+
+def stacked(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames | None) -> Stacked | None:
+    """Rows as one node; None when they differ in more than the shapes of their tensors.
+
+    Args:
+        parts: At least one.
+        dim: Where the new dimension goes.
+        path: Of the node; the paths of the leaves begin with it.
+        names: Of all batch dimensions of the stack.
+    """
+    if parts[0].root.tensorclass is not None:
+        return None  # a stack of instances is something else than an instance around a stack
+    result = _Stacking(parts, dim, None if names is None else names[dim])
+    try:
+        root = result.node([part.root for part in parts], path)
+    except _Uneven:
+        return None
+    return Stacked(root._replace(stack_dim=dim), result.tensors, result.values)
+
+
+class _Stacking:
+    def __init__(self, parts: Sequence[Part], dim: int, name: str | None) -> None:
+        self._parts = parts
+        self._dim = dim
+        self._name = name
+        self.tensors: dict[Path, torch.Tensor] = {}
+        self.values: dict[Path, Any] = {}
+
+    def node(self, nodes: list[Node], path: Path) -> Node:
+        first = nodes[0]
+        for node in nodes:
+            is_same = (
+                node.tensorclass == first.tensorclass
+                and node.batch_size == first.batch_size
+                and node.names == first.names
+                and node.device == first.device
+                and node.is_locked == first.is_locked
+                and len(node.entries) == len(first.entries)
+            )
+            is_own = node.inner is not None or node.stack_dim is not None or node.params is not None
+            if not is_same or is_own:
+                raise _Uneven
+        rows = [dict(node.entries) for node in nodes]
+        entries: list[tuple[str, Entry]] = []
+        for key, _ in first.entries:
+            column = [row.get(key) for row in rows]
+            if any(type(entry) is not type(column[0]) for entry in column):
+                raise _Uneven
+            entries.append((key, self._entry(column, (*path, key), first.batch_size)))
+        names = first.names or (None,) * len(first.batch_size)
+        names = self._insert(names, self._name)
+        return first._replace(
+            batch_size=self._insert(first.batch_size, len(self._parts)),
+            names=names if any(name is not None for name in names) else None,
+            entries=tuple(entries),
+        )
+
+    def _entry(self, column: list[Any], path: Path, batch_size: tuple[int, ...]) -> Entry:
+        if isinstance(column[0], Node):
+            return self.node(column, path)
+        if isinstance(column[0], TensorLeaf):
+            return self._tensors(column, path, batch_size)
+        return self._values(column, path)
+
+    def _tensors(self, column: list[TensorLeaf], path: Path, batch_size: tuple[int, ...]) -> Entry:
+        first = column[0]
+        if any(leaf.dtype != first.dtype or len(leaf.shape) != len(first.shape) for leaf in column):
+            raise _Uneven
+        if any(map(is_marked, column)):
+            raise _Uneven  # each comes back by itself
+        tensors = [part.tensors[path] for part in self._parts]
+        depth = len(batch_size)
+        is_even = all(leaf.shape == first.shape for leaf in column)
+        # of a single row it is not known yet what may differ
+        if is_even and (len(column) > 1 or len(first.shape) == depth):
+            joined = torch.stack([indexable(tensor) for tensor in tensors], self._dim)
+            self.tensors[path] = joined.view(tensors[0].dtype)
+            return TensorLeaf(first.dtype, self._insert(first.shape, len(column)))
+        shape = tuple(
+            size if not is_even and all(leaf.shape[depth + dim] == size for leaf in column) else -1
+            for dim, size in enumerate(first.shape[depth:])
+        )
+        self.values[path] = self._pieces(tensors, batch_size, ())
+        return ValueLeaf(self._insert(batch_size, len(column)), True, Ragged(Form.STACK, first.dtype, shape))
+
+    def _pieces(self, tensors: list[torch.Tensor], batch_size: tuple[int, ...], index: tuple[int, ...]) -> Any:
+        """The elements of the whole batch as nested lists."""
+        if len(index) == len(batch_size) + 1:
+            rest = index[: self._dim] + index[self._dim + 1 :]
+            return tensors[index[self._dim]][rest]
+        size = self._insert(batch_size, len(tensors))[len(index)]
+        return [self._pieces(tensors, batch_size, (*index, number)) for number in range(size)]
+
+    def _values(self, column: list[ValueLeaf], path: Path) -> ValueLeaf:
+        first = column[0]
+        if first.ragged is not None or first.is_unbatched or any(leaf != first for leaf in column):
+            raise _Uneven
+        if first.batch_size and (self._dim or not first.per_row):
+            raise _Uneven
+        self.values[path] = [part.values[path] for part in self._parts]
+        return ValueLeaf((len(column), *first.batch_size), True)
+
+    def _insert(self, sizes: tuple[Any, ...], size: Any) -> tuple[Any, ...]:
+        return (*sizes[: self._dim], size, *sizes[self._dim :])
+
+
+def known_of(
+    nodes: Sequence[Node], batch_size: tuple[int, ...], stack_dim: int | None = None
+) -> tuple[tuple[int, ...], tuple[tuple[str, Entry], ...]]:
+    """What a packed node tells of its elements: their batch dimensions, and every key that one of them has.
+
+    Args:
+        nodes: The elements; or, of a single one, the rows that it is a stack of.
+        batch_size: Of the packed node.
+        stack_dim: Of that single one.
+    """
+    inner = _common([_free(node) for node in nodes]) if nodes else ()
+    entries: dict[str, Entry] = {}
+    for node in nodes:
+        for key, entry in node.entries:
+            known = _known(entry, batch_size)
+            entries[key] = known if key not in entries else _either(entries[key], known, batch_size)
+    if -1 in inner:
+        entries = {key: _freed(entry, inner) for key, entry in entries.items()}
+    if stack_dim is None:
+        return inner, tuple(entries.items())
+    return _widened(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
+
+
+def as_element(node: Node) -> Node:
+    """A packed node as the only element of one, so that whole ones may differ: of rows of lazy stacks, for example."""
+    num_dims = len(node.batch_size)
+    row = rebatch(node, num_dims, (), None)
+    inner, entries = row.inner or (), row.entries
+    for _ in range(num_dims):
+        inner, entries = _widened(inner, 0), tuple((key, _with_rows(entry, 0)) for key, entry in entries)
+    return Node((), None, node.device, node.tensorclass, entries, inner=inner)
+
+
+def _with_rows(entry: Entry, dim: int) -> Entry:
+    """What is known of rows as what is known of their stack."""
+    if isinstance(entry, Node):
+        entries = tuple((key, _with_rows(child, dim)) for key, child in entry.entries)
+        return entry._replace(inner=_widened(entry.inner or (), dim), entries=entries)
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return entry._replace(ragged=entry.ragged._replace(shape=_widened(entry.ragged.shape, dim)))
+    return entry
+
+
+def _freed(entry: Entry, inner: tuple[int, ...]) -> Entry:
+    """What is known of an entry of elements that may have other batch sizes."""
+
+    def free(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(-1 if inner[dim : dim + 1] == (-1,) else size for dim, size in enumerate(shape))
+
+    if isinstance(entry, Node):
+        entries = tuple((key, _freed(child, inner)) for key, child in entry.entries)
+        return entry._replace(inner=free(entry.inner or ()), entries=entries)
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return entry._replace(ragged=entry.ragged._replace(shape=free(entry.ragged.shape)))
+    return entry
+
+
+def _widened(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], -1, *shape[dim:])
+
+
+def _free(node: Node) -> tuple[int, ...]:
+    """Batch size of an element; along the dimension that it is stacked along, another may have another size."""
+    shown = node.shown_batch_size
+    if node.stack_dim is None or node.inner is not None:
+        return shown
+    return (*shown[: node.stack_dim], -1, *shown[node.stack_dim + 1 :])
+
+
+def _known(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
+    if isinstance(entry, TensorLeaf):
+        return ValueLeaf(batch_size, True, Ragged(Form.STACK, entry.dtype, entry.shape))
+    if isinstance(entry, ValueLeaf):
+        ragged = entry.ragged
+        if ragged is not None and ragged.form is not Form.PACKED:
+            ragged = Ragged(Form.STACK, ragged.dtype, entry.batch_size + ragged.shape)
+        return ValueLeaf(batch_size, True, ragged)
+    inner, entries = known_of([entry], batch_size)
+    return Node(batch_size, None, None, entry.tensorclass, entries, inner=inner)
+
+
+def _either(one: Entry, other: Entry, batch_size: tuple[int, ...]) -> Entry:
+    if isinstance(one, Node) and isinstance(other, Node) and one.tensorclass == other.tensorclass:
+        entries = dict(one.entries)
+        for key, entry in other.entries:
+            entries[key] = entry if key not in entries else _either(entries[key], entry, batch_size)
+        return one._replace(entries=tuple(entries.items()), inner=_common([one.inner or (), other.inner or ()]))
+    if isinstance(one, ValueLeaf) and isinstance(other, ValueLeaf):
+        if one == other or has_nothing(other):
+            return one
+        if has_nothing(one):
+            return other
+        mine, theirs = one.ragged, other.ragged
+        is_alike = mine is not None and theirs is not None and mine.dtype == theirs.dtype
+        if mine is not None and theirs is not None and is_alike and len(mine.shape) == len(theirs.shape):
+            return one._replace(ragged=mine._replace(shape=_common([mine.shape, theirs.shape])))
+    return ValueLeaf(batch_size, True, PACKED)
+
+
+def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """-1 where shapes differ."""
+    return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False))

@@ -1,0 +1,109 @@
+"""What a tensordict is beside its content, noted and given back: locks, parameters, buffers, what requires grad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
+from tensordict.nn import TensorDictParams
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.structure.instances import inside
+from tdserve.structure.nodes import Node, Params, TensorKind, has_state, is_marked
+
+PLAIN = (TensorKind.PLAIN, False)
+"""The mark of most tensors."""
+
+_PLAIN_CLASSES = (torch.Tensor, MemoryMappedTensor)
+"""Of tensors that come back as plain ones: where its memory comes from is nothing that a tensor could take along."""
+
+
+def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
+    """As what a tensor comes back, and whether it requires grad.
+
+    Raises:
+        NotSupportedError: It is of a class that cannot be made again from its bytes.
+    """
+    kind = type(tensor)
+    if kind is torch.nn.Parameter:
+        return TensorKind.PARAMETER, tensor.requires_grad
+    if getattr(tensor, "_is_buffer", False):
+        is_persistent = getattr(tensor, "persistent", True)
+        return TensorKind.BUFFER if is_persistent else TensorKind.NON_PERSISTENT_BUFFER, tensor.requires_grad
+    if kind in _PLAIN_CLASSES or tensor.is_nested:
+        return TensorKind.PLAIN, tensor.requires_grad
+    reason = "tensors, parameters and buffers travel; convert it with .as_subclass(torch.Tensor)"
+    raise NotSupportedError(feature=f"a tensor of class {kind.__name__}", reason=reason)
+
+
+def marked(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> torch.Tensor:
+    """A tensor of the same memory, as what it comes back; a leaf of a graph of its own."""
+    tensor = tensor.detach().requires_grad_(requires_grad)
+    if kind is TensorKind.PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    if kind is TensorKind.PLAIN:
+        return tensor
+    buffer: torch.Tensor = torch.nn.Buffer(tensor, persistent=kind is TensorKind.BUFFER)
+    return buffer
+
+
+def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
+    """How a ``TensorDictParams`` is.
+
+    Raises:
+        NotSupportedError: It has hooks, which are code.
+    """
+    if td._get_post_hook:
+        reason = "hooks are code, which does not travel; send what is inside of it, .to_tensordict()"
+        raise NotSupportedError(feature="a TensorDictParams with hooks", reason=reason)
+    return Params(td.no_convert, bool(td._lock_content), bool(td._param_td.is_locked), not td.training, is_in_class)
+
+
+def params_around(content: Any, params: Params) -> TensorDictParams:
+    """The ``TensorDictParams`` with this content, which holds parameters and buffers already."""
+    if params.is_content_locked:
+        content.lock_()
+    found = TensorDictParams(content, no_convert="skip", lock=params.locks_content)
+    found.no_convert = params.no_convert
+    return found.train(not params.is_in_eval)
+
+
+def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
+    """Gives a tensordict what its node notes of it beside its content.
+
+    Args:
+        td: Just built, and nobody else's; changed in place.
+        node: Of it.
+        is_below_lock: Whether it is going to be locked by what is around it.
+
+    Returns:
+        ``td``, or what is around it now.
+    """
+    is_locked = is_below_lock or node.is_locked
+    if node.inner is None and node.stack_dim is not None:
+        row = node._replace(stack_dim=None, is_locked=False, params=None)
+        if has_state(row, is_locked=not is_locked):
+            stack = td if isinstance(td, LazyStackedTensorDict) else inside(td)
+            for each in stack.tensordicts:
+                restored(each, row, is_below_lock=is_locked)
+    elif node.inner is None:
+        held = _entries(td)
+        for key, entry in node.entries:
+            if isinstance(entry, Node):
+                if has_state(entry, is_locked=not is_locked):
+                    held[key] = restored(held[key], entry, is_below_lock=is_locked)
+            elif is_marked(entry):
+                held[key] = marked(held[key], getattr(entry, "kind", TensorKind.PLAIN), entry.requires_grad)
+    if node.params is not None and node.params.is_in_class:
+        object.__setattr__(td, "_tensordict", params_around(td._tensordict, node.params))  # past frozen classes
+    elif node.params is not None:
+        td = params_around(td, node.params)
+    return td.lock_() if node.is_locked and not is_below_lock else td
+
+
+def _entries(td: Any) -> dict[str, Any]:
+    while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
+        td = inside(td)
+    entries: dict[str, Any] = td._tensordict
+    return entries

@@ -1,0 +1,345 @@
+"""A whole structure as a value: its parts by key, its changes of batch size, its fingerprint. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tdserve.base.errors import InvalidSpecError, KeyNotFoundError
+from tdserve.structure.canonical import fingerprint
+from tdserve.structure.changes import flip_per_row, moved_to_cpu, per_row, rebatch, redevice, relocked, stripped
+from tdserve.structure.matching import check_node, describe, fits, quote, show
+from tdserve.structure.nodes import (
+    DimNames,
+    Entry,
+    Form,
+    Node,
+    Path,
+    TensorLeaf,
+    ValueLeaf,
+    has_state,
+    packed_leaf,
+)
+
+__all__ = [
+    "DimNames",
+    "Entry",
+    "Node",
+    "Path",
+    "Spec",
+    "TensorLeaf",
+    "ValueLeaf",
+    "check_matches",
+    "check_node",
+    "describe",
+    "fits",
+    "quote",
+    "show",
+]
+
+_MAX_KEPT_ROW_COUNTS = 256
+"""Specs kept by ``with_rows``: callers use a handful of batch sizes, an adversary must not fill the memory."""
+
+
+_MAX_KEPT_SELECTIONS = 1024
+"""Specs kept by ``select``, for the same reasons."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A structure. Equal specs have equal trees, entry order included; equal fingerprints ignore that order."""
+
+    root: Node
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Spec, (self.root,))  # what is cached stays behind
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """Batch size of the root."""
+        return self.root.batch_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are written and read on their own: along the first batch dimension, one where there is none."""
+        return self.root.batch_size[0] if self.root.batch_size else 1
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """SHA-256, 32 bytes; the same for every order of entries."""
+        return fingerprint(self.root)
+
+    @cached_property
+    def tensors(self) -> tuple[tuple[Path, TensorLeaf], ...]:
+        """Every tensor leaf in canonical order: sorted by path."""
+        return tuple(sorted((path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, TensorLeaf)))
+
+    @cached_property
+    def tensors_by_path(self) -> dict[Path, TensorLeaf]:
+        """Every tensor leaf by its path."""
+        return dict(self.tensors)
+
+    @cached_property
+    def values(self) -> tuple[tuple[Path, ValueLeaf], ...]:
+        """Every leaf that is stored value by value in canonical order, sorted by path; packed nodes are such leaves."""
+        found = [(path, leaf) for path, leaf in _leaves(self.root, ()) if isinstance(leaf, ValueLeaf)]
+        return tuple(sorted(found, key=lambda item: item[0]))
+
+    @cached_property
+    def has_ragged(self) -> bool:
+        """Whether elements of some leaf may differ in shape, or some node is a lazy stack."""
+        return any(leaf.ragged is not None for _, leaf in self.values) or _has_stack(self.root)
+
+    @cached_property
+    def packed(self) -> frozenset[Path]:
+        """Where elements describe themselves."""
+        return frozenset(
+            path for path, leaf in self.values if leaf.ragged is not None and leaf.ragged.form is Form.PACKED
+        )
+
+    @cached_property
+    def packed_nodes(self) -> dict[Path, Node]:
+        """The nodes whose elements describe themselves, by path."""
+        found = [(path, self.find(path)) for path in self.packed]
+        return {path: node for path, node in found if isinstance(node, Node)}
+
+    @cached_property
+    def has_state(self) -> bool:
+        """Whether it notes anything that does not count for content: locked nodes, parameters, what requires grad."""
+        return has_state(self.root)
+
+    @cached_property
+    def has_members(self) -> bool:
+        """Whether a packed node tells of what is stacked in it."""
+        return _has_members(self.root)
+
+    @cached_property
+    def without_state(self) -> Spec:
+        """This spec as that of the content alone."""
+        return Spec(stripped(self.root)) if self.has_state else self
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all tensor leaves, packed."""
+        return sum(leaf.nbytes for _, leaf in self.tensors)
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What others compute once per spec (layouts, build recipes), by a key of theirs; dies with the spec."""
+        return {}
+
+    def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
+        """The keys as ``TensorDict.keys`` lists them.
+
+        So: a key of the root as str, a nested one as tuple; the keys of a node before its own; non-tensor entries are
+        no leaves (tensordict's default ``is_leaf`` says so); sorted keys are compared joined by dots.
+        """
+        found = [
+            path[0] if len(path) == 1 else path
+            for path, entry in _walk(self.root, (), is_nested=include_nested)
+            if not leaves_only or _is_tensor(entry)
+        ]
+        return sorted(found, key=_joined) if sort else found
+
+    def find(self, path: Path, *, store: str = "") -> Entry:
+        """What lies at ``path``; the root for the empty path.
+
+        Raises:
+            KeyNotFoundError: There is nothing. ``store`` is only for its message.
+        """
+        entry: Entry = self.root
+        for depth, key in enumerate(path):
+            child = self._children(path[:depth], entry).get(key) if isinstance(entry, Node) else None
+            if child is None:
+                raise KeyNotFoundError(store=store, key=show(path))
+            entry = child[1]
+        return entry
+
+    def select(self, paths: Sequence[Path], *, store: str = "") -> Spec:
+        """This spec with only the given entries, whole if they are nodes, and the nodes above them, unlocked.
+
+        Raises:
+            KeyNotFoundError: A path names nothing. ``store`` is only for its message.
+        """
+        kept: dict[tuple[Path, ...], Spec] = self.memo.setdefault("selected", {})
+        wanted = tuple(paths)
+        spec = kept.get(wanted)
+        if spec is None:
+            for path in wanted:
+                self.find(path, store=store)
+            spec = Spec(self._select((), self.root, wanted))
+            if len(kept) >= _MAX_KEPT_SELECTIONS:
+                kept.clear()
+            kept[wanted] = spec
+        return spec
+
+    def with_batch(
+        self,
+        num_dims: int,
+        batch_size: tuple[int, ...],
+        names: DimNames | None = None,
+        *,
+        moved: tuple[int | None, ...] | None = None,
+        taken: tuple[Sequence[int], ...] | None = None,
+    ) -> Spec:
+        """This spec with the first ``num_dims`` batch dimensions replaced, in every node and leaf; nothing is locked.
+
+        Args:
+            num_dims: How many dimensions of the root's batch size go.
+            batch_size: What comes in their place.
+            names: Of the new dimensions. None keeps the old names when as many dimensions come as go; otherwise the new
+                dimensions have none.
+            moved: Where each of the dimensions that go is among the new ones, None where nowhere: decides whether a
+                lazy stack is one still. None: not known.
+            taken: Which numbers of each of the dimensions that go there are, in this order. None: not known.
+
+        Raises:
+            InvalidSpecError: There are fewer batch dimensions, or the names do not fit.
+        """
+        if not 0 <= num_dims <= len(self.batch_size):
+            raise InvalidSpecError(reason=f"batch size {self.batch_size} has no {num_dims} dimensions to replace")
+        if names is not None and len(names) != len(batch_size):
+            raise InvalidSpecError(reason=f"{len(names)} names for batch dimensions {batch_size}")
+        return Spec(rebatch(self.root, num_dims, tuple(batch_size), names, moved, taken))
+
+    def prepend(self, batch_size: tuple[int, ...]) -> Spec:
+        """This spec with more batch dimensions in front, unnamed."""
+        return self.with_batch(0, batch_size)
+
+    def with_rows(self, num_rows: int) -> Spec:
+        """This spec with another size of its first batch dimension; the same object for the same number.
+
+        Raises:
+            InvalidSpecError: There is no batch dimension.
+        """
+        kept = self._by_rows
+        spec = kept.get(num_rows)
+        if spec is None:
+            spec = self if self.batch_size[:1] == (num_rows,) else self.with_batch(1, (num_rows,))
+            if len(kept) >= _MAX_KEPT_ROW_COUNTS:
+                kept.clear()
+            kept[num_rows] = spec
+        return spec
+
+    def with_device(self, device: str | None) -> Spec:
+        """This spec with every node on ``device``, as ``TensorDict.to`` leaves it, or on none. Kept for next time."""
+        spec: Spec | None = self.memo.get(("device", device))
+        if spec is None:
+            spec = self.memo[("device", device)] = Spec(redevice(self.root, device))
+        return spec
+
+    def with_locked(self, is_locked: bool) -> Spec:
+        """This spec with every node locked, as ``TensorDict.lock_`` leaves it, or none. Kept."""
+        spec: Spec | None = self.memo.get(("locked", is_locked))
+        if spec is None:
+            root = relocked(self.root, is_locked)
+            spec = self.memo[("locked", is_locked)] = self if root == self.root else Spec(root)
+        return spec
+
+    @cached_property
+    def on_cpu(self) -> Spec:
+        """This spec with every node that is on a device on the CPU; itself where that is so."""
+        root = moved_to_cpu(self.root)
+        return self if root == self.root else Spec(root)
+
+    def with_values_per_row(self) -> Spec:
+        """This spec with one value per row in every non-tensor leaf that has rows, as stacked rows are. Kept."""
+        if not self.values:
+            return self
+        spec: Spec | None = self.memo.get("values per row")
+        if spec is None:
+            spec = self.memo["values per row"] = Spec(per_row(self.root))
+        return spec
+
+    def with_per_row(self, is_per_row: Mapping[Path, bool]) -> Spec:
+        """This spec with other non-tensor leaves holding one value per row; paths that are not named stay as they
+        are."""
+        changed = {
+            path
+            for path, leaf in self.values
+            if leaf.ragged is None and is_per_row.get(path, leaf.per_row) != leaf.per_row
+        }
+        return Spec(flip_per_row(self.root, (), changed)) if changed else self
+
+    def _children(self, path: Path, node: Node) -> dict[str, tuple[int, Entry]]:
+        """The entries of the node at ``path`` by key, with their positions; kept, since a node may have 10,000."""
+        kept: dict[Path, dict[str, tuple[int, Entry]]] = self.memo.setdefault("children", {})
+        children = kept.get(path)
+        if children is None:
+            children = kept[path] = {key: (number, entry) for number, (key, entry) in enumerate(node.entries)}
+        return children
+
+    def _select(self, at: Path, node: Node, paths: Sequence[Path]) -> Node:
+        below: dict[str, list[Path]] = {}
+        for path in paths:
+            if not path or node.inner is not None:
+                return node
+            below.setdefault(path[0], []).append(path[1:])
+        children = self._children(at, node)
+        found = sorted(((*children[key], key) for key in below), key=lambda child: child[0])
+        entries = tuple(
+            (key, self._select((*at, key), entry, below[key]) if isinstance(entry, Node) else entry)
+            for _, entry, key in found
+        )
+        return node._replace(entries=entries, is_locked=False, params=None)
+
+    @cached_property
+    def _by_rows(self) -> dict[int, Spec]:
+        return {}
+
+
+def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
+    """Raises unless ``actual`` holds exactly what ``expected`` asks for.
+
+    What does not count: entry order, device, names of dimensions, what is locked, a parameter or a buffer, or requires
+    grad, whether a node is a lazy stack, and whether a non-tensor leaf holds one value for all rows or one for each,
+    which changes with every stacking and indexing. Where ``expected`` has elements of any size, every size matches;
+    elements of a packed node may lack keys, and an instance may have any of its fields there.
+
+    Raises:
+        SpecMismatchError: Names the first key that differs, with both sides.
+    """
+    if expected is not actual:
+        check_node(expected.root, actual.root, (), store)
+
+
+def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[Path, Entry]]:
+    for key, entry in node.entries:
+        if is_nested and isinstance(entry, Node):
+            yield from _walk(entry, (*path, key))
+        yield (*path, key), entry
+
+
+def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, TensorLeaf | ValueLeaf]]:
+    """What is stored of a node, leaf by leaf."""
+    if node.inner is not None:
+        yield path, packed_leaf(node)
+        return
+    for key, entry in node.entries:
+        if isinstance(entry, Node):
+            yield from _leaves(entry, (*path, key))
+        else:
+            yield (*path, key), entry
+
+
+def _has_stack(node: Node) -> bool:
+    return node.stack_dim is not None or any(isinstance(entry, Node) and _has_stack(entry) for _, entry in node.entries)
+
+
+def _has_members(node: Node) -> bool:
+    return bool(node.members) or any(isinstance(entry, Node) and _has_members(entry) for _, entry in node.entries)
+
+
+def _is_tensor(entry: Entry) -> bool:
+    is_ragged = isinstance(entry, ValueLeaf) and entry.ragged is not None and bool(entry.ragged.dtype)
+    is_unbatched = isinstance(entry, ValueLeaf) and entry.is_unbatched
+    return is_ragged or is_unbatched or isinstance(entry, TensorLeaf)
+
+
+def _joined(key: str | Path) -> str:
+    return key if isinstance(key, str) else ".".join(key)

@@ -1,0 +1,70 @@
+"""What travels of a version of weights: all of it, some leaves, or leaves in another dtype. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.structure.changes import replaced
+from tdserve.structure.nodes import Entry, Path
+from tdserve.structure.tree import Spec
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+"""Dtypes that are converted, and that they are converted to. Scaled 8-bit floats mean nothing without their scale."""
+
+
+def converted(spec: Spec, dtype: str) -> Spec:
+    """This structure with its leaves of floating-point numbers in another dtype; kept with the spec.
+
+    Args:
+        spec: The structure.
+        dtype: One of ``FLOATING``; "" changes nothing.
+    """
+    if not dtype:
+        return spec
+    key = ("sent.converted", dtype)
+    found: Spec | None = spec.memo.get(key)
+    if found is None:
+        changed: dict[Path, Entry] = {
+            path: leaf._replace(dtype=dtype)
+            for path, leaf in spec.tensors
+            if leaf.dtype in FLOATING and leaf.dtype != dtype
+        }
+        found = spec.memo[key] = Spec(replaced(spec.root, changed)) if changed else spec
+    return found
+
+
+def only_leaves(spec: Spec, numbers: Sequence[int]) -> Spec:
+    """This structure with only some of its tensor leaves, and all others.
+
+    Args:
+        spec: The structure.
+        numbers: Of the leaves that stay: positions in ``spec.tensors``.
+    """
+    tensors = spec.tensors
+    return spec.select([*(tensors[number][0] for number in numbers), *(path for path, _ in spec.values)])
+
+
+def encode_numbers(numbers: Sequence[int] | NDArray[np.int64]) -> bytes:
+    """Numbers of leaves as they travel: uint32 each, little-endian."""
+    return np.asarray(numbers, "<u4").tobytes()
+
+
+def decode_numbers(content: bytes, spec: Spec) -> list[int]:
+    """The reverse of ``encode_numbers``.
+
+    Raises:
+        RemoteProtocolError: They are not ascending numbers of leaves of this structure.
+    """
+    num_leaves = len(spec.tensors)
+    if len(content) % 4 == 0:
+        numbers = np.frombuffer(content, "<u4").astype(np.int64)
+        if not len(numbers) or (int(numbers[-1]) < num_leaves and bool((numbers[1:] > numbers[:-1]).all())):
+            found: list[int] = numbers.tolist()
+            return found
+    raise RemoteProtocolError(
+        expected=f"ascending numbers of {num_leaves} leaves", received=f"{len(content)} bytes: {content[:32].hex()}"
+    )

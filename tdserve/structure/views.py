@@ -1,0 +1,75 @@
+"""Tensordicts that show the entries of another one, or of a file, instead of holding their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, PersistentTensorDict, TensorDict, is_non_tensor, is_tensor_collection
+from tensordict._lazy import _CustomOpTensorDict
+from tensordict._td import _SubTensorDict
+from tensordict.base import NO_DEFAULT
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.structure.files import file_items, is_in_file
+from tdserve.structure.instances import inside
+from tdserve.structure.tree import Path, quote
+
+
+def shows_others(kind: type) -> bool:
+    """Whether tensordicts of a class are read entry by entry: sub-tensordicts, the lazy views (``view``, ``permute``,
+    ``transpose``, ``squeeze``, ``unsqueeze``) of ``set_lazy_legacy(True)``, and those of files."""
+    return issubclass(kind, (_SubTensorDict, _CustomOpTensorDict, PersistentTensorDict))
+
+
+def items_of(td: Any) -> Iterable[tuple[str, Any]]:
+    """Keys and entries as they are held: nothing is unwrapped, nothing is read from a file."""
+    if type(td) is TensorDict:  # the dict itself: TensorDict.items() makes views
+        items: Iterable[tuple[str, Any]] = td._tensordict.items()
+        return items
+    if is_in_file(td):
+        return file_items(td)
+    keys = td.keys()
+    return [(key, td._get_str(key, NO_DEFAULT)) for key in keys]
+
+
+def check_own_entries(td: Any, *, call: str, advice: str) -> None:
+    """Looks through everything that is nested in a tensordict; reads nothing.
+
+    Args:
+        td: Tensordict or tensorclass instance.
+        call: What needs entries that can be replaced, for the message.
+        advice: What to do instead.
+
+    Raises:
+        NotSupportedError: Something in it shows the entries of another tensordict, or of a file: what would be put in
+            their place would be seen by nobody. Or it is part of a tensordict that is locked as a whole.
+    """
+    if td.is_locked:
+        _check_unlockable(td, call, advice)
+    for path, kind in _borrowed(td, ()):
+        feature = f"{call} of a {kind.__name__}" + (f" (at key {quote(path)})" if path else "")
+        reason = f"it shows the entries of another tensordict or of a file and has none of its own: {advice}"
+        raise NotSupportedError(feature=feature, reason=reason)
+
+
+def _check_unlockable(td: Any, call: str, advice: str) -> None:
+    try:
+        td._check_unlock()
+    except RuntimeError as error:
+        reason = f"unlock the whole with .unlock_() first; or {advice}"
+        raise NotSupportedError(feature=f"{call} of a part of a locked tensordict", reason=reason) from error
+
+
+def _borrowed(td: Any, path: Path) -> Iterator[tuple[Path, type]]:
+    if shows_others(type(td)):
+        yield path, type(td)
+    elif isinstance(td, LazyStackedTensorDict):
+        for row in td.tensordicts:
+            yield from _borrowed(row, path)
+    elif type(td) is TensorDict:
+        for key, entry in td._tensordict.items():
+            if is_tensor_collection(entry) and not is_non_tensor(entry):
+                yield from _borrowed(entry, (*path, key))
+    elif is_tensor_collection(td):
+        yield from _borrowed(inside(td), path)

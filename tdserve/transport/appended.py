@@ -1,0 +1,58 @@
+"""A block of values that travels behind the leaves of a transfer, in messages of its own.
+
+``messages.content.values_messages`` cuts it: its messages have no parts, which tells them from those of a layout.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tdserve.messages.layout import Message
+from tdserve.transport.sources_sinks import Sink, Source
+
+
+class BytesEnd:
+    """Source: a block of values in memory.
+
+    Args:
+        content: The block; a message's offset counts in it.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = np.frombuffer(content, np.uint8)
+
+    def direct(self, message: Message) -> None:
+        """Nothing: the bytes of a Python object must not be written to, which torch cannot promise."""
+        return
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        np.copyto(staging.numpy(), self._content[message.offset : message.offset + message.nbytes])
+
+
+class SourceBehind:
+    """Source: leaves, and a block of values behind them."""
+
+    def __init__(self, leaves: Source, values: Source) -> None:
+        self._leaves = leaves
+        self._values = values
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        return (self._leaves if message.parts else self._values).direct(message)
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        (self._leaves if message.parts else self._values).fill(message, staging)
+
+
+class SinkBehind:
+    """Sink: leaves, and a block of values behind them."""
+
+    def __init__(self, leaves: Sink, values: Sink) -> None:
+        self._leaves = leaves
+        self._values = values
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        return (self._leaves if message.parts else self._values).direct(message)
+
+    def drain(self, message: Message, staging: torch.Tensor) -> None:
+        (self._leaves if message.parts else self._values).drain(message, staging)

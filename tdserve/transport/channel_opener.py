@@ -1,0 +1,116 @@
+"""A channel on its way: formed in a thread of its own, so that whoever waits for it can be let go.
+
+gloo's constructor is not told when the other end dies in the middle of its handshake, and then outlasts even its own
+timeout (measured). When it gives up while the interpreter ends, the process crashes (seen: SIGABRT in place of its exit
+code): so that end waits for it a little.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from threading import Condition, Thread, current_thread
+
+from tdserve.base.errors import ConnectError, TDServeError
+from tdserve.transport.channel import Channel
+
+JOIN_TIMEOUT_S = 1.0
+"""For a thread whose handshake goes on; one that hangs is left alone."""
+
+EXIT_TIMEOUT_S = 3.0
+"""For all of them when the interpreter ends: who waits for a channel gives up two seconds before gloo does."""
+
+_threads: set[Thread] = set()
+
+
+class Forming:
+    """Forms one channel. Threads: safe; any number may wait.
+
+    Args:
+        make: Makes the channel; blocks.
+        peer: Name of the other end, for errors.
+        on_formed: Called with it in the thread that made it, unless ``cancel`` came first.
+        name: Of the thread.
+    """
+
+    def __init__(
+        self, make: Callable[[], Channel], *, peer: str, name: str, on_formed: Callable[[Channel], None] | None = None
+    ) -> None:
+        self._make = make
+        self._peer = peer
+        self._on_formed = on_formed
+        self._changed = Condition()
+        self._channel: Channel | None = None
+        self._error: TDServeError | None = None
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        atexit.unregister(_join_all)
+        atexit.register(_join_all)
+        _threads.add(self._thread)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is formed, or will not be."""
+        return self._channel is not None or self._error is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it will not be formed."""
+        return self._error is not None
+
+    def wait(self, timeout_s: float) -> Channel:
+        """Returns the channel once it is formed.
+
+        Raises:
+            ConnectError: It could not be formed, or not in time.
+            TDServeError: What ``cancel`` was given.
+        """
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: self._channel or self._error, max(end - time.monotonic(), 0.0))
+            if self._channel is not None:
+                return self._channel
+            reason = f"gloo: no channel within {round(timeout_s, 2):g} s"
+            raise self._error or ConnectError(address=self._peer, reason=reason)
+
+    def cancel(self, error: TDServeError) -> None:
+        """Lets everybody go with this error; a channel that was formed, or is formed later, is closed. Idempotent."""
+        with self._changed:
+            channel, self._channel = self._channel, None
+            self._error = self._error or error
+            self._changed.notify_all()
+        if channel is not None:
+            channel.close()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._form()
+        finally:
+            _threads.discard(current_thread())
+
+    def _form(self) -> None:
+        try:
+            channel = self._make()
+        except TDServeError as error:
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            is_wanted = self._error is None
+            if is_wanted:
+                self._channel = channel
+                self._changed.notify_all()
+        if not is_wanted:
+            channel.close()
+        elif self._on_formed is not None:
+            self._on_formed(channel)
+
+
+def _join_all() -> None:
+    end_s = time.monotonic() + EXIT_TIMEOUT_S
+    for thread in list(_threads):
+        thread.join(max(end_s - time.monotonic(), 0.0))

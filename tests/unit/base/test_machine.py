@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tdserve.base import machine
+from tdserve.base.machine import boot_id, count_descriptors, count_oom_kills, pid_namespace, why_not_shared
+
+TOLD = "from tdserve.base.machine import boot_id, pid_namespace; print(boot_id(), pid_namespace())"
+
+
+def test_ids_when_of_two_processes_of_one_machine_then_equal() -> None:
+    told = subprocess.run([sys.executable, "-c", TOLD], capture_output=True, text=True, check=True).stdout.split()
+    assert told == [boot_id(), pid_namespace()]
+    assert len(boot_id()) == 36
+
+
+def test_pid_namespace_when_another_then_differs_and_the_machine_is_the_same() -> None:
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", TOLD]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("a pid namespace of its own needs root")
+    boot, namespace = done.stdout.split()
+    assert boot == boot_id()
+    assert namespace not in (pid_namespace(), "")
+
+
+def test_ids_when_there_is_no_proc_then_empty() -> None:
+    command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0" -c "$1"', sys.executable]
+    told = "from tdserve.base.machine import boot_id, pid_namespace; print([boot_id(), pid_namespace()])"
+    done = subprocess.run([*command, told], capture_output=True, text=True, check=False, cwd=os.getcwd())
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip("to hide /proc needs root")
+    assert done.stdout.strip() == "['', '']", done.stderr
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
+def test_sharing_when_the_processor_keeps_its_order_then_nothing_is_against_it(machine: str) -> None:
+    assert why_not_shared(machine) == ""
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "ppc64le", "riscv64", "s390x", ""])
+def test_sharing_when_the_processor_may_change_the_order_then_says_which_one_it_is(machine: str) -> None:
+    assert machine in why_not_shared(machine)
+    assert "x86-64 only" in why_not_shared(machine)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_keep_freed_memory_when_much_is_freed_then_its_pages_stay(keeps: bool) -> None:
+    lines = [
+        "from tdserve.base.machine import keep_freed_memory",
+        "keep_freed_memory()" if keeps else "",
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096",
+        "before = resident()",
+        "content = b'x' * (24 << 20)",
+        "del content",
+        "print(resident() - before)",
+    ]
+    told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    assert (int(told) > 20 << 20) == keeps
+
+
+def large_pages_kib(calls: str) -> int:
+    """KiB of large pages behind a filled array of 64 MiB, in a process that made these calls first."""
+    lines = [
+        "import numpy",
+        "from tdserve.base.machine import use_small_pages",
+        calls,
+        "held = numpy.ones(64 << 20, numpy.uint8)",
+        "found = [line.split()[1] for line in open('/proc/self/smaps') if line.startswith('AnonHugePages')]",
+        "print(sum(map(int, found)))",
+    ]
+    told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    return int(told)
+
+
+def test_use_small_pages_when_an_array_is_large_then_it_gets_its_memory_by_small_ones() -> None:
+    if large_pages_kib("") == 0:
+        pytest.skip("the kernel gives no large pages here")
+    assert large_pages_kib("use_small_pages()") == 0
+    assert large_pages_kib("use_small_pages(); use_small_pages(False)") > 0
+
+
+def test_count_oom_kills_when_nobody_ran_out_of_memory_between_then_the_same_number() -> None:
+    assert count_oom_kills() == count_oom_kills() >= 0
+
+
+def test_count_oom_kills_when_the_kernel_tells_them_then_read_by_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told").write_text("oom 7\noom_kill 3\noom_kill_group 9\n")
+    monkeypatch.setattr(machine, "OOM_COUNTERS", (str(tmp_path / "told"), str(tmp_path / "none")))
+    assert count_oom_kills() == 3
+
+
+def run_limited(limits: tuple[int, int], code: str) -> str:
+    """What a program prints that runs with these limits of descriptors, and ends well."""
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits}); {code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_raise_descriptor_limit_when_the_soft_one_is_lower_then_as_many_as_may_be() -> None:
+    code = "from tdserve.base.machine import *; print(descriptor_limit(), raise_descriptor_limit(), descriptor_limit())"
+    assert run_limited((100, 300), code) == "100 300 300"
+
+
+def test_count_descriptors_when_some_are_opened_then_counts_them() -> None:
+    before = count_descriptors()
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(open(os.devnull))
+        assert count_descriptors() == before + 5 == count_descriptors(os.getpid())
+    assert count_descriptors(2**22 - 1) == 0

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
+from tdserve.client.content.columns import Received, views
+from tdserve.messages.content import ReadStatus, read_layout
+from tdserve.messages.layout import Layout
+from tdserve.structure.capture import capture
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.transport.pool import BufferPool
+from tests.unit.client.flat_content import status
+
+TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.tensor([True, False, True])}, [3])
+LAYOUT = read_layout(capture(TD).spec)
+
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+leaves = st.builds(TensorLeaf, st.sampled_from(sorted(ITEMSIZE)), shapes)
+
+
+@given(st.lists(st.tuples(leaves, st.integers(1, 4)), min_size=1, max_size=6), st.booleans())
+def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(
+    found: list[tuple[TensorLeaf, int]], is_packed: bool
+) -> None:
+    repeated = [leaf for leaf, num_times in found for _ in range(num_times)]
+    entries = tuple((f"k{number:02}", leaf) for number, leaf in enumerate(repeated))
+    layout = Layout.of(Spec(Node((), None, None, None, entries)), is_packed=is_packed)
+    buffer = BufferPool().take(layout.nbytes)
+    for slot, view in zip(layout.slots, views(layout, buffer), strict=True):
+        assert (view.dtype, tuple(view.shape)) == (to_torch(slot.dtype), slot.shape)
+        assert view.is_contiguous()
+        assert not slot.nbytes or view.data_ptr() == buffer.data_ptr() + slot.offset
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(ReadStatus.TORN, TransferAbortedError), (ReadStatus.FAILED, RemoteProtocolError), (77, RemoteProtocolError)],
+)
+def test_version_when_the_read_is_not_whole_then_error(kind: int, error: type[Exception]) -> None:
+    received = Received(LAYOUT, [TD["a"], TD["b"], status(kind)])
+    with pytest.raises(error):
+        _ = received.version
+    assert received.is_void == (kind == ReadStatus.FAILED)
+
+
+def test_num_missing_when_rows_were_overwritten_then_as_the_status_says() -> None:
+    assert Received(LAYOUT, [TD["a"], TD["b"], status()]).num_missing == 0
+    assert Received(LAYOUT, [TD["a"], TD["b"], status(num_missing=3)]).num_missing == 3

@@ -1,0 +1,89 @@
+"""What may be assigned to ragged leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from tdserve.client.content.ragged_values import entries_for, shown, tensors_for
+from tdserve.structure.nodes import Form, Ragged
+from tests.unit.structure.ragged import jagged, strided
+
+TOKENS = Ragged(Form.JAGGED, "int64", (-1,))
+MATRIX = Ragged(Form.STACK, "float32", (-1, 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "lengths"),
+    [
+        (jagged([3, 1]), [3, 1]),
+        ([torch.arange(2), torch.arange(0)], [2, 0]),
+        ([torch.arange(2), [1, 2, 3]], [2, 3]),
+        (torch.zeros(2, 4, dtype=torch.int64), [4, 4]),
+        (np.zeros((2, 4), np.int64), [4, 4]),
+        (torch.arange(3), [3, 3]),
+        ([1, 2, 3], [3, 3]),
+    ],
+)
+def test_tensors_for_when_value_fits_then_elements(value: Any, lengths: list[int]) -> None:
+    assert [len(element) for element in tensors_for(value, (2,), TOKENS)] == lengths
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        jagged([3, 1, 2]),
+        jagged([3, 1], (), torch.float32),
+        jagged([3, 1], (2,)),
+        strided((3, 2), (1, 2)),
+        torch.zeros(2, 4),
+        torch.zeros(3, 4, dtype=torch.int64),
+        np.zeros((2, 4), np.float32),
+        [torch.arange(2)],
+        [torch.arange(2), torch.zeros(2)],
+        torch.zeros(2, device="meta", dtype=torch.int64),
+        "text",
+        None,
+        TensorDict({}),
+        torch.tensor(1),
+    ],
+)
+def test_tensors_for_when_value_does_not_fit_then_none(value: Any) -> None:
+    assert tensors_for(value, (2,), TOKENS) is None
+
+
+def test_tensors_for_when_a_size_is_fixed_then_it_must_be_that() -> None:
+    assert tensors_for(torch.zeros(5, 2), (), MATRIX) is not None
+    assert tensors_for(torch.zeros(5, 3), (), MATRIX) is None
+
+
+def test_entries_for_when_leaf_describes_itself_then_any_entry() -> None:
+    assert entries_for(["a", "b"], ()).tolist() == ["a", "b"]
+    assert entries_for("a", ()).data == "a"
+    tensor = jagged([1, 2])
+    assert entries_for(tensor, ()) is tensor
+    assert [found.tolist() for found in entries_for([["a"], ["b", "c"]], (2,))] == [["a"], ["b", "c"]]
+    stack = NonTensorStack(NonTensorStack("a"), NonTensorStack("b"))
+    assert [found.tolist() for found in entries_for(stack, (2,))] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("value", ["a", [["a"]], NonTensorStack("a", "b", "c"), torch.zeros(2)])
+def test_entries_for_when_rows_are_too_few_or_many_then_none(value: Any) -> None:
+    assert entries_for(value, (2,)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (jagged([3, 1]), "nested int64 of 2 components [[3], [1]]"),
+        (torch.zeros(2, 3), "float32[2, 3]"),
+        ([1, 2], "list of 2"),
+        (NonTensorData("x"), "NonTensorData"),
+    ],
+)
+def test_shown_when_value_did_not_fit_then_tells_its_shape(value: Any, text: str) -> None:
+    assert shown(value) == text

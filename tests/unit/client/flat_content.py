@@ -1,0 +1,34 @@
+"""Content as a read brings it, made without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tdserve.client.content.columns import Received
+from tdserve.client.content.value_blocks import decode_values, encode_values
+from tdserve.client.transfers.read import Content
+from tdserve.messages.content import ReadStatus, rows_layout
+from tdserve.structure.capture import capture
+from tdserve.v1 import control_pb2
+
+
+def status(kind: int = ReadStatus.WHOLE, version: int = 0, num_missing: int = 0) -> torch.Tensor:
+    """The column that ends every read."""
+    return torch.tensor([kind, version, num_missing, 0, 0, 0, 0, 0])
+
+
+def rows_content(
+    td: Any, index: list[int], generation: list[int], added: Mapping[str, torch.Tensor] | None = None
+) -> Content:
+    """Rows of a replay, as they come, with the columns that its table adds."""
+    added = added or {}
+    captured = capture(td)
+    layout = rows_layout(captured.spec, len(index), tuple(added))
+    leaves = [captured.tensors[slot.path] for slot in layout.slots[: layout.num_leaves]]
+    ending = status(num_missing=sum(number < 0 for number in generation))
+    received = Received(layout, [*leaves, torch.tensor(index), torch.tensor(generation), *added.values(), ending])
+    spec, values = decode_values(captured.spec, encode_values(captured.spec, captured.values, store=""))
+    return Content(spec, received.leaves(), values, 0, control_pb2.Accepted(), received)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import KeyNotFoundError, LockedError, StoreNotFoundError
+from tests.unit.client.three_rows import local
+from tests.unit.structure.strategies import difference
+
+
+def test_refresh_when_others_have_changed_the_structure_then_known(
+    client: tdserve.Client, handle: tdserve.StoreHandle
+) -> None:
+    assert not handle.refresh()
+    client[handle.name]["z"] = torch.ones(3)
+    assert ("z",) not in dict(handle.spec.tensors)
+    assert handle.refresh()
+    assert ("z",) in dict(handle.spec.tensors)
+    client.delete(handle.name)
+    with pytest.raises(StoreNotFoundError):
+        handle.refresh()
+
+
+def test_handle_when_the_structure_has_changed_then_its_next_access_is_of_the_new_one(
+    client: tdserve.Client, handle: tdserve.StoreHandle
+) -> None:
+    def changed() -> Any:
+        """A handle that has not noticed."""
+        other = client[handle.name]
+        other[0]  # what it has mapped must not mislead it
+        number = len(handle.keys())
+        handle[f"z{number}"] = torch.ones(3)
+        return other
+
+    td = changed()[:]
+    assert set(td.keys()) == set(handle.keys())
+    assert changed()["z3"].tolist() == [1.0] * 3
+    other = changed()
+    other[1] = other[0]
+    other = changed()
+    other.set_at_("z5", 2.0, 1)
+    assert handle["z5"].tolist() == [1.0, 2.0, 1.0]
+    other = changed()
+    other.update_({"z6": torch.zeros(3)})
+    assert "z6" in other
+    other = changed()
+    handle.rename_key_("a", "b")
+    with pytest.raises(KeyNotFoundError):
+        other["a"]
+    assert other.get("a", None) is None
+    with pytest.raises(KeyNotFoundError):
+        other.set_("a", torch.zeros(3, 2))
+    assert pickle.loads(pickle.dumps(other)).keys() == handle.keys()
+
+
+CHANGING: dict[str, Callable[[Any], object]] = {
+    "setitem": lambda td: td.__setitem__("z", torch.ones(3)),
+    "setitem of an existing one": lambda td: td.__setitem__("a", torch.ones(3, 2)),
+    "set of an existing one": lambda td: td.set("a", torch.ones(3, 2)),
+    "update": lambda td: td.update({"a": torch.ones(3, 2)}),
+    "pop": lambda td: td.pop("a"),
+    "del": lambda td: td.__delitem__("a"),
+    "rename": lambda td: td.rename_key_("a", "b"),
+    "nested": lambda td: td.set(("n", "z"), torch.ones(3)),
+    "create_nested": lambda td: td.create_nested("z"),
+}
+
+IN_PLACE: dict[str, Callable[[Any], object]] = {
+    "set_": lambda td: td.set_("a", torch.ones(3, 2)),
+    "set in place": lambda td: td.set("a", torch.ones(3, 2), inplace=True),
+    "set_at_": lambda td: td.set_at_("a", torch.ones(2), 1),
+    "update_": lambda td: td.update_({"a": torch.ones(3, 2)}),
+    "setitem of rows": lambda td: td.__setitem__(0, TensorDict({"a": torch.ones(2)}, [])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGING.values(), ids=CHANGING.keys())
+def test_lock_when_keys_change_then_refused_for_everybody_as_by_tensordict(
+    client: tdserve.Client, handle: tdserve.StoreHandle, change: Callable[[Any], object]
+) -> None:
+    other = client[handle.name]
+    assert handle.lock_() is handle
+    assert other.is_locked
+    with pytest.raises(RuntimeError, match="set_"):
+        change(local().lock_())
+    for each in (handle, other):
+        with pytest.raises(LockedError, match=r"is locked as a whole: .*unlock_"):
+            change(each)
+    assert difference(local().lock_(), client.from_remote_init(handle.name)) is None
+    other.unlock_()
+    assert not handle.is_locked
+    change(handle)
+
+
+@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE.keys())
+def test_lock_when_written_in_place_then_let_through_as_by_tensordict(
+    client: tdserve.Client, handle: tdserve.StoreHandle, write: Callable[[Any], object]
+) -> None:
+    other, td = client[handle.name], local().lock_()
+    handle.lock_()
+    write(td)
+    write(other)
+    assert difference(td, handle.to_tensordict()) is None
+
+
+def test_lock_when_used_as_context_then_undone_at_its_end(handle: tdserve.StoreHandle) -> None:
+    with handle.lock_() as locked:
+        assert locked.is_locked
+    assert not handle.is_locked
+    handle.lock_()
+    with handle.unlock_():
+        handle["z"] = torch.ones(3)
+    assert handle.is_locked
+
+
+def test_init_remote_when_the_tensordict_is_locked_then_the_store_is(client: tdserve.Client, name: str) -> None:
+    client.init_remote(local().lock_(), name)
+    with pytest.raises(LockedError):
+        client[name]["z"] = torch.ones(3)
+    client.send(local(), name)
+    assert client[name].unlock_().set("z", torch.ones(3))["z"].tolist() == [1.0] * 3

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.session.by_address import OfProcess
+
+ROWS = TensorDict({"a": torch.arange(8)}, [8])
+
+
+class _Counting:
+    def __init__(self) -> None:
+        self.num_made = 0
+
+    @OfProcess
+    def made(self) -> int:
+        """A number."""
+        self.num_made += 1
+        return self.num_made
+
+
+def test_attribute_when_asked_for_then_made_once_unless_it_was_assigned() -> None:
+    counting = _Counting()
+    assert (counting.made, counting.made, counting.num_made) == (1, 1, 1)
+    other = _Counting()
+    other.made = 7
+    assert (other.made, other.num_made) == (7, 0)
+    assert type(_Counting.made) is OfProcess
+
+
+def test_handles_when_pickled_then_by_address_over_one_client_that_is_made_when_it_is_needed(
+    client: tdserve.Client, name: str
+) -> None:
+    store = client.memmap(ROWS, name)
+    replay = client.create_replay(f"{name}-r", ROWS[0], 8)
+    found_store, found_replay = pickle.loads(pickle.dumps((store, replay)))
+    assert "_client" not in found_store.__dict__
+    assert pickle.loads(pickle.dumps(found_store)).name == name  # before it was used, too
+    assert found_store[3]["a"] == 3
+    assert found_replay.extend(ROWS[:4]).tolist() == replay[:]["a"].tolist()
+    assert found_store._client is found_replay._client is not client
+    assert found_store._client.recipe == client.recipe
+    with pytest.raises(tdserve.KeyNotFoundError):
+        found_store["b"]
+
+
+def test_handle_when_copied_then_over_the_same_client(client: tdserve.Client, name: str) -> None:
+    store = client.memmap(ROWS, name)
+    copied = copy.copy(store)
+    assert copied._client is client
+    assert copied is not store
+    assert copied[2]["a"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_handles_when_the_process_has_forked_then_both_go_on(client: tdserve.Client, name: str) -> None:
+    store = client.memmap(ROWS, name)
+    replay = client.create_replay(f"{name}-r", ROWS[0], 8)
+    replay.extend(ROWS[:2])
+    child = os.fork()
+    if not child:
+        try:
+            store.set_at_("a", torch.tensor(70), 7)
+            replay.extend(ROWS[2:4])
+            os._exit(0 if len(replay.sample(2)) == 2 and store["a"][7] == 70 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert store["a"].tolist() == [0, 1, 2, 3, 4, 5, 6, 70]
+    assert replay[:]["a"].tolist() == [0, 1, 2, 3]

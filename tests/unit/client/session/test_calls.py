@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    ClosedError,
+    InvalidRequestError,
+    NotSupportedError,
+    PeerLostError,
+    StoreNotFoundError,
+)
+from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session import Session
+
+
+@pytest.mark.parametrize("transport", ["nccl", "grpc"])
+def test_client_when_the_transport_is_not_there_yet_then_refused(transport: Any) -> None:
+    with pytest.raises(NotSupportedError, match=transport):
+        SessionClient("127.0.0.1:1", transport=transport)
+
+
+def test_client_when_an_argument_is_wrong_then_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        SessionClient("127.0.0.1:1", transport="pigeon")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_client_when_pickled_then_allows_what_it_allowed(allow_pickle: bool) -> None:
+    with SessionClient("127.0.0.1:1", allow_pickle=allow_pickle) as made:
+        assert pickle.loads(pickle.dumps(made)).allow_pickle is allow_pickle
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_call_when_the_session_is_lost_then_again_with_the_same_number_if_it_changes_something(
+    client: tdserve.Client, changes: bool
+) -> None:
+    number = client.requests.begin_change() if changes else None
+    tries: list[tuple[Session, int]] = []
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> str:
+        tries.append((session, request))
+        if len(tries) < 3:
+            raise PeerLostError(peer="it", reason="said the test")
+        return "done"
+
+    assert client.call(attempt, client.deadline(None), request=number) == "done"
+    assert {request for _, request in tries} == {number} if changes else len({request for _, request in tries}) == 3
+    assert len({session.welcome.session for session, _ in tries}) == 3
+
+
+def test_call_when_the_time_is_up_then_the_transports_error(client: tdserve.Client) -> None:
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        raise PeerLostError(peer="it", reason="said the test")
+
+    with pytest.raises(PeerLostError):
+        client.call(attempt, Deadline.after(0.01))
+
+
+@pytest.mark.parametrize(("error", "stays"), [(StoreNotFoundError(name="x"), True), (KeyboardInterrupt(), False)])
+def test_call_when_refused_or_interrupted_then_raised_at_once(
+    client: tdserve.Client, error: BaseException, stays: bool
+) -> None:
+    sessions: list[Session] = []
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        sessions.append(session)
+        raise error
+
+    with pytest.raises(type(error)):
+        client.call(attempt, client.deadline(None))
+    (session,) = sessions
+    assert session.is_lost is not stays
+
+
+def test_client_when_pickled_then_another_one_of_the_same_server(client: tdserve.Client, name: str) -> None:
+    client.publish(name, torch.nn.Linear(2, 1))
+    with pickle.loads(pickle.dumps(client)) as other:
+        assert other.session(other.deadline(None)).welcome.session != client.session(Deadline.never).welcome.session
+        assert name in other.stores()
+        assert other.timeout_s == client.timeout_s
+
+
+def test_close_when_done_then_every_call_says_so(server: tdserve.Server) -> None:
+    client = server.client()
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError, match=client.address):
+        client.session(client.deadline(None))
+    with pytest.raises(ClosedError):
+        client.stores()

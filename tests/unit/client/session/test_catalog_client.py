@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import DeadlineExceededError, ForkedClientError, InvalidRequestError, StoreNotFoundError
+from tdserve.client.session.catalog_client import CatalogClient
+
+TD = TensorDict({"b": torch.zeros(4), "a": {"c": torch.zeros(4, 2)}}, [4])
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":x", "host:port", 7, None])
+def test_client_when_the_address_is_none_then_refused(address: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="host:port"):
+        CatalogClient(address)
+
+
+def test_stores_when_created_then_listed_by_prefix(client: tdserve.Client, name: str) -> None:
+    for suffix in ("b", "a"):
+        client.init_remote(TD, f"{name}.{suffix}")
+    assert client.stores(f"{name}.") == [f"{name}.a", f"{name}.b"]
+    assert f"{name}.a" in client.stores()
+    assert f"{name}.a" in client
+    assert f"{name}.c" not in client
+    assert "../" not in client
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_keys_when_asked_then_as_the_tensordict_has_them(
+    client: tdserve.Client, name: str, is_nested: bool, is_leaf: bool
+) -> None:
+    client.init_remote(TD, name)
+    assert client.keys(name, is_nested, is_leaf) == list(TD.keys(is_nested, is_leaf))
+    assert client.keys(name, is_nested, is_leaf, sort=True) == list(TD.keys(is_nested, is_leaf, sort=True))
+
+
+@pytest.mark.parametrize("token", [b"secret", 5, "secret\n", "sécret"], ids=ascii)
+def test_client_when_the_token_cannot_be_sent_then_refused_without_showing_it(token: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="token") as raised:
+        CatalogClient("127.0.0.1:1", token=token)
+    assert "cret" not in str(raised.value)
+
+
+def test_describe_when_it_is_not_there_then_by_the_way_of_asking(client: tdserve.Client, name: str) -> None:
+    with pytest.raises(StoreNotFoundError, match=name):
+        client.describe(name)
+    with pytest.raises(DeadlineExceededError, match=name):
+        client.describe(name, timeout_s=0.05)
+    with pytest.raises(DeadlineExceededError, match=name):
+        client.describe(name, timeout_s=1e-6)  # which the first look takes
+
+
+def test_delete_when_done_then_gone(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    client.delete(name)
+    assert name not in client
+    with pytest.raises(StoreNotFoundError):
+        client.delete(name)
+
+
+def test_client_when_used_after_fork_then_says_what_to_do(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.client()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(ForkedClientError, match="again in the child"):
+            client.stores()
+        client.close()  # closes nothing that is the parent's
+        assert client._is_closed
+    client._is_closed = False
+    assert isinstance(client.stores(), list)
+    client.close()

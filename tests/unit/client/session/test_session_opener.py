@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any, cast
+
+import pytest
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError
+from tdserve.client.session.session import Session
+from tdserve.client.session.session_opener import MIN_OPENING_S, Opening
+
+TIMEOUT_S = 20.0
+ADDRESS = "127.0.0.1:1"
+
+
+class Slow:
+    """Opens a session when it is told to."""
+
+    def __init__(self) -> None:
+        self.may_open = Event()
+        self.made: Any = object()
+        self.error: BaseException | None = None
+        self.deadline = Deadline.never
+
+    def __call__(self, deadline: Deadline) -> Session:
+        self.deadline = deadline
+        assert self.may_open.wait(TIMEOUT_S)
+        if self.error is not None:
+            raise self.error
+        return cast(Session, self.made)
+
+
+def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_meanwhile() -> None:
+    slow = Slow()
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0)
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1.*within 0\.01 s"):
+        opening.wait(0.01)
+    assert not opening.is_over
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(opening.wait, TIMEOUT_S) for _ in range(2)]
+        slow.may_open.set()
+        assert [each.result(TIMEOUT_S) for each in waiting] == [slow.made] * 2
+    assert opening.is_over
+    assert slow.deadline.timeout_s == MIN_OPENING_S
+    opening.join()
+
+
+def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
+    slow = Slow()
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda: "its name does not resolve")
+    with pytest.raises(ConnectError, match="its name does not resolve"):
+        opening.wait(0.01)
+    slow.may_open.set()
+    opening.join()
+
+
+def test_wait_when_it_cannot_be_opened_then_all_are_told_why() -> None:
+    slow = Slow()
+    slow.error = ClosedError(what="the client")
+    opening = Opening(slow, address=ADDRESS, timeout_s=2 * MIN_OPENING_S)
+    slow.may_open.set()
+    for _ in range(2):
+        with pytest.raises(ClosedError):
+            opening.wait(TIMEOUT_S)
+    assert opening.is_over
+    assert slow.deadline.timeout_s == 2 * MIN_OPENING_S
+
+
+def test_wait_when_what_had_less_time_was_not_opened_in_it_then_an_error_that_a_retry_helps() -> None:
+    slow = Slow()
+    slow.error = DeadlineExceededError(what="an answer to Hello", timeout_s=0.4)
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0)
+    slow.may_open.set()
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1") as caught:
+        opening.wait(TIMEOUT_S)
+    assert caught.value.retryable
+    assert isinstance(caught.value.__cause__, DeadlineExceededError)

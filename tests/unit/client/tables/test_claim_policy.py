@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.tables.claim_policy import AHEAD, AHEAD_ROWS, FIRST_WISH, MIN_EXTENDS, Claimer, Wish
+from tdserve.v1 import control_pb2
+
+
+def rows(*numbers: int) -> TensorDict:
+    """Rows that say which they are."""
+    return TensorDict({"number": torch.tensor(numbers)}, [len(numbers)])
+
+
+def make(client: tdserve.Client, name: str, **settings: Any) -> Any:
+    """A table of such rows."""
+    return client.create_replay(name, rows(0)[0], 64, **settings)
+
+
+def claimer_of(replay: Any) -> Claimer:
+    """What a handle's extends wish by."""
+    found: Claimer = replay._joining._claimer
+    return found
+
+
+def num_claimed(replay: Any) -> int | None:
+    """Extends that a handle's claim was used for; None without one."""
+    claim = claimer_of(replay)._claim
+    return None if claim is None else claim.num_extends
+
+
+def test_wish_when_a_local_writer_goes_on_then_after_a_few_extends_and_used_from_the_next_on(
+    local_client: tdserve.Client, name: str
+) -> None:
+    replay = make(local_client, name)
+    for number in range(FIRST_WISH):
+        assert num_claimed(replay) is None
+        replay.extend(rows(number))
+    assert num_claimed(replay) == 0
+    assert replay.extend(rows(FIRST_WISH)).tolist() == [FIRST_WISH]
+    assert num_claimed(replay) == 1
+    assert replay[:]["number"].tolist() == list(range(FIRST_WISH + 1))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_ahead"),
+    [(1, AHEAD), (256, AHEAD * 256), (4096, AHEAD_ROWS), (AHEAD_ROWS // 2, AHEAD_ROWS), (AHEAD_ROWS // 2 + 1, 0)],
+)
+def test_wish_when_extends_are_long_then_fewer_or_none_are_ahead_so_that_a_commit_is_short(
+    local_client: tdserve.Client, name: str, num_rows: int, num_ahead: int
+) -> None:
+    claimer = claimer_of(make(local_client, name))
+    wishes = [claimer.wish(num_rows) for _ in range(FIRST_WISH)]
+    assert wishes[:-1] == [None] * (FIRST_WISH - 1)
+    assert wishes[-1] == (Wish(num_ahead) if num_ahead else None)
+
+
+def test_extend_when_something_is_said_of_the_rows_then_asked_for(local_client: tdserve.Client, name: str) -> None:
+    replay = make(local_client, name, sampler=tdserve.Prioritized())
+    for number in range(FIRST_WISH + 1):
+        replay.extend(rows(number))
+    assert num_claimed(replay) == 1
+    replay.extend(rows(9), priority=3.0)
+    found = replay.sample(200)
+    assert set(found["priority"][found["number"] == 9].tolist()) == {3.0}
+
+
+def test_extend_when_rows_are_early_then_a_future_that_is_done(local_client: tdserve.Client, name: str) -> None:
+    replay = make(local_client, name)
+    for number in range(FIRST_WISH):
+        replay.extend(rows(number), return_early=True).result(20.0)
+    future = replay.extend(rows(4, 5), return_early=True)
+    assert future.done()
+    assert future.result().tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_times_sampled": 2}, {"limiter": tdserve.SampleToInsertRatio(8.0, min_size=1, error_buffer=800.0)}],
+)
+def test_wish_when_the_table_decides_more_then_never(
+    local_client: tdserve.Client, name: str, settings: dict[str, Any]
+) -> None:
+    replay = make(local_client, name, **settings)
+    for number in range(3 * FIRST_WISH):
+        replay.extend(rows(number))
+    assert num_claimed(replay) is None
+
+
+def test_wish_when_the_client_is_elsewhere_then_never(remote_client: tdserve.Client, name: str) -> None:
+    replay = make(remote_client, name)
+    for number in range(3 * FIRST_WISH):
+        replay.extend(rows(number))
+    assert num_claimed(replay) is None
+
+
+def test_wish_when_claims_are_not_worth_it_then_after_longer_and_longer_pauses(
+    local_client: tdserve.Client, remote_client: tdserve.Client, name: str
+) -> None:
+    replay, other = make(local_client, name), remote_client.replay(name)
+    wishes = []
+    for number in range(100):
+        before = num_claimed(replay)
+        replay.extend(rows(number))
+        if before is None and num_claimed(replay) == 0:
+            wishes.append(number)
+            other.extend(rows(1000))
+    pauses = [later - earlier for earlier, later in pairwise(wishes)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 2 * pauses[0] > FIRST_WISH
+
+
+def test_wish_when_a_claim_was_worth_it_then_the_next_comes_soon(
+    local_client: tdserve.Client, remote_client: tdserve.Client, name: str
+) -> None:
+    replay, other = make(local_client, name), remote_client.replay(name)
+    for _ in range(3):
+        for number in range(2 * FIRST_WISH + MIN_EXTENDS):
+            replay.extend(rows(number))
+        assert (num_claimed(replay) or 0) >= MIN_EXTENDS
+        other.extend(rows(1000))
+
+
+def test_answer_when_the_server_offers_nothing_then_asked_for_as_before(
+    local_client: tdserve.Client, name: str
+) -> None:
+    replay = make(local_client, name)
+    claimer = claimer_of(replay)
+    claimer._num_left = 1
+    wish = claimer.wish(4)
+    assert wish == Wish(128)
+    assert claimer.is_wishing
+    assert claimer.wish(4) is None, "one at a time"
+    claimer.answer(wish, control_pb2.Done())
+    assert not claimer.is_wishing
+    assert replay.extend(rows(1)).tolist() == [0]

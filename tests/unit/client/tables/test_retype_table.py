@@ -1,0 +1,125 @@
+"""Tables that were made like a row of fixed sizes, and whose first rows differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, lazy_stack
+
+import tdserve
+from tdserve.client.tables.retype_table import makes_dense, renewed, widen
+from tdserve.structure.capture import capture
+from tests.unit.structure.ragged import check_same, jagged, rows, said, strided, turns
+
+BATCHES: dict[str, Any] = {
+    "jagged": TensorDict({"t": jagged([3, 5, 1]), "r": torch.rand(3)}, [3]),
+    "nested key": TensorDict({"n": {"t": jagged([3, 5], (2,))}, "r": torch.rand(2)}, [2]),
+    "strided": TensorDict({"t": strided((3, 2), (1, 4)), "r": torch.rand(2)}, [2]),
+    "stack": lazy_stack(rows(3, 1, 4)),
+    "histories": TensorDict({"h": lazy_stack([turns(2), turns(3)]), "r": torch.rand(2)}, [2]),
+    "stacks in rows with a batch of their own": TensorDict(
+        {"h": lazy_stack([lazy_stack(rows(1, 2)), lazy_stack(rows(3, 4))]), "r": torch.rand(2, 2)}, [2, 2]
+    ),
+    "histories of each step": TensorDict(
+        {"h": lazy_stack([lazy_stack([turns(1), turns(2)]), lazy_stack([turns(3), turns(1)])]), "r": torch.rand(2, 2)},
+        [2, 2],
+    ),
+    "single turns": TensorDict({"h": lazy_stack([said({"f": 1}, None), said(None)]), "r": torch.rand(2)}, [2]),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_extend_when_first_rows_differ_from_like_then_they_come_back_equal(
+    client: tdserve.Client, name: str, case: str
+) -> None:
+    batch = BATCHES[case]
+    replay = client.create_replay(name, batch[0], 10)
+    other = client.replay(name)  # knows the structure of like
+    check_same(batch, replay[replay.extend(batch)])
+    sampled = other.sample(4)
+    for row, number in zip(sampled.unbind(0), sampled["index"].tolist(), strict=True):
+        check_same(batch[number], row.exclude("index", "generation"))
+    check_same(batch, other[other.extend(batch)])
+
+
+ONE_LENGTH: dict[str, Any] = {
+    "jagged": (jagged([4, 4]), jagged([2, 5])),
+    "one row": (jagged([4]), jagged([5])),
+    "no content": (jagged([0, 0]), jagged([0, 5])),
+    "strided": (strided((4,), (4,)), strided((2,), (5,))),
+}
+
+
+@pytest.mark.parametrize("case", ONE_LENGTH)
+def test_extend_when_first_nested_rows_are_all_as_long_as_like_then_nested_and_others_fit(
+    client: tdserve.Client, name: str, case: str
+) -> None:
+    first, second = (TensorDict({"t": tokens}, [tokens.size(0)]) for tokens in ONE_LENGTH[case])
+    replay = client.create_replay(name, first[0], 10)
+    check_same(first["t"], replay[replay.extend(first)]["t"])
+    check_same(second["t"], replay[replay.extend(second)]["t"])
+
+
+def test_create_replay_when_table_was_made_anew_then_exists_ok_finds_it(client: tdserve.Client, name: str) -> None:
+    batch = BATCHES["jagged"]
+    client.create_replay(name, batch[0], 10).extend(batch)
+    assert len(client.create_replay(name, batch[0], 10, exists_ok=True)) == 3
+    with pytest.raises(tdserve.StoreExistsError):
+        client.create_replay(name, batch[0], 11, exists_ok=True)
+    with pytest.raises(tdserve.StoreExistsError):
+        client.create_replay(name, batch[0].exclude("r"), 10, exists_ok=True)
+
+
+def test_extend_when_rows_were_written_then_refused_and_they_stay(client: tdserve.Client, name: str) -> None:
+    replay = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10)
+    replay.extend(TensorDict({"t": torch.ones(2, 3)}, [2]))
+    with pytest.raises(tdserve.SpecMismatchError, match=r"'t'.*ragged"):
+        replay.extend(TensorDict({"t": jagged([1, 2], (), torch.float32)}, [2]))
+    with pytest.raises(tdserve.SpecMismatchError):
+        client.replay(name).extend(TensorDict({"t": jagged([1, 2], (), torch.float32)}, [2]))
+    assert replay[:]["t"].tolist() == [[1.0] * 3] * 2
+
+
+def test_extend_when_more_than_sizes_differs_then_refused(client: tdserve.Client, name: str) -> None:
+    replay = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10)
+    with pytest.raises(tdserve.SpecMismatchError):
+        replay.extend(TensorDict({"t": jagged([1, 2])}, [2]))
+    assert client.describe(name).spec == replay.spec
+
+
+def test_take_when_queue_was_made_anew_then_rows_come(client: tdserve.Client, name: str) -> None:
+    batch = BATCHES["jagged"]
+    queue = client.create_queue(name, batch[0], 10)
+    other = client.queue(name)
+    queue.extend(batch)
+    with other.take(3) as taken:
+        check_same(batch["t"], taken["t"])
+
+
+def test_widen_when_somebody_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
+    batch = BATCHES["jagged"]
+    row = client.create_replay(name, batch[0], 10).spec
+    assert renewed(client, name, row) is None
+    first = widen(client, name, row, batch)
+    assert first is not None
+    again = widen(client, name, row, batch)
+    assert again is not None
+    assert again.uid == first.uid
+    assert widen(client, name, first.spec, batch) is None
+
+
+def test_makes_dense_when_a_nested_tensor_is_taken_for_a_dense_leaf_then_true() -> None:
+    row = TensorDict({"t": torch.zeros(4, dtype=torch.int64)})
+    nested, dense = TensorDict({"t": jagged([4, 4])}, [2]), row.expand(2).clone()
+    assert makes_dense(nested, capture(nested, like=capture(dense).spec).spec)
+    assert not makes_dense(nested, capture(nested).spec)
+    assert not makes_dense(dense, capture(dense).spec)
+
+
+def test_renewed_when_table_is_gone_then_says_so(client: tdserve.Client, name: str) -> None:
+    row = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10).spec
+    client.delete(name)
+    with pytest.raises(tdserve.StoreNotFoundError):
+        renewed(client, name, row)

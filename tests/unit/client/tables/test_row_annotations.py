@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.client.tables.row_annotations import checked_max_lag, checked_version, oldest_version, say_of_rows
+from tdserve.rules.replay.settings import Settings
+from tdserve.v1 import control_pb2
+
+POLICY = Settings(policy="p")
+
+
+def said(version: Any, settings: Settings = POLICY) -> list[int]:
+    """What a request says of two rows."""
+    request = control_pb2.ExtendRequest(store="r", num_rows=2)
+    say_of_rows(request, settings, priority=None, ends=None, policy_version=version)
+    return [int(number) for number in np.frombuffer(request.policy_versions, "<i8")]
+
+
+@pytest.mark.parametrize("given", [3, np.int64(3), torch.tensor(3), np.array(3)])
+def test_say_of_rows_when_one_version_is_given_then_it_stands_for_all(given: Any) -> None:
+    assert said(given) == [3]
+
+
+@pytest.mark.parametrize("given", [torch.tensor([3, 0]), np.array([3, 0], np.uint8), torch.tensor([3, 0]).int()])
+def test_say_of_rows_when_each_row_has_a_version_then_all_are_told(given: Any) -> None:
+    assert said(given) == [3, 0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [-1, True, 1.0, "1", [1, 2], torch.tensor(True), torch.tensor([1]), torch.tensor([1.0, 2.0]), np.array([1, -1])],
+    ids=repr,
+)
+def test_say_of_rows_when_it_is_no_version_then_refused(given: Any) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        said(given)
+    assert raised.value.argument == "policy_version"
+
+
+def test_say_of_rows_when_the_table_has_no_policy_then_only_silence_is_right() -> None:
+    assert said(None, Settings()) == []
+    with pytest.raises(InvalidRequestError, match="without a policy"):
+        said(0, Settings())
+
+
+def test_say_of_rows_when_ends_are_no_flags_then_refused() -> None:
+    request = control_pb2.ExtendRequest(store="r", num_rows=2)
+    say_of_rows(request, POLICY, priority=[1.0, 2.0], ends=torch.tensor([False, True]), policy_version=None)
+    assert (request.ends, len(request.priorities)) == (b"\0\1", 16)
+    for ends in (torch.tensor([0, 1]), torch.tensor([True] * 3)):
+        with pytest.raises(InvalidRequestError, match="ends"):
+            say_of_rows(request, POLICY, priority=None, ends=ends, policy_version=None)
+
+
+def test_checked_max_lag_when_it_cannot_be_then_refused() -> None:
+    assert [checked_max_lag(lag, POLICY, "r") for lag in (None, 0, 7)] == [None, 0, 7]
+    assert checked_max_lag(None, Settings(), "r") is None
+    for lag in (-1, True, 1.0):
+        with pytest.raises(InvalidRequestError, match="max_lag"):
+            checked_max_lag(lag, POLICY, "r")
+    with pytest.raises(InvalidRequestError, match="without a policy"):
+        checked_max_lag(1, Settings(), "r")
+
+
+def test_checked_version_when_it_does_not_fit_int64_then_refused() -> None:
+    assert checked_version((1 << 63) - 1) == (1 << 63) - 1
+    with pytest.raises(InvalidRequestError):
+        checked_version(1 << 63)
+
+
+def test_oldest_version_when_rows_differ_then_the_least() -> None:
+    assert oldest_version(TensorDict({"policy_version": torch.tensor([4, 2, 3])}, [3])) == 2

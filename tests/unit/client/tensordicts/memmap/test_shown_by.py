@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import gc
+
+import torch
+from tensordict import TensorDict
+
+from tdserve.client.tensordicts.memmap.shown_by import ShownStores
+
+
+def made() -> TensorDict:
+    """A tensordict that equals every other one of these."""
+    return TensorDict({"x": torch.zeros(2)}, [2])
+
+
+def test_name_of_when_added_then_known_by_identity() -> None:
+    shows, td = ShownStores(), made()
+    shows.add(td, "a")
+    assert (shows.name_of(td), shows.name_of(made())) == ("a", None)
+    shows.add(td, "b")
+    assert shows.name_of(td) == "b"
+
+
+def test_name_of_when_the_tensordict_is_gone_then_nothing_is_kept() -> None:
+    shows, kept = ShownStores(), made()
+    shows.add(kept, "kept")
+    for _ in range(50):
+        shows.add(made(), "gone")
+    gc.collect()
+    assert len(shows._names) == 1
+    assert shows.name_of(made()) is None

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import NotSupportedError, SpecMismatchError, StoreExistsError, WrongStateError
+from tests.integration.processes import wait_for
+
+TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
+
+
+def test_init_remote_when_a_leaf_cannot_be_stored_then_error_names_it_and_nothing_is_made(
+    client: tdserve.Client, name: str
+) -> None:
+    with pytest.raises(NotSupportedError, match="bad"):
+        client.init_remote(TensorDict({"bad": torch.zeros(2, 2).to_sparse()}, [2]), name)
+    assert name not in client
+
+
+def test_init_remote_when_it_exists_with_another_structure_then_refused(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    with pytest.raises((StoreExistsError, SpecMismatchError)):
+        client.init_remote(TD.exclude("n"), name, exists_ok=True)
+    assert torch.equal(client.load_memmap(name)["a"], TD["a"])
+
+
+def test_read_when_small_and_again_then_counted_whoever_answered(remote_client: tdserve.Client, name: str) -> None:
+    def num_reads() -> int:
+        found: int = remote_client.stats()["transports"]["inline"]["transfers_out"]
+        return found
+
+    remote_client.init_remote(TD.select("a"), name)
+    handle, before = remote_client[name], num_reads()
+    for _ in range(20):
+        assert torch.equal(handle[1:]["a"], TD["a"][1:])
+    wait_for(lambda: num_reads() == before + 20, "the count of all of them")
+
+
+def test_send_when_to_a_replay_then_refused(client: tdserve.Client, name: str) -> None:
+    client.create_replay(name, TD[0], 5)
+    with pytest.raises(WrongStateError, match=name):
+        client.send(TD, name)
+
+
+def test_getitem_when_of_each_kind_then_its_handle(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TD, name)
+    client.create_replay(f"{name}.r", TD[0], 5)
+    client.publish(f"{name}.w", TD)
+    assert isinstance(client[name], tdserve.StoreHandle)
+    assert isinstance(client[f"{name}.r"], tdserve.ReplayHandle)
+    with pytest.raises(WrongStateError, match="latest"):
+        _ = client[f"{name}.w"]

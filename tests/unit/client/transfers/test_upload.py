@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import LocalProtocolError
+from tdserve.client.content.columns import views
+from tdserve.client.session.session import Session
+from tdserve.client.transfers.upload import Outgoing, Target
+from tdserve.messages.content import write_layout
+from tdserve.messages.layout import MAX_MESSAGE_BYTES
+from tdserve.structure.capture import capture
+from tdserve.transport.sources_sinks import FlatEnd
+from tdserve.transport.stream import unpack
+from tdserve.v1 import control_pb2
+
+TD = TensorDict({"a": torch.arange(12.0).view(4, 3).T, "b": torch.ones(3, dtype=torch.complex64).conj()}, [3])
+TARGET = Target("x", b"f")
+
+
+def made(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
+    """Laid out for a request that leaves so much room."""
+    return Outgoing([capture(td)], TARGET, session, margin_nbytes=session.inline_bytes - inline_bytes)
+
+
+def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
+    found = made(mailing, TD, 1000)
+    layout = write_layout(capture(TD).spec)
+    assert found.is_inline
+    assert found.place is None
+    assert (found.message.fingerprint, list(found.message.message_nbytes)) == (b"f", [])
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    unpack(found.message.inline, layout.messages, FlatEnd(buffer))
+    columns = {slot.path: column for slot, column in zip(layout.slots, views(layout, buffer), strict=True)}
+    assert torch.equal(columns[("a",)], TD["a"])  # it was not contiguous
+    assert torch.equal(columns[("b",)], TD["b"].resolve_conj())
+
+
+def test_content_when_above_the_limit_then_its_sizes(mailing: Session) -> None:
+    found = made(mailing, TD, 10)
+    assert not found.is_inline
+    assert tuple(found.message.message_nbytes) == write_layout(capture(TD).spec).message_nbytes
+    assert found.nbytes == sum(found.message.message_nbytes)
+
+
+def test_content_when_there_is_none_then_inline_whatever_the_limit(mailing: Session) -> None:
+    assert made(mailing, TensorDict({"a": torch.zeros(0, 5)}, [0]), 0).is_inline
+
+
+@pytest.fixture
+def session(local_client: tdserve.Client) -> Session:
+    """Of a client that writes the files by itself."""
+    return local_client.session(Deadline.after(20.0))
+
+
+def test_content_when_the_client_is_local_then_only_values_are_in_the_request(session: Session) -> None:
+    td = TD.clone().set_non_tensor("t", "text")
+    found = Outgoing([capture(td)], Target("x", b"f", capture(td).spec), session)
+    assert found.is_inline
+    assert (found.message.HasField("inline"), list(found.message.message_nbytes)) == (False, [])
+    assert b"text" in found.message.values
+    assert found.place is not None
+
+
+def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written_with_it(session: Session) -> None:
+    td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "text")
+    found = Outgoing([capture(td)], Target("x", b"f", is_packed=True), session)
+    assert not found.message.values
+    assert found.place is not None
+    found.place(control_pb2.Accepted(path="stores/1.safetensors"))
+    assert session.local is not None
+    folder = session.local.root / "stores"
+    assert b"text" in (folder / "1.values").read_bytes()
+    for path in folder.glob("1.*"):
+        path.unlink()
+
+
+def test_place_when_the_session_is_local_no_more_then_our_bug(session: Session) -> None:
+    found = Outgoing([capture(TD)], TARGET, session)
+    place = found.place
+    assert place is not None
+    local, session.local = session.local, None
+    with pytest.raises(LocalProtocolError):
+        place(control_pb2.Accepted())
+    session.local = local
+
+
+def test_content_when_values_are_many_then_behind_the_leaves_and_nothing_in_the_request(mailing: Session) -> None:
+    td = TD.clone().set_non_tensor("t", "x" * (MAX_MESSAGE_BYTES + 10))
+    found = made(mailing, td, 1000)
+    leaves = write_layout(capture(TD).spec)
+    assert not found.is_inline
+    assert (found.message.values, found.message.HasField("inline")) == (b"", False)
+    assert found.message.nbytes == sum(leaves.message_nbytes)
+    assert found.message.values_nbytes > MAX_MESSAGE_BYTES
+    sizes = [*leaves.message_nbytes, MAX_MESSAGE_BYTES, found.message.values_nbytes - MAX_MESSAGE_BYTES]
+    assert list(found.message.message_nbytes) == sizes
+    assert found.nbytes == sum(sizes)
+
+
+def test_content_when_values_are_many_but_of_a_version_then_in_the_request(mailing: Session) -> None:
+    td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "x" * (1 << 17))
+    found = Outgoing([capture(td)], Target("x", b"f", is_packed=True), mailing)
+    assert len(found.message.values) > 1 << 17
+    assert (found.is_inline, found.message.values_nbytes) == (True, 0)

@@ -1,0 +1,30 @@
+"""``test_selection_torch`` compares names with tensordict's for expressions of all kinds; here are the corners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tdserve.messages.selection import selection
+from tdserve.messages.selection.dimension_names import result_names
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (slice(None, None, -1), ("d0", "d1", "d2")),
+        ((slice(None, None, -2), 0), ("d0", "d2")),
+        ((0, slice(None, None, -1)), ("d1", "d2")),
+        ((0, 0, 0), None),
+        (None, (None, "d0", "d1", "d2")),
+    ],
+)
+def test_names_when_a_step_is_negative_then_as_when_positive(index: Any, expected: Any) -> None:
+    chosen = selection.encode(index, batch_size=(3, 3, 3))
+    assert result_names(("d0", "d1", "d2"), (3, 3, 3), chosen) == expected
+
+
+def test_names_when_there_are_none_then_none() -> None:
+    assert result_names(None, (3,), selection.Selection()) is None
+    assert result_names((None,), (3,), selection.Selection()) is None

@@ -1,0 +1,150 @@
+"""A table whose writer takes rows by itself: here a writer that only says when it was followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tdserve.base.errors import SelectionError
+from tdserve.rules.replay.limiter import MinSize, SampleToInsertRatio
+from tdserve.rules.replay.order import Fifo, Lifo
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.slices import Slices
+from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tests.unit.rules.replay.tables import numbers, small_table, table_of, write
+
+
+class Writer:
+    """Claims of one writer, who claims two more rows just when they are taken back."""
+
+    num = 1
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.is_settled = False
+        table.claims = self
+
+    def catch_up(self) -> None:
+        raise AssertionError("the table asks for the end of a claim, and is caught up by who uses it")
+
+    def check_committed(self) -> None:
+        return
+
+    def take_back(self) -> None:
+        if not self.is_settled:
+            self.is_settled = True
+            self.table.claim(2)
+
+    def abandon(self) -> None:
+        self.take_back()
+
+
+@pytest.fixture
+def table() -> Table:
+    """Eight rows, of which the two oldest are about to be claimed."""
+    found = small_table()
+    write(found, 8)
+    return found
+
+
+def test_claim_when_rows_are_live_then_out_of_every_sample_until_they_are_committed(table: Table) -> None:
+    reservation = table.claim(3)
+    assert (reservation.rows.tolist(), reservation.evicted.tolist()) == ([0, 1, 2], [0, 1, 2])
+    assert (len(table), table.live_rows().tolist(), table.info()["num_reserved"]) == (5, [3, 4, 5, 6, 7], 3)
+    table.arrive(reservation.rows)
+    assert (table.commit(reservation) == [4, 4, 4]).all()
+    assert (len(table), table.info()["inserts"], table.info()["cursor"]) == (8, 11, 3)
+
+
+def test_claim_when_the_writer_has_made_its_rows_odd_before_then_the_same(table: Table) -> None:
+    table._generations[:3] |= 1
+    reservation = table.claim(3)
+    assert reservation.evicted.tolist() == [0, 1, 2]
+    assert (table.commit(reservation) == [4, 4, 4]).all()
+
+
+def test_claim_when_the_ring_is_at_its_end_then_goes_round_and_may_be_given_up(table: Table) -> None:
+    write(table, 7)
+    reservation = table.claim(2)
+    assert reservation.rows.tolist() == [7, 0]
+    table.abort(reservation)
+    assert (len(table), table.info()["num_holes"]) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.plan_extend(1),
+        lambda table: table.delete(numbers(5)),
+        lambda table: table.clear(),
+        lambda table: table.close(),
+        lambda table: table.hold(numbers(5)),
+        lambda table: table.set_limiter(MinSize(3)),
+        lambda table: table.remove(numbers(0, 1, 5)),
+    ],
+)
+def test_change_when_rows_are_claimed_then_these_are_taken_back_first_and_not_touched(
+    table: Table, change: Callable[[Table], object]
+) -> None:
+    writer = Writer(table)
+    change(table)
+    assert writer.is_settled
+    assert (table._generations[:2] == 3).all(), "the writer's, whatever was done"
+
+
+def test_hold_when_the_rows_were_claimed_in_this_moment_then_they_are_not_live(table: Table) -> None:
+    Writer(table)
+    with pytest.raises(SelectionError, match="not live"):
+        table.hold(numbers(1))
+
+
+def test_num_claimable_when_rows_are_held_or_given_up_then_up_to_there(table: Table) -> None:
+    assert table.num_claimable(3) == 3
+    assert table.num_claimable(100) == 4, "half a round"
+    table.hold(numbers(2))
+    assert (table.num_claimable(100), table.num_claimable(100, num_promised=3)) == (2, 4)
+    table.delete(numbers(7))
+    assert table.num_claimable(100) == 0, "holes are filled first"
+    assert table.num_claimable(100, num_promised=1) == 1
+
+
+def test_num_claimable_when_the_writer_is_just_claiming_what_it_was_promised_then_more_behind(table: Table) -> None:
+    table._generations[:2] |= 1
+    assert table.num_claimable(4, num_promised=2) == 4
+
+
+@pytest.mark.parametrize("sampler", [Fifo(), Lifo(), Prioritized(), WithoutReplacement()])
+def test_num_claimable_when_only_the_next_rows_are_asked_for_then_some(sampler: object) -> None:
+    assert table_of(sampler=sampler).num_claimable(2) == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"limiter": SampleToInsertRatio(1.0, min_size=1, error_buffer=8.0)},
+        {"remover": LowestPriority()},
+        {"sampler": Slices(slice_len=2)},
+        {"max_times_sampled": 1},
+        {"policy": "policy"},
+    ],
+)
+def test_num_claimable_when_more_is_to_be_decided_then_none(settings: dict[str, Any]) -> None:
+    assert table_of(**settings).num_claimable(2) == 0
+    assert not Settings(**settings).is_plain_ring
+
+
+def test_resume_when_rows_were_filled_before_a_restart_then_they_can_be_committed() -> None:
+    generations = np.array([2, 3, 1, 0], np.int64)
+    table = Table.restore("replay", generations, Settings(), {"cursor": 1}, now_reserved=[numbers(1, 2)])
+    (reservation,) = table.ring.quarantined
+    table.ring.resume(reservation)
+    table.arrive(reservation.rows)
+    table.commit(reservation)
+    assert table.live_rows().tolist() == [0, 1, 2]
+    assert table.info()["num_reserved"] == 0

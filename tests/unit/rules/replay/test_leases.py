@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tdserve.base.errors import LocalProtocolError, WrongStateError
+from tdserve.rules.replay.leases import Leases
+from tdserve.rules.replay.live_rows import Rows
+
+_CAPACITY = 12
+_OWNERS = [1, 2, 3]
+_CONSUMERS = ["", "trainer"]
+
+_rows_st = st.lists(st.integers(0, _CAPACITY - 1), max_size=6)
+_owner_st = st.sampled_from(_OWNERS)
+_consumer_st = st.sampled_from(_CONSUMERS)
+
+
+def _rows(rows: Iterable[int]) -> Rows:
+    return np.array(list(rows), np.int64)
+
+
+class _AgainstADict(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases = Leases()
+        self.model: dict[tuple[str, int], int] = {}
+        self.numbers: list[int] = []
+        self.requests: dict[tuple[str, int], int] = {}
+
+    @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st)
+    def grant(self, owner: int, rows: list[int], consumer: str) -> None:
+        if any((consumer, row) in self.model for row in rows):
+            with pytest.raises(LocalProtocolError):
+                self.leases.grant(owner, _rows(rows), consumer)
+        else:
+            request = len(self.numbers) + 1  # other owners have the same numbers too
+            self.numbers.append(self.leases.grant(owner, _rows(rows), consumer, request=request))
+            self.model |= {(consumer, row): owner for row in rows}
+            self.requests |= {(consumer, row): request for row in rows}
+
+    @rule(owner=_owner_st, request=st.integers(1, 20))
+    def release_request(self, owner: int, request: int) -> None:
+        mine = {key for key, held in self.model.items() if held == owner and self.requests[key] == request}
+        found = list(self.leases.releasing(owner, piece_rows=2, request=request))
+        assert {(consumer, row) for consumer, rows in found for row in rows.tolist()} == mine
+        self.model = {key: held for key, held in self.model.items() if key not in mine}
+
+    @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st)
+    def take(self, owner: int, rows: list[int], consumer: str) -> None:
+        num_strange = sum(self.model.get((consumer, row)) != owner for row in set(rows))
+        if num_strange:
+            with pytest.raises(WrongStateError, match=f"{num_strange} of these {len(set(rows))} rows"):
+                self.leases.take(owner, _rows(rows), consumer)
+        else:
+            assert self.leases.take(owner, _rows(rows), consumer).tolist() == sorted(set(rows))
+            self.model = {key: held for key, held in self.model.items() if key[0] != consumer or key[1] not in rows}
+
+    @rule(owner=_owner_st, consumer=_consumer_st)
+    def take_all(self, owner: int, consumer: str) -> None:
+        self.take(
+            owner, [row for (whose, row), held in self.model.items() if (whose, held) == (consumer, owner)], consumer
+        )
+
+    @rule(owner=_owner_st)
+    def release(self, owner: int) -> None:
+        pieces = list(self.leases.releasing(owner, piece_rows=2))
+        assert all(0 <= len(rows) <= 2 and sorted(rows) == rows.tolist() for _, rows in pieces)
+        released = sorted((consumer, row) for consumer, rows in pieces for row in rows.tolist())
+        assert released == sorted(key for key, held in self.model.items() if held == owner)
+        self.model = {key: held for key, held in self.model.items() if held != owner}
+
+    @rule(rows=_rows_st)
+    def forget(self, rows: list[int]) -> None:
+        self.leases.forget(_rows(rows))
+        self.model = {key: held for key, held in self.model.items() if key[1] not in rows}
+
+    @invariant()
+    def is_the_same(self) -> None:
+        rows = np.arange(_CAPACITY)
+        assert self.leases.num_leased == len(self.model)
+        assert set(np.flatnonzero(self.leases.holds(rows)).tolist()) == {row for _, row in self.model}
+        for consumer in _CONSUMERS:
+            held = {row: owner for (whose, row), owner in self.model.items() if whose == consumer}
+            assert np.flatnonzero(self.leases.holds(rows, consumer)).tolist() == sorted(held)
+            for owner in _OWNERS:
+                mine = np.flatnonzero(self.leases.held_by(owner, rows, consumer)).tolist()
+                assert mine == sorted(row for row, whose in held.items() if whose == owner)
+        assert self.numbers == list(range(1, len(self.numbers) + 1))
+        assert len(self.leases._leases) <= len(self.model)  # nothing is kept of leases that ended
+        assert set(self.leases._of_owner) == set(self.model.values())
+
+
+TestAgainstADict = _AgainstADict.TestCase
+
+
+def test_take_when_rows_are_of_somebody_else_then_refused_and_all_stay_held() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([4, 5]), "")
+    leases.grant(2, _rows([6]), "")
+    with pytest.raises(WrongStateError, match="1 of these 2 rows are not held by this owner"):
+        leases.take(1, _rows([5, 6]), "")
+    assert leases.num_leased == 3
+
+
+def test_take_when_done_twice_then_the_second_is_refused() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([4, 5]), "a")
+    assert leases.take(1, _rows([5, 4, 4]), "a").tolist() == [4, 5]
+    with pytest.raises(WrongStateError):
+        leases.take(1, _rows([4]), "a")
+
+
+def test_take_when_the_row_was_handed_out_anew_meanwhile_then_its_old_owner_is_refused() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([4]), "")
+    leases.forget(_rows([4]))
+    leases.grant(2, _rows([4]), "")
+    with pytest.raises(WrongStateError):
+        leases.take(1, _rows([4]), "")
+    assert leases.held_by(2, _rows([4]), "").all()
+
+
+def test_holds_when_rows_are_beyond_all_that_was_held_then_false() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([2]), "")
+    assert leases.holds(_rows([2, 1000])).tolist() == [True, False]
+    assert leases.held_by(1, _rows([10_000, 2]), "").tolist() == [False, True]
+    assert leases.holds(_rows([]), "").tolist() == []
+
+
+def test_repr_when_shown_then_says_how_many() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([2, 3]), "")
+    assert repr(leases) == "<Leases of 2 rows to 1 owners>"
+
+
+def test_releasing_when_others_come_in_between_then_each_row_goes_back_once() -> None:
+    leases = Leases()
+    leases.grant(1, _rows([0, 1, 2, 3]), "")
+    leases.grant(1, _rows([4, 5]), "a")
+    leases.grant(1, _rows([6]), "b")
+    pieces = leases.releasing(1, piece_rows=2)
+    consumer, rows = next(pieces)
+    assert (consumer, rows.tolist()) == ("", [0, 1])
+    leases.grant(2, _rows([0]), "")  # a row that is back may be handed out at once
+    leases.forget(_rows([2, 6]))
+    assert [(consumer, rows.tolist()) for consumer, rows in pieces] == [("", [3]), ("a", [4, 5])]
+    assert leases.num_leased == 1
+    assert leases.held_by(2, _rows([0]), "").all()
+
+
+def test_releasing_when_leases_have_ended_then_nothing_is_kept_of_their_requests() -> None:
+    leases = Leases()
+    for request in range(1, 4):
+        leases.grant(1, _rows([request]), "", request=request)
+    leases.grant(1, _rows([9]), "")
+    leases.take(1, _rows([1]), "")
+    leases.forget(_rows([2]))
+    assert [*leases.releasing(1, piece_rows=9, request=1), *leases.releasing(1, piece_rows=9, request=2)] == []
+    ((_, rows),) = leases.releasing(1, piece_rows=9, request=3)
+    assert rows.tolist() == [3]
+    assert leases._of_request == {}
+    ((_, rows),) = leases.releasing(1, piece_rows=9)
+    assert rows.tolist() == [9]

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tdserve.base.errors import LocalProtocolError
+from tdserve.rules.replay.ordered_rows import OrderedRows
+
+_CAPACITY = 200
+
+
+class _AgainstASortedList(RuleBasedStateMachine):
+    """Rows are overwritten, taken from an end, given back, or come late, as in a ring with consumers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequence = np.zeros(_CAPACITY, np.int64)
+        self.ordered = OrderedRows(self.sequence)
+        self.members: set[int] = set()
+        self.away: list[list[int]] = []
+        self.next_sequence = 0
+        self.cursor = 0
+
+    @rule(num_rows=st.integers(1, 40), is_late=st.booleans(), seed=st.integers(0, 99))
+    def write(self, num_rows: int, is_late: bool, seed: int) -> None:
+        rows = (self.cursor + np.arange(num_rows)) % _CAPACITY
+        self.cursor = (self.cursor + num_rows) % _CAPACITY
+        self.ordered.remove(rows)
+        self.members -= set(rows.tolist())
+        self.away = [[row for row in batch if row not in set(rows.tolist())] for batch in self.away]
+        self.sequence[rows] = self.next_sequence + np.arange(num_rows)
+        self.next_sequence += num_rows
+        rows = np.random.default_rng(seed).permutation(rows)
+        if is_late:
+            self.away.append(rows.tolist())
+        else:
+            self.ordered.add(rows)
+            self.members |= set(rows.tolist())
+
+    @precondition(lambda self: self.members)
+    @rule(data=st.data(), is_back=st.booleans())
+    def take(self, data: st.DataObject, is_back: bool) -> None:
+        num_rows = data.draw(st.integers(1, len(self.members)))
+        rows = self.ordered.newest(num_rows) if is_back else self.ordered.oldest(num_rows)
+        self.ordered.remove(rows)
+        self.members -= set(rows.tolist())
+        self.away.append(rows.tolist())
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        batch = self.away.pop(data.draw(st.integers(0, len(self.away) - 1)))
+        cut = data.draw(st.integers(0, len(batch)))
+        self.away.append(batch[cut:])
+        self.ordered.add(np.array(batch[:cut], np.int64))
+        self.members |= set(batch[:cut])
+
+    @rule(seed=st.integers(0, 99), num_rows=st.integers(0, _CAPACITY))
+    def delete(self, seed: int, num_rows: int) -> None:
+        rows = np.random.default_rng(seed).choice(_CAPACITY, num_rows, replace=False)
+        self.ordered.remove(rows)
+        self.members -= set(rows.tolist())
+        self.away = [[row for row in batch if row not in set(rows.tolist())] for batch in self.away]
+
+    @rule(data=st.data(), is_back=st.booleans())
+    def look(self, data: st.DataObject, is_back: bool) -> None:
+        num_rows = data.draw(st.integers(0, len(self.members)))
+        expected = sorted(self.members, key=lambda row: self.sequence[row])
+        if is_back:
+            assert self.ordered.newest(num_rows).tolist() == expected[::-1][:num_rows]
+        else:
+            assert self.ordered.oldest(num_rows).tolist() == expected[:num_rows]
+
+    @invariant()
+    def has_as_many(self) -> None:
+        # Looking at rows takes dead entries out, so it is no part of this.
+        assert len(self.ordered) == len(self.members)
+
+    def teardown(self) -> None:
+        expected = sorted(self.members, key=lambda row: self.sequence[row])
+        assert self.ordered.newest(len(expected)).tolist() == expected[::-1]
+        assert self.ordered.oldest(len(expected)).tolist() == expected
+
+
+TestAgainstASortedList = _AgainstASortedList.TestCase
+
+
+def _num_runs(ordered: OrderedRows) -> int:
+    found = re.fullmatch(r"<OrderedRows \d+ in (\d+) runs>", repr(ordered))
+    assert found is not None
+    return int(found[1])
+
+
+def test_add_when_rows_come_in_order_then_one_run() -> None:
+    ordered = OrderedRows(np.arange(10_000))
+    for start in range(0, 10_000, 32):
+        ordered.add(np.arange(start, min(start + 32, 10_000)))
+        ordered.remove(ordered.oldest(8))
+    assert repr(ordered) == "<OrderedRows 7496 in 1 runs>"
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 64])
+def test_add_when_rows_come_in_any_order_then_runs_stay_few(num_rows: int) -> None:
+    ordered = OrderedRows(np.arange(20_000))
+    order = np.random.default_rng(0).permutation(20_000)
+    most = 0
+    for start in range(0, 20_000, num_rows):
+        ordered.add(order[start : start + num_rows])
+        most = max(most, _num_runs(ordered))
+    assert 2 < most < 20
+    assert ordered.oldest(20_000).tolist() == list(range(20_000))
+
+
+def test_give_back_when_nobody_looked_meanwhile_then_no_new_run() -> None:
+    ordered = OrderedRows(np.arange(1000))
+    ordered.add(np.arange(1000))
+    for _ in range(50):
+        rows = ordered.oldest(100)
+        ordered.remove(rows)
+        ordered.add(rows)
+    assert _num_runs(ordered) == 1
+    assert ordered.oldest(3).tolist() == [0, 1, 2]
+
+
+def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_up() -> None:
+    capacity = 64
+    sequence = np.zeros(capacity, np.int64)
+    ordered = OrderedRows(sequence)
+    for start in range(0, 64 * 200, 8):
+        rows = np.arange(start, start + 8) % capacity
+        ordered.remove(rows)
+        sequence[rows] = np.arange(start, start + 8)
+        ordered.add(rows)
+        # From the back only, while the oldest are overwritten.
+        assert ordered.newest(1).tolist() == [int(rows[-1])]
+    assert sum(len(run) for run in ordered._runs) <= 2 * capacity + 64
+    assert max(len(run.rows) for run in ordered._runs) <= 8 * capacity
+
+
+def test_give_back_when_the_row_was_overwritten_before_then_it_comes_once() -> None:
+    sequence = np.arange(10)
+    ordered = OrderedRows(sequence)
+    ordered.add(np.arange(10))
+    for row in (5, 6):
+        ordered.remove(np.array([row]))
+        sequence[row] += 5
+        ordered.add(np.array([row]))
+    expected = [0, 1, 2, 3, 4, 7, 8, 9, 5, 6]
+    # Here the entries that the two rows had before are met.
+    assert ordered.oldest(10).tolist() == expected
+    ordered.remove(np.array([5]))
+    ordered.add(np.array([5]))
+    assert ordered.oldest(10).tolist() == expected
+
+
+def test_add_when_a_row_is_a_member_already_then_our_own_bug() -> None:
+    ordered = OrderedRows(np.arange(10))
+    ordered.add(np.array([3, 4]))
+    with pytest.raises(LocalProtocolError):
+        ordered.add(np.array([5, 4]))
+    assert ordered.oldest(2).tolist() == [3, 4]
+
+
+def test_oldest_when_the_result_is_changed_then_the_set_is_not() -> None:
+    ordered = OrderedRows(np.arange(10))
+    ordered.add(np.arange(10))
+    ordered.oldest(4)[:] = 9
+    ordered.newest(4)[:] = 9
+    assert ordered.oldest(10).tolist() == list(range(10))

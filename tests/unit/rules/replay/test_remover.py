@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tdserve.rules.replay import order
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.remover import Fifo, LowestPriority, Remover
+
+
+def test_fifo_when_asked_for_an_evictor_then_the_ring_is_the_rule() -> None:
+    assert Fifo is order.Fifo
+    remover: Remover = Fifo()
+    assert remover.evictor(Columns(5), 5) is None
+
+
+def test_lowest_priority_when_compared_then_equal_as_settings_must_be() -> None:
+    remover: Remover = LowestPriority()
+    assert remover == LowestPriority()
+    assert (remover.kind, remover.columns) == ("lowest_priority", ("priority",))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = Columns(300)
+    evictor = LowestPriority().evictor(columns, 300)
+    members: set[int] = set()
+    for _ in range(100):
+        rows = rng.choice(300, rng.integers(0, 40), replace=False)
+        columns.priority[rows] = rng.integers(0, 1000, len(rows)) * rng.integers(0, 2, len(rows))
+        new = rows[[int(row) not in members for row in rows]]
+        evictor.add(new)
+        members.update(new.tolist())
+        changed = rng.choice(300, 30, replace=False)
+        columns.priority[changed] = rng.integers(0, 1000, 30)
+        evictor.update(rows)
+        evictor.update(changed)
+        gone = rng.choice(300, 15, replace=False)
+        evictor.remove(gone)
+        members.difference_update(gone.tolist())
+        assert len(evictor) == len(members)
+        num_rows = int(rng.integers(1, 60))
+        lowest = evictor.lowest(num_rows)
+        assert set(lowest.tolist()) <= members
+        assert len(set(lowest.tolist())) == len(lowest)
+        expected = sorted(columns.priority[list(members)].tolist())[:num_rows]
+        assert columns.priority[lowest].tolist() == expected
+
+
+def test_lowest_when_priorities_are_zero_then_rows_are_there_all_the_same() -> None:
+    evictor = LowestPriority().evictor(Columns(100), 100)
+    evictor.add(np.array([7, 3, 99]))
+    assert sorted(evictor.lowest(5).tolist()) == [3, 7, 99]
+    assert len(evictor) == 3
+    assert repr(evictor) == "<LowestEvictor 3 rows>"

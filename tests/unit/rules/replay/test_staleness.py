@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.staleness import UNKNOWN, Lags, Staleness
+
+
+def rows(*numbers: int) -> Any:
+    """Row numbers, or versions."""
+    return np.array(numbers, np.int64)
+
+
+@pytest.fixture
+def subject() -> Staleness:
+    """Eight rows, of which 0 and 1 were made by version 2, and 2 by version 4; the newest is 5."""
+    made = Staleness(Columns(8))
+    made.follow("a", 5)
+    made.arrive(rows(0, 1, 2), rows(2, 2, 4))
+    made.enter(rows(0, 1, 2))
+    return made
+
+
+def test_fits_when_lags_are_asked_for_then_counts_from_the_newest(subject: Staleness) -> None:
+    assert [subject.fits(rows(0, 1, 2), lag).tolist() for lag in (0, 1, 3)] == [
+        [False] * 3,
+        [False, False, True],
+        [True] * 3,
+    ]
+    assert (subject.floor(3), subject.floor(9)) == (2, 0)
+
+
+def test_arrive_when_no_version_is_given_then_it_is_the_newest(subject: Staleness) -> None:
+    subject.arrive(rows(5, 6), None)
+    subject.enter(rows(5, 6))
+    assert subject.between(5).tolist() == [5, 6]
+
+
+def test_between_when_rows_come_and_go_then_each_member_once_and_oldest_first(subject: Staleness) -> None:
+    subject.leave(rows(0, 2))
+    subject.enter(rows(2, 0))
+    subject.arrive(rows(3), rows(1))
+    subject.enter(rows(3))
+    assert (subject.between(0).tolist(), subject.count(0)) == ([3, 0, 1, 2], 4)
+    assert (subject.between(2, 4).tolist(), subject.count(2, 4)) == ([0, 1], 2)
+    assert (subject.between(3, 4).tolist(), subject.count(3, 4)) == ([], 0)
+
+
+def test_lags_when_rows_leave_then_those_of_the_others(subject: Staleness) -> None:
+    assert subject.lags() == Lags(1, 5 - 8 / 3, 3)
+    subject.leave(rows(0, 1))
+    assert subject.lags() == Lags(1, 1.0, 1)
+    subject.follow("a", 3)  # as after a loss of power, which took versions that rows were made by
+    assert subject.lags() == Lags(0, 0.0, 0)
+    subject.leave(rows(2))
+    assert subject.lags() is None
+
+
+def test_follow_when_the_first_version_comes_then_rows_from_before_are_of_version_0() -> None:
+    subject = Staleness(Columns(4))
+    subject.arrive(rows(0), None)
+    subject.enter(rows(0))
+    assert not subject.follow("a", 2)
+    assert subject.lags() == Lags(2, 2.0, 2)
+
+
+def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(subject: Staleness) -> None:
+    assert not subject.follow("a", 6)
+    assert subject.follow("b", 3)
+    assert (subject.lags(), subject.between(UNKNOWN, 0).tolist()) == (None, [0, 1, 2])
+    assert not subject.fits(rows(0, 1, 2), 1000).any()
+    assert not subject.follow("b", 4)
+    subject.arrive(rows(4), rows(3))
+    subject.enter(rows(4))
+    assert subject.lags() == Lags(1, 1.0, 1)
+    assert subject.follow("", 0)  # deleted
+    assert subject.lags() is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_between_when_a_history_is_random_then_as_a_dict_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    capacity = 300
+    subject, members, versions = Staleness(Columns(capacity)), dict[int, int](), np.zeros(capacity, np.int64)
+    for step in range(400):
+        subject.follow("a", step // 10)
+        others = np.setdiff1d(np.arange(capacity), list(members))
+        coming = rng.choice(others, min(len(others), int(rng.integers(1, 60))), replace=False)
+        given = rng.integers(max(0, subject.newest - 4), subject.newest + 1, len(coming))
+        if rng.random() < 0.5:
+            given[:] = subject.newest
+        if rng.random() < 0.2:  # come back as they were
+            given = versions[coming]
+        subject.arrive(coming, given)
+        subject.enter(coming)
+        versions[coming] = given
+        members |= dict(zip(coming.tolist(), given.tolist(), strict=True))
+        going = rng.choice(list(members), int(rng.integers(0, len(members) + 1)) // 3, replace=False)
+        subject.leave(going)
+        for row in going.tolist():
+            del members[row]
+        low = int(rng.integers(0, subject.newest + 1))
+        high = low + int(rng.integers(0, 4))
+        found = subject.between(low, high)
+        assert len(found) == len(set(found.tolist())) == subject.count(low, high)
+        assert set(found.tolist()) == {row for row, version in members.items() if low <= version < high}
+        known = list(members.values())
+        lags = subject.lags()
+        assert (lags is None) == (not known)
+        if lags is not None:
+            newest = subject.newest
+            assert (lags.min, lags.max) == (newest - max(known), newest - min(known))
+            assert lags.mean == pytest.approx(newest - sum(known) / len(known))
+
+
+def test_enter_when_a_version_stays_the_newest_for_long_then_its_bucket_does_not_grow() -> None:
+    subject = Staleness(Columns(1000))
+    subject.enter(np.arange(1000))
+    for start in range(0, 100_000, 100):
+        going = np.arange(start, start + 100) % 1000
+        subject.leave(going)
+        subject.enter(going)
+    assert len(subject._buckets[0].rows) <= 4096
+    assert subject.count(0) == len(subject.between(0)) == 1000

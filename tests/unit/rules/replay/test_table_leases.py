@@ -1,0 +1,196 @@
+"""Rows that are handed out for good: on lease, from a closed table, or for the last time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tdserve.base.errors import (
+    EndOfStreamError,
+    InvalidRequestError,
+    SelectionError,
+    WrongStateError,
+)
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.selections import PLAIN, ViewKey
+from tdserve.rules.replay.slices import Slices
+from tests.unit.rules.replay.tables import numbers, planned, queue, rng, table_of, write
+
+
+def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> None:
+    table = queue()
+    assert write(table, 4) == [0, 1, 2, 3]
+    assert planned(table, 2, owner=7).rows.tolist() == [0, 1]
+    assert planned(table, 1, owner=8).rows.tolist() == [2]
+    assert table.acknowledge(7, "", numbers(1, 1)) == 1
+    table.give_back(7, "", numbers(0))
+    assert planned(table, 2, owner=8).rows.tolist() == [0, 3]
+    assert sum(table.views.releasing(8))
+    assert planned(table, 3, owner=9).rows.tolist() == [0, 2, 3]
+    assert table.acknowledge(9, "", numbers(0, 2, 3)) == 3
+    assert (len(table), table.ring.num_holes) == (0, 4)
+
+
+def test_extend_when_the_queue_is_full_then_rows_on_lease_still_take_room() -> None:
+    table = queue()
+    write(table, 4)
+    plan = planned(table, 2, owner=7)
+    assert table.plan_extend(1) is None
+    assert "max_size=4" in table.why_extend(1)
+    table.acknowledge(7, "", plan.rows)
+    assert table.plan_extend(3) is None
+    assert table.plan_extend(2) is not None
+
+
+@pytest.mark.parametrize("named", [(2,), (0, 3), (-1,), (0, -4), (4,), (2**40,)])
+def test_acknowledge_when_rows_are_not_the_callers_then_refused_and_nothing_changes(named: tuple[int, ...]) -> None:
+    table = queue()
+    write(table, 4)
+    planned(table, 2, owner=7)
+    planned(table, 2, owner=8)  # all rows of the table are somebody's
+    with pytest.raises((WrongStateError, SelectionError)):
+        table.acknowledge(7, "", numbers(*named))
+    with pytest.raises((WrongStateError, SelectionError)):
+        table.acknowledge(8, "", numbers(-1))
+    assert table.live_rows().tolist() == [0, 1, 2, 3]
+    assert table.info()["num_leased"] == 4
+
+
+def test_give_back_when_some_rows_are_not_the_callers_then_only_its_own_are_free() -> None:
+    table = queue()
+    write(table, 4)
+    planned(table, 2, owner=7)
+    planned(table, 2, owner=8)
+    table.give_back(7, "", numbers(1, 2, 3))
+    assert table.views.leases.holds(np.arange(4), "").tolist() == [True, False, True, True]
+    assert planned(table, 1, owner=9).rows.tolist() == [1]
+
+
+@pytest.mark.parametrize("named", [(-1,), (0, -4), (4,), (2**40,)])
+def test_give_back_when_a_number_is_none_of_a_row_then_refused_and_nothing_changes(named: tuple[int, ...]) -> None:
+    table = queue()
+    write(table, 4)
+    planned(table, 2, owner=7)
+    with pytest.raises(SelectionError):
+        table.give_back(7, "", numbers(*named))
+    assert table.info()["num_leased"] == 2
+
+
+def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> None:
+    table = queue()
+    write(table, 3)
+    table.close()
+    with pytest.raises(WrongStateError, match="closed"):
+        table.plan_extend(1)
+    first = planned(table, 2, owner=7)
+    last = planned(table, 2, 3, owner=8)
+    assert (first.rows.tolist(), last.rows.tolist()) == ([0, 1], [2])
+    assert table.plan_sample(1, rng=rng(), owner=9) is None  # a row may come back
+    table.acknowledge(8, "", last.rows)
+    assert sum(table.views.releasing(7))
+    again = planned(table, 5 - 1, owner=9)
+    assert again.rows.tolist() == [0, 1]
+    table.acknowledge(9, "", again.rows)
+    with pytest.raises(EndOfStreamError, match="replay"):
+        table.plan_sample(1, rng=rng(), owner=9)
+
+
+def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
+    table = table_of()
+    write(table, 3)
+    key, other = ViewKey(consumer="a"), ViewKey(consumer="b")
+    table.acknowledge(1, "a", planned(table, 3, key=key, owner=1).rows)
+    assert table.plan_sample(1, rng=rng(), key=key, owner=1) is None
+    table.close()
+    with pytest.raises(EndOfStreamError):
+        table.plan_sample(1, rng=rng(), key=key, owner=1)
+    assert len(planned(table, 5, key=other, owner=1).rows) == 3
+
+
+def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None:
+    table = table_of()
+    key = ViewKey(group="g", group_size=2)
+    write(table, 5, groups={"g": numbers(1, 2, 1, 2, 3)})
+    table.close()
+    plan = planned(table, 6, key=key, owner=1)
+    assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 2), (1, 3)}
+    table.acknowledge(1, "", plan.rows)
+    with pytest.raises(EndOfStreamError):  # the third group will never be whole
+        table.plan_sample(2, rng=rng(), key=key, owner=1)
+
+
+def test_max_times_when_a_sample_was_sent_then_its_rows_go_and_else_they_come_back() -> None:
+    table = table_of(4, max_times_sampled=1, sampler=Fifo())
+    write(table, 4)
+    failed, sent = planned(table, 2), planned(table, 1)
+    assert (failed.rows.tolist(), sent.rows.tolist()) == ([0, 1], [2])
+    assert len(table) == 4  # none goes before it was sent
+    assert table.finish(sent)
+    table.undo(failed)
+    assert table.live_rows().tolist() == [0, 1, 3]
+    assert table.counts.samples == 1
+    assert planned(table, 3).rows.tolist() == [0, 1, 3]
+
+
+def test_max_times_when_the_row_was_overwritten_meanwhile_then_the_new_one_is_untouched() -> None:
+    for ends in ("finish", "undo"):
+        table = table_of(2, max_times_sampled=1, sampler=Fifo())
+        write(table, 2)
+        plan = planned(table, 2)
+        assert write(table, 1) == [0]
+        getattr(table, ends)(plan)
+        assert table.columns.times_sampled[0] == 0
+        assert 0 in table.live_rows()
+        assert 0 in planned(table, len(table)).rows
+
+
+def test_undo_when_the_row_was_overwritten_meanwhile_then_the_new_one_was_never_sampled() -> None:
+    table = table_of(2, sampler=Prioritized())
+    write(table, 2)
+    plan = planned(table, 8)
+    write(table, 2)
+    table.undo(plan)
+    assert table.columns.times_sampled.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("ends", ["finish", "undo"])
+def test_max_times_when_a_row_is_on_its_way_out_then_nobody_may_write_to_it(ends: str) -> None:
+    table = table_of(4, max_times_sampled=1, sampler=Fifo())
+    write(table, 2)
+    plan = planned(table, 1)
+    with pytest.raises(SelectionError, match="not live"):
+        table.hold(numbers(0, 1))
+    with pytest.raises(SelectionError):
+        table.delete(numbers(0))
+    assert table.clear() == 1
+    getattr(table, ends)(plan)
+    assert table.live_rows().tolist() == ([] if ends == "finish" else [0])
+    assert len(table.views.get(PLAIN)) == len(table) == (0 if ends == "finish" else 1)
+
+
+def test_undo_when_rows_were_on_lease_then_others_have_them() -> None:
+    table = queue()
+    write(table, 3)
+    plan = planned(table, 2, owner=7)
+    table.undo(plan)
+    assert planned(table, 3, owner=8).rows.tolist() == [0, 1, 2]
+    table.undo(plan)  # its session has ended, and others hold the rows now
+    assert table.info()["num_leased"] == 3
+
+
+def test_take_when_rows_belong_together_then_refused() -> None:
+    table = table_of(sampler=Slices(slice_len=2))
+    write(table, 4, writer="w")
+    with pytest.raises(InvalidRequestError, match="slices"):
+        table.plan_sample(2, rng=rng(), owner=1)
+    assert table.info()["num_leased"] == 0
+
+
+def test_take_when_rows_leave_after_some_samples_then_refused() -> None:
+    table = table_of(max_times_sampled=1)  # they would be gone before anybody could acknowledge them
+    write(table, 3)
+    with pytest.raises(InvalidRequestError, match="max_times_sampled"):
+        table.plan_sample(2, rng=rng(), key=ViewKey(consumer="a"), owner=1)
+    assert table.counts.samples == 0
+    assert len(table.views.get(PLAIN)) == 3

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.server.recovery.redo_log import Redo
+from tests.unit.server.world import Loop, World
+
+
+def test_load_when_saved_twice_then_the_last(world: World) -> None:
+    for uid, rows in (("first", [1]), ("second", [3, -1, 7])):
+        with world.db.transaction() as txn:
+            Redo(uid, np.array(rows, np.int64), np.array(rows, np.int64) * 2).save(txn)
+    (found,) = Redo.load(world.db)
+    assert (found.uid, found.rows.tolist(), found.generations.tolist()) == ("second", [3, -1, 7], [6, -2, 14])
+
+
+def test_load_when_nothing_was_committed_then_nothing(world: World) -> None:
+    assert Redo.load(world.db) == []
+
+
+def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
+    values = np.array([1, 3, 6, 5, 0], np.int64)
+    redo = Redo("uid", np.array([1, 2, 3]), np.array([4, 6, 8]))
+    # row 1 was left odd, row 2 was done, row 3 has been given to somebody else since
+    assert redo.repair(values) == 1
+    assert values.tolist() == [1, 4, 6, 5, 0]
+    assert redo.repair(values) == 0
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_of_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
+    entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
+    reservation = entry.replay_table().plan_extend(3)
+    assert reservation is not None
+    encoded = reservation.encoded if is_encoded else b""
+    redo = Redo.of(entry.record.uid, entry.generation_values(), reservation.rows, encoded=encoded)
+    assert (redo.uid, redo.generations.tolist()) == (entry.record.uid, [2, 2, 2])
+    with world.db.transaction() as txn:
+        redo.save(txn)
+    (found,) = Redo.load(world.db)
+    assert (found.rows.tolist(), found.generations.tolist()) == ([0, 1, 2], [2, 2, 2])
+
+
+def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
+    entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
+    table = entry.replay_table()
+    reservation = table.plan_extend(3)
+    assert reservation is not None
+    with world.db.transaction() as txn:
+        Redo.of(entry.record.uid, entry.generation_values(), reservation.rows).save(txn)
+        world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
+    world.reopen()
+    restored = world.stores.get("r").replay_table()
+    assert (len(restored), restored.live_rows().tolist()) == (3, [0, 1, 2])

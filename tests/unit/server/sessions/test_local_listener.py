@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.ids import new_client_id
+from tdserve.base.machine import boot_id
+from tdserve.control.framing import FrameReader, frame
+from tdserve.control.local import SOCKET_NAME
+from tdserve.control.servicer import SessionLink
+from tdserve.server.sessions.local_client import Invitation
+from tdserve.server.sessions.local_listener import LocalDoor
+from tdserve.server.sessions.register import Sessions
+from tdserve.server.sessions.session import ClientSession
+from tdserve.store.session_locks import SessionLock
+from tdserve.v1 import control_pb2
+from tests.unit.server.world import Loop, Outbox, World
+
+
+class House:
+    """A door and the sessions behind it.
+
+    Attributes:
+        taken: Requests that came in.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.root = world.root
+        self.sessions = Sessions(ServerConfig(root=str(world.root.path)), [world.worker], world.root)
+        self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
+        self.came = asyncio.Event()
+        self.door = LocalDoor(world.root, self.sessions, world.departures, self._take)
+
+    def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
+        self.taken.append((session, message))
+        self.came.set()
+
+    async def session(self, transport: str = "shm") -> ClientSession:
+        """Of a client that has said Hello."""
+        hello = control_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION, client_id=new_client_id(), transport=transport, boot_id=boot_id()
+        )
+        return await self.sessions.open(hello, SessionLink(Outbox()))
+
+    def lock(self, session: ClientSession) -> SessionLock:
+        """What the client of this session holds when it is to write."""
+        lock = SessionLock.hold(self.root.sessions_folder, invited(session).lock_name)
+        assert lock is not None
+        return lock
+
+
+def invited(session: ClientSession) -> Invitation:
+    """What its client was told."""
+    assert session.invitation is not None
+    return session.invitation
+
+
+class Visitor:
+    """Who knocks."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def say(self, **body: Any) -> None:
+        """Sends a message."""
+        self._writer.write(frame(control_pb2.ClientMessage(**body).SerializeToString()))
+
+    async def told(self) -> control_pb2.ServerMessage:
+        """The one message that comes."""
+        (content,) = FrameReader().feed(await self._reader.read(1 << 16))
+        return control_pb2.ServerMessage.FromString(content)
+
+    async def is_let_go(self) -> bool:
+        """Whether the connection ends with nothing said."""
+        try:
+            return await self._reader.read() == b""
+        except ConnectionResetError:  # with something that was not even read
+            return True
+
+    async def leave(self) -> None:
+        """Goes."""
+        self._writer.close()
+        with contextlib.suppress(ConnectionResetError):
+            await self._writer.wait_closed()
+
+    async def attach(self, who: ClientSession, **fields: Any) -> None:
+        """Says who it is."""
+        self.say(attach={"session": who.number, "key": invited(who).key, **fields})
+
+
+@asynccontextmanager
+async def visiting(root: Path) -> AsyncIterator[Visitor]:
+    """Somebody at the door."""
+    visitor = Visitor(*await asyncio.open_unix_connection(str(root / SOCKET_NAME)))
+    yield visitor
+    await visitor.leave()
+
+
+Scenario = Callable[[House], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def within(world: World, run: Loop) -> Callable[[Scenario], None]:
+    """Runs a scenario behind an open door."""
+
+    async def play(scenario: Scenario) -> None:
+        house = House(world)
+        await house.door.open()
+        try:
+            await scenario(house)
+        finally:
+            house.door.close()
+            await asyncio.sleep(0)
+            for session in house.sessions:
+                await house.sessions.close(session)
+
+    return lambda scenario: run(play(scenario))
+
+
+Within = Callable[[Scenario], None]
+
+
+def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        lock = house.lock(session)
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, lacks_values=True)
+            welcome = (await visitor.told()).welcome
+            assert (welcome.session, welcome.transport) == (session.number, "shm")
+            assert session.transport == "shm"
+            assert session.local is not None
+            assert session.local.lock_name == invited(session).lock_name
+            assert (session.local.is_read_only, session.local.lacks_values) == (False, True)
+        lock.release()
+
+    within(scenario)
+
+
+def test_attach_when_it_only_reads_then_without_a_lock_and_it_may_not_write(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, is_read_only=True)
+            assert (await visitor.told()).HasField("welcome")
+            assert session.local is not None
+            assert session.local.is_read_only
+            assert session.local.lock_name == ""
+
+    within(scenario)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"key": bytes(16)}, {"key": b""}, {"session": 0}, {"session": 99}, {"key": bytes(16), "is_read_only": True}],
+)
+def test_attach_when_the_key_or_the_session_is_wrong_then_let_go_and_the_session_goes_on(
+    within: Within, fields: dict[str, Any]
+) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        lock = house.lock(session)
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, **fields)
+            assert await visitor.is_let_go()
+        assert session.local is None
+        assert not session.ended.is_set()
+        lock.release()
+
+    within(scenario)
+
+
+def test_attach_when_nobody_holds_the_lock_of_one_that_writes_then_let_go(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        for _ in range(2):
+            async with visiting(house.root.path) as visitor:
+                await visitor.attach(session)
+                assert await visitor.is_let_go()
+            (house.root.sessions_folder / invited(session).lock_name).touch()  # and nobody locks it
+        assert session.local is None
+
+    within(scenario)
+
+
+def test_attach_when_the_session_has_ended_or_wanted_none_then_let_go(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        ended, network = await house.session(), await house.session("gloo")
+        ended.ended.set()
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(ended, is_read_only=True)
+            assert await visitor.is_let_go()
+        async with visiting(house.root.path) as visitor:
+            visitor.say(attach={"session": network.number, "is_read_only": True})
+            assert await visitor.is_let_go()
+        assert network.local is None
+
+    within(scenario)
+
+
+def test_attach_when_somebody_has_then_the_second_is_let_go(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as first, visiting(house.root.path) as second:
+            await first.attach(session, is_read_only=True)
+            await first.told()
+            local = session.local
+            await second.attach(session, is_read_only=True)
+            assert await second.is_let_go()
+            assert session.local is local
+            assert not session.ended.is_set()
+
+    within(scenario)
+
+
+def test_message_when_it_comes_before_attach_then_let_go_and_not_served(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as visitor:
+            visitor.say(request=1, read={"store": "x"})
+            assert await visitor.is_let_go()
+        assert house.taken == []
+        assert session.local is None
+
+    within(scenario)
+
+
+def test_message_when_inside_then_a_request_is_taken_and_what_was_written_reaches_who_waits(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, is_read_only=True)
+            await visitor.told()
+            assert session.local is not None
+            writing = session.local.written(4, control_pb2.Accepted(uid="u"))
+            assert (await visitor.told()).accepted.uid == "u"
+            visitor.say(request=4, written={"columns": [b"c"]})
+            assert list((await writing).columns) == [b"c"]
+            visitor.say(request=5, read={"store": "x"})
+            await house.came.wait()
+            ((taker, message),) = house.taken
+            assert (taker, message.request, message.read.store) == (session, 5, "x")
+
+    within(scenario)
+
+
+def test_link_when_the_client_goes_then_its_session_ends(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, is_read_only=True)
+            await visitor.told()
+            assert not session.ended.is_set()
+        await session.ended.wait()
+
+    within(scenario)
+
+
+def test_link_when_the_session_ends_then_let_go_and_nothing_more_is_taken(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, is_read_only=True)
+            await visitor.told()
+            session.ended.set()
+            visitor.say(request=5, read={"store": "x"})
+            assert await visitor.is_let_go()
+        assert house.taken == []
+
+    within(scenario)
+
+
+def test_close_when_somebody_is_inside_then_let_go_and_nobody_listens(within: Within) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session, is_read_only=True)
+            await visitor.told()
+            house.door.close()
+            assert await visitor.is_let_go()
+        with pytest.raises(OSError, match=r"refused|No such file"):
+            await asyncio.open_unix_connection(str(house.root.path / SOCKET_NAME))
+
+    within(scenario)
+
+
+def test_open_when_the_root_takes_no_socket_then_said_in_the_log_and_the_server_goes_on(
+    world: World, run: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    (world.root.path / SOCKET_NAME).mkdir()
+    door = House(world).door
+    with caplog.at_level(logging.WARNING):
+        run(door.open())
+    assert [message for message in caplog.messages if "local clients use the network" in message]
+    door.close()

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.base.errors import KeyNotFoundError, WrongStateError
+from tdserve.rules.replay.slices import Slices
+from tdserve.server.opened_store import Entry
+from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.structure import codec
+from tests.unit.server.replaying import create
+from tests.unit.server.world import Loop, World
+
+TD = TensorDict({"a": torch.zeros(4, 2)}, [4])
+
+
+@pytest.fixture
+def entry(world: World, run: Loop) -> Entry:
+    """A tensordict store."""
+    return run(world.create("x", TD))
+
+
+def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: Entry) -> None:
+    known = ToldSpecs(lambda: None)
+    first, second = entry.ref(known), entry.ref(known)
+    assert codec.decode(first.spec) == entry.spec
+    assert not second.HasField("spec")
+    assert first.uid == second.uid == entry.record.uid
+    assert first.folder == str(entry.folder)
+
+
+def test_rules_when_of_another_kind_then_error_names_store_and_kind(entry: Entry) -> None:
+    with pytest.raises(WrongStateError, match="store 'x' is a tensordict store"):
+        entry.replay_table()
+    with pytest.raises(WrongStateError, match="weights"):
+        entry.weight_versions()
+
+
+def test_content_version_when_writes_are_applied_then_counts_them(entry: Entry) -> None:
+    assert entry.content_version == 0
+    assert entry.generations is not None
+    entry.generations.values[-1] = 6
+    assert entry.content_version == 3
+
+
+def test_numbers_when_of_a_key_then_of_all_leaves_at_or_below_it(world: World, run: Loop) -> None:
+    entry = create(world, run)
+    every = entry.numbers_of(())
+    assert sorted(every) == [0, 1, 2]
+    assert entry.numbers_of(("n",)) == entry.numbers_of(("n", "w"))
+    assert sorted([*entry.numbers_of(("a",)), *entry.numbers_of(("g",)), *entry.numbers_of(("n",))]) == [0, 1, 2]
+    for missing in (("no",), ("n", "no"), ("a", "b")):
+        with pytest.raises(KeyNotFoundError):
+            entry.numbers_of(missing)
+
+
+def test_rule_keys_when_the_sampler_or_groups_look_at_leaves_then_each_once(
+    world: World, run: Loop, entry: Entry
+) -> None:
+    replay = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
+    replay.group_keys.extend([("a",), ("g",)])
+    assert replay.rule_keys == (("g",), ("a",))
+    assert entry.rule_keys == ()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.server import worker_spec_cache
+from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.structure.tree import Node, Spec, TensorLeaf
+
+
+def spec_of(*keys: str) -> Spec:
+    """A structure with these keys."""
+    return Spec(Node((4,), None, None, None, tuple((key, TensorLeaf("int64", (4,))) for key in keys)))
+
+
+def test_must_tell_when_asked_again_then_only_the_first_time_until_the_worker_is_another() -> None:
+    told = ToldSpecs(lambda: None)
+    assert [told.must_tell(spec_of(key)) for key in "aab"] == [True, False, True]
+    told.clear()
+    assert told.must_tell(spec_of("a"))
+
+
+def test_must_tell_when_there_were_too_many_leaves_then_the_worker_forgets_and_is_told_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 90)  # ten of these structures
+    forgotten: list[int] = []
+    told = ToldSpecs(lambda: forgotten.append(len(told)))
+    assert all(told.must_tell(spec_of(f"k{number}")) for number in range(20))
+    assert forgotten == [0]
+    assert len(told) == 10
+    assert told.must_tell(spec_of("k0"))
+    assert forgotten == [0, 0]
+    assert told.must_tell(spec_of(*map(str, range(100))))  # more than there is room for
+    assert not told.must_tell(spec_of(*map(str, range(100))))
+    assert len(told) == 1

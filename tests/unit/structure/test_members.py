@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.structure.members import is_alike, needs_note, num_levels, shared_values
+from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
+
+PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
+MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)
+JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
+
+
+def around(node: Node) -> Node:
+    return MEMBER._replace(entries=(*PLAIN, ("n", node)))
+
+
+def holding(entry: Entry) -> Node:
+    return MEMBER._replace(entries=(*PLAIN, ("e", entry)))
+
+
+def test_note_when_elements_tell_everything_then_not_needed() -> None:
+    told = (MEMBER, around(MEMBER), holding(ValueLeaf((2,), False, is_unbatched=True)))
+    assert not needs_note(told, (2,), is_locked=False)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        MEMBER._replace(params=Params()),
+        MEMBER._replace(stack_dim=0),
+        MEMBER._replace(inner=()),
+        holding(TensorLeaf("float32", (2,), TensorKind.BUFFER)),
+        holding(TensorLeaf("float32", (2,), requires_grad=True)),
+        holding(ValueLeaf((2,), True)),
+        holding(ValueLeaf((2,), True, JAGGED)),
+    ],
+)
+def test_note_when_elements_do_not_tell_something_then_needed(member: Node) -> None:
+    assert needs_note((MEMBER, member), (2,), is_locked=False)
+    assert needs_note((MEMBER, around(member)), (2,), is_locked=True)
+
+
+def test_note_when_a_member_is_locked_then_needed_unless_all_are() -> None:
+    locked = MEMBER._replace(is_locked=True)
+    assert needs_note((locked, MEMBER), (2,), is_locked=False)
+    assert needs_note((around(locked), MEMBER), (2,), is_locked=False)
+    assert not needs_note((locked, around(locked)), (2,), is_locked=True)
+
+
+def test_note_when_there_are_no_elements_then_needed() -> None:
+    assert needs_note((MEMBER,), (2, 0), is_locked=False)
+
+
+def test_levels_when_counted_then_members_lie_in_their_stack() -> None:
+    assert num_levels(MEMBER) == 1
+    assert num_levels(around(around(MEMBER))) == 3
+    stack = Node((2,), None, None, None, (("x", MEMBER),), stack_dim=1, inner=(2,), members=(MEMBER, around(MEMBER)))
+    assert num_levels(stack) == 3  # what is only known of elements lies nowhere
+    assert num_levels(around(stack)) == 4
+
+
+def test_shared_values_when_listed_then_those_of_all_elements() -> None:
+    entries: tuple[tuple[str, Entry], ...] = (
+        *PLAIN,
+        ("r", ValueLeaf((2,), True)),
+        ("j", ValueLeaf((2,), True, JAGGED)),
+        ("p", Node((2,), None, None, None, (), inner=())),
+        ("u", ValueLeaf((2,), False, is_unbatched=True)),
+        ("q", ValueLeaf((2,), True, PACKED)),
+    )
+    assert list(shared_values(MEMBER._replace(entries=entries))) == [("u",), ("v",)]
+
+
+def test_alike_when_only_device_and_names_differ_then_it_is() -> None:
+    assert is_alike(around(MEMBER), around(MEMBER)._replace(names=None, device=None))
+    assert is_alike(holding(ValueLeaf((), True)), holding(ValueLeaf((), False))), "one value, for one element"
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [
+        MEMBER._replace(batch_size=(3,)),
+        MEMBER._replace(tensorclass=None),
+        MEMBER._replace(stack_dim=0),
+        MEMBER._replace(is_locked=True),
+        MEMBER._replace(params=Params()),
+        MEMBER._replace(inner=()),
+        MEMBER._replace(entries=PLAIN[:1]),
+        MEMBER._replace(entries=(*PLAIN[1:], ("x", TensorLeaf("float32", (2, 3), TensorKind.PARAMETER)))),
+        MEMBER._replace(entries=(*PLAIN[:1], ("v", ValueLeaf((2,), True)))),
+        MEMBER._replace(entries=(*PLAIN[:1], ("v", MEMBER))),
+    ],
+)
+def test_alike_when_anything_else_differs_then_not(actual: Node) -> None:
+    assert not is_alike(MEMBER, actual)
+    assert not is_alike(actual, MEMBER)
+    assert not is_alike(around(MEMBER), around(actual))
+
+
+def test_alike_when_tensors_of_rows_have_one_size_then_where_they_may_differ() -> None:
+    stack = Ragged(Form.STACK, "float32", (-1, 4))
+    even, other = TensorLeaf("float32", (2, 3, 4)), TensorLeaf("float32", (2, 3, 5))
+    assert is_alike(holding(ValueLeaf((2,), True, stack)), holding(even))
+    assert not is_alike(holding(ValueLeaf((2,), True, stack)), holding(other))
+    assert not is_alike(holding(even), holding(ValueLeaf((2,), True, stack)))
+
+
+@pytest.mark.parametrize(
+    "ragged",
+    [Ragged(Form.NESTED, "float32", (-1,)), JAGGED._replace(has_lengths=True), Ragged(Form.JAGGED, "int8", (-1,))],
+)
+def test_alike_when_nested_tensors_are_of_other_kinds_then_not(ragged: Ragged) -> None:
+    leaf = ValueLeaf((2,), True, JAGGED)
+    assert is_alike(holding(leaf), holding(leaf))
+    assert not is_alike(holding(leaf), holding(leaf._replace(ragged=ragged)))
+    assert not is_alike(holding(leaf), holding(leaf._replace(requires_grad=True)))
+
+
+def test_alike_when_packed_then_elements_tell_what_is_in_there() -> None:
+    packed = Node((2,), None, None, None, (("x", MEMBER),), stack_dim=1, inner=(2,))
+    assert is_alike(packed, packed._replace(entries=(), inner=(-1,)))
+    assert not is_alike(packed, packed._replace(stack_dim=None))

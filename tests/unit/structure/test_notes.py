@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.structure import codec
+from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf
+from tdserve.structure.notes import Note, from_content, spec_of, to_content, told
+from tdserve.structure.tree import Spec
+
+JAGGED = ValueLeaf((2, 3), True, Ragged(Form.JAGGED, "int8", (-1,)))
+PARAMETER = TensorLeaf("float32", (2, 3, 4), TensorKind.PARAMETER, True)
+MEMBER = Node((2, 3), None, None, None, (("p", PARAMETER), ("t", JAGGED)), is_locked=True)
+SPEC = spec_of([MEMBER], (2, 3))
+WHOLE = [Note(SPEC, position) for position in range(6)]
+NAMELESS = (None, None)
+AROUND = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=(Node((3,), None, None, None, ()),) * 2)
+
+
+def at(*places: tuple[int, int]) -> list[Note | None]:
+    """Notes of some elements of 2 x 3."""
+    return [WHOLE[row * 3 + column] for row, column in places]
+
+
+def test_told_when_all_elements_come_then_the_member_as_it_was() -> None:
+    assert told(WHOLE, (2, 3), NAMELESS) == Spec(MEMBER)
+    assert told(WHOLE, (2, 3), NAMELESS) is told(WHOLE, (2, 3), NAMELESS)
+    named = told(WHOLE, (2, 3), ("time", None))
+    assert named is not None
+    assert named.root == MEMBER._replace(names=("time", None))
+
+
+def test_told_when_some_were_written_since_then_what_the_others_say_of_the_whole() -> None:
+    some = [WHOLE[0], None, None, WHOLE[3], None, None]
+    assert told(some, (2, 3), NAMELESS) == Spec(MEMBER)
+    assert told([None, *some[:-1]], (2, 3), NAMELESS) is None, "in other places"
+    assert told(some[:3], (1, 3), NAMELESS) is None, "of a part"
+
+
+def test_told_when_nothing_is_said_or_different_things_then_nothing() -> None:
+    other = spec_of([MEMBER._replace(is_locked=False)], (2, 3))
+    assert told([None] * 6, (2, 3), NAMELESS) is None
+    assert told([], (0, 3), NAMELESS) is None
+    assert told([*WHOLE[:5], Note(other, 5)], (2, 3), NAMELESS) is None
+
+
+@pytest.mark.parametrize(
+    ("places", "sizes"),
+    [
+        (list(itertools.product([1], range(3))), (1, 3)),
+        (list(itertools.product([1], range(3))), (3,)),
+        (list(itertools.product(range(2), [2])), (2,)),
+        (list(itertools.product(range(2), [2])), (2, 1)),
+        (list(itertools.product([1, 0], [0, 2])), (2, 2)),
+        (list(itertools.product(range(2), range(3))), (1, 2, 3)),
+    ],
+)
+def test_told_when_a_part_is_chosen_then_as_the_same_rows_of_the_member(
+    places: list[tuple[int, int]], sizes: tuple[int, ...]
+) -> None:
+    found = told(at(*places), sizes, (None,) * len(sizes))
+    assert found is not None
+    assert found.root.batch_size == sizes
+    assert not found.root.is_locked
+    expected = TensorLeaf("float32", (*sizes, 4), requires_grad=True)
+    assert dict(found.root.entries) == {"p": expected, "t": JAGGED._replace(batch_size=sizes)}
+
+
+def test_told_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen() -> None:
+    inner = tuple(Node((3,), None, None, None, ((key, TensorLeaf("int8", (3,))),)) for key in "ab")
+    stack = Node((2, 3), None, None, None, (), stack_dim=0, inner=(), members=inner)
+    spec = spec_of([MEMBER._replace(entries=(("s", stack),))], (2, 3))
+    for rows, keys in (([1], "b"), ([1, 0], "ba")):
+        positions = [row * 3 + column for row in rows for column in range(3)]
+        found = told([Note(spec, position) for position in positions], (len(rows), 3), NAMELESS)
+        assert found is not None
+        part = found.find(("s",))
+        assert isinstance(part, Node)
+        assert [member.entries[0][0] for member in part.members] == list(keys)
+
+
+@pytest.mark.parametrize(
+    ("places", "sizes"),
+    [
+        ([(0, 0), (1, 1)], (2,)),
+        ([(0, 0), (0, 1), (1, 1), (1, 2)], (2, 2)),
+        (list(itertools.product(range(2), range(3))), (3, 2)),
+        ([(0, 0)] * 4, (2, 2, 1)),
+    ],
+)
+def test_told_when_elements_are_chosen_one_by_one_then_nothing(
+    places: list[tuple[int, int]], sizes: tuple[int, ...]
+) -> None:
+    assert told(at(*places), sizes, (None,) * len(sizes)) is None
+
+
+def test_told_when_each_element_has_a_row_of_every_member_then_that_one() -> None:
+    other = MEMBER._replace(entries=())
+    spec = spec_of([MEMBER, other], (2, 3), 2)
+    assert spec.root.inner == (-1,)
+    notes = [Note(spec, position) for position in range(6)]
+    assert told(notes, (2, 3), NAMELESS, number=1, behind=0) == Spec(other)
+    assert told(notes, (2, 3), NAMELESS, number=2, behind=0) is None
+    assert told(notes, (2, 3), NAMELESS, number=0, behind=1) is None
+    assert told(notes, (2, 3), NAMELESS) is None
+    assert told(WHOLE, (2, 3), NAMELESS, number=0, behind=0) is None
+
+
+def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() -> None:
+    one, other = (from_content(to_content(SPEC), position) for position in (0, 5))
+    assert (one, other) == (WHOLE[0], WHOLE[5])
+    assert one.spec is other.spec
+
+
+@pytest.mark.parametrize(
+    ("content", "position"),
+    [
+        (b"\xff", 0),
+        (b"", 0),
+        ("text", 0),
+        (to_content(SPEC), 6),
+        (to_content(SPEC), -1),
+        (to_content(SPEC), True),
+        (codec.encode(Spec(MEMBER)).SerializeToString(), 0),
+        (codec.encode(Spec(AROUND)).SerializeToString(), 0),
+    ],
+)
+def test_note_when_it_is_none_then_refused(content: object, position: object) -> None:
+    with pytest.raises(RemoteProtocolError):
+        from_content(content, position)
