@@ -309,16 +309,11 @@ def sleep_faults(modules: Sequence[Module]) -> list[str]:
     return faults
 
 
-def mirror_faults(modules: Sequence[Module], tests: Path, *, elsewhere: Mapping[str, str]) -> list[str]:
-    """Modules without a unit test file of their own that are not in ``elsewhere``; entries there without need."""
-    missing = {}
-    for module in modules:
-        parts = module.name.split(".")[1:]
-        expected = tests.joinpath(*parts[:-1], f"test_{parts[-1]}.py") if parts else None
-        if not module.is_package and expected is not None and not expected.exists():
-            missing[module.name] = expected
-    untested = [f"{name}: has no {path}" for name, path in missing.items() if name not in elsewhere]
-    return untested + [f"{name}: listed as tested elsewhere without need" for name in elsewhere if name not in missing]
+def mirror_faults(modules: Sequence[Module], tests: Path) -> list[str]:
+    """Rooms whose folder below ``tests`` holds no test file; a room is a package folder that holds a module."""
+    rooms = {module.name.rpartition(".")[0] for module in modules if not module.is_package}
+    folders = {room: tests.joinpath(*room.split(".")[1:]) for room in sorted(rooms)}
+    return [f"{room}: {folder} holds no tests" for room, folder in folders.items() if not any(folder.glob("test_*.py"))]
 
 
 def _imports(module: Module) -> Iterator[Import]:

@@ -16,15 +16,6 @@ from tests import house
 
 ROOT = Path(__file__).parents[2]
 
-TESTED_ELSEWHERE = {
-    "tdserve.cli.bench": "tests/unit/cli/test_main.py",
-    "tdserve.cli.demo": "tests/unit/cli/test_main.py",
-    "tdserve.cli.keys": "tests/integration/test_shell.py",
-    "tdserve.cli.ls": "tests/integration/test_shell.py",
-    "tdserve.structure.node_capture": "tests/unit/structure/test_capture.py",
-}
-"""Module -> the test file that covers it, where a file of its own would repeat that one."""
-
 
 @pytest.fixture(scope="module")
 def package() -> list[house.Module]:
@@ -106,9 +97,8 @@ def test_tests_when_scanned_then_never_sleep(tests: list[house.Module]) -> None:
     assert house.sleep_faults(tests) == []
 
 
-def test_modules_when_listed_then_have_a_unit_test_file(own: list[house.Module]) -> None:
-    assert house.mirror_faults(own, ROOT / "tests/unit", elsewhere=TESTED_ELSEWHERE) == []
-    assert [path for path in TESTED_ELSEWHERE.values() if not (ROOT / path).is_file()] == []
+def test_rooms_when_listed_then_have_unit_tests(own: list[house.Module]) -> None:
+    assert house.mirror_faults(own, ROOT / "tests/unit") == []
 
 
 WATCHED_IMPORT = """
@@ -285,12 +275,16 @@ def test_reachable_when_only_for_typing_then_is_silent() -> None:
     assert house.reachable(modules, "t.server", ["torch"]) == []
 
 
-def test_mirror_when_a_test_file_is_missing_then_module_is_named(tmp_path: Path) -> None:
-    modules = [house.parse("t.a.b", "x = 1"), house.parse("t.c", "x = 1")]
+def test_mirror_when_a_room_has_no_tests_then_it_is_named(tmp_path: Path) -> None:
+    texts = {"t": "", "t.a": "", "t.a.b": "x = 1", "t.a.d": "x = 1", "t.c": "x = 1"}
+    modules = [house.parse(name, text, is_package=name in ("t", "t.a")) for name, text in texts.items()]
     (tmp_path / "test_c.py").touch()
-    assert house.mirror_faults(modules, tmp_path, elsewhere={}) == [f"t.a.b: has no {tmp_path}/a/test_b.py"]
-    assert house.mirror_faults(modules, tmp_path, elsewhere={"t.a.b": "x"}) == []
-    assert len(house.mirror_faults(modules, tmp_path, elsewhere={"t.a.b": "x", "t.c": "x"})) == 1
+    assert house.mirror_faults(modules, tmp_path) == [f"t.a: {tmp_path}/a holds no tests"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/conftest.py").touch()
+    assert house.mirror_faults(modules, tmp_path) == [f"t.a: {tmp_path}/a holds no tests"]
+    (tmp_path / "a/test_all_of_it.py").touch()
+    assert house.mirror_faults(modules, tmp_path) == []
 
 
 BUSY_MODULE = """
