@@ -147,23 +147,10 @@ def owner_faults(modules: Sequence[Module]) -> list[str]:
     """Foreign names touched outside their room, whether imported or reached through an attribute."""
     faults = []
     for module in modules:
-        for name, line in _foreign_names(module):
+        for name, line in foreign_names(module):
             for foreign, owners in OWNERS.items():
                 if (name == foreign or name.startswith(f"{foreign}.")) and module.head not in owners:
                     faults.append(f"{module.name}:{line}: {foreign} belongs to {', '.join(owners) or 'nobody'}")
-    return sorted(set(faults))
-
-
-def private_name_faults(modules: Sequence[Module]) -> list[str]:
-    """Private names of tensordict outside ``structure``: imported, or taken from one of its classes."""
-    faults = []
-    for module in modules:
-        if module.head == "structure":
-            continue
-        for name, line in _foreign_names(module):
-            package, *parts = name.split(".")
-            if package == "tensordict" and any(p.startswith("_") and not p.startswith("__") for p in parts):
-                faults.append(f"{module.name}:{line}: {name} is private")
     return sorted(set(faults))
 
 
@@ -356,13 +343,13 @@ def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _dotted(node: ast.expr) -> str:
+def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
+        return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _foreign_names(module: Module) -> Iterator[tuple[str, int]]:
+def foreign_names(module: Module) -> Iterator[tuple[str, int]]:
     """Every imported name, and every attribute reached through one, spelt from its top-level package on."""
     bound: dict[str, str] = {}
     for node in ast.walk(module.tree):
@@ -374,7 +361,7 @@ def _foreign_names(module: Module) -> Iterator[tuple[str, int]]:
         yield found.target, found.line
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute):
-            root, _, rest = _dotted(node).partition(".")
+            root, _, rest = dotted(node).partition(".")
             if root in bound:
                 yield f"{bound[root]}.{rest}", node.lineno
 
@@ -382,7 +369,7 @@ def _foreign_names(module: Module) -> Iterator[tuple[str, int]]:
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield node, _dotted(node.func).rpartition(".")[2]
+            yield node, dotted(node.func).rpartition(".")[2]
 
 
 def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -106,6 +106,8 @@ def _plain(entry: Any) -> Any:
     """An entry of any kind as dicts and lists."""
     from tensordict import NonTensorData, NonTensorStack  # imports torch
 
+    from tdserve.structure.instances import inside
+
     if isinstance(entry, list):
         return [_plain(row) for row in entry]
     if isinstance(entry, NonTensorData):
@@ -117,7 +119,7 @@ def _plain(entry: Any) -> Any:
     if hasattr(entry, "tensordicts"):
         return [_plain(row) for row in entry.tensordicts]
     if type(entry).__name__ != "TensorDict":
-        return _plain(entry._tensordict)
+        return _plain(inside(entry))
     return {key: _plain(item) for key, item in entry.items()}
 
 

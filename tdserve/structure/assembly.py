@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
-from tensordict.base import NO_DEFAULT
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.messages.values.values import is_same
@@ -19,6 +18,7 @@ from tdserve.structure.nodes import Form, Ragged, ValueLeaf
 from tdserve.structure.packing import nested, single_value, without_marks
 from tdserve.structure.pieces import jagged
 from tdserve.structure.restacking import restacked, stack_of
+from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
 
 
 def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:
@@ -78,7 +78,7 @@ def node_of(
     return td if tensorclass is None else instance_of(tensorclass, td, {})
 
 
-class RowsWithColumns(LazyStackedTensorDict):
+class RowsWithColumns(BesideHooks):
     """Rows that differ in batch size, so that what there is one of per row cannot lie in them: it lies beside them.
 
     Attributes:
@@ -95,9 +95,10 @@ class RowsWithColumns(LazyStackedTensorDict):
         found.__dict__["beside"] = beside
         return found
 
-    def _get_str(self, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        beside = self.__dict__.get("beside", {})
-        return beside[key] if key in beside else super()._get_str(key, default, **options)
+    def find_beside(self, key: Any) -> torch.Tensor | None:
+        """What lies beside the rows under a key; None where nothing does."""
+        beside: dict[str, torch.Tensor] = self.__dict__.get("beside", {})
+        return beside.get(key)
 
     def __getitem__(self, index: Any) -> Any:
         """As of a lazy stack; what lies beside several rows comes along, a single row has nothing beside it."""
@@ -108,7 +109,8 @@ class RowsWithColumns(LazyStackedTensorDict):
         beside = self.__dict__.get("beside", {})
         return RowsWithColumns.of(found, {key: tensor[index] for key, tensor in beside.items()})
 
-    def _clone(self, recurse: bool = True) -> Any:
+    def make_clone(self, recurse: bool) -> Any:
+        """A copy, of what lies beside the rows too."""
         held = self.__dict__.get("beside", {})
         beside = {key: tensor.clone() if recurse else tensor for key, tensor in held.items()}
         rows = [row.clone(recurse) for row in self.tensordicts]
@@ -148,11 +150,11 @@ def assign(td: Any, source: Any) -> None:
                 else:
                     _check_unlocked(td)
                     td.tensordicts[number] = new
-                    td._batch_size = source.batch_size
+                    set_batch_size(td, source.batch_size)
             return
-    held = td._tensordict
+    held: dict[str, Any] = entries_of(td)
     for key, new in source.items():
-        old = held.get(key)
+        old: Any = held.get(key)
         if is_tensor_collection(new) and is_tensor_collection(old) and _is_written_through(old, new):
             assign(old, new)
         elif isinstance(new, torch.Tensor) and not new.is_nested and _is_place(old, new):
@@ -165,7 +167,7 @@ def assign(td: Any, source: Any) -> None:
 
 
 def _is_written_through(old: Any, new: Any) -> bool:
-    is_value = isinstance(old, NonTensorStack) or getattr(type(old), "_is_non_tensor", False)
+    is_value = isinstance(old, NonTensorStack) or is_value_class(type(old))
     return not is_value and tuple(old.batch_size) == tuple(new.batch_size)
 
 
@@ -204,7 +206,7 @@ def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | 
     rows = [_entries(row, batch_size[1:], device) for row in elements]
     if not rows:
         return NonTensorStack(single_value(None, batch_size[1:], device, None))[0:0]
-    if all(getattr(type(row), "_is_non_tensor", False) for row in rows):
+    if all(is_value_class(type(row)) for row in rows):
         return NonTensorStack(*rows)
     raise NotSupportedError(feature="a stack of such entries", reason="read one row at a time")
 

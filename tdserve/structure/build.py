@@ -27,6 +27,7 @@ from tdserve.structure.one_value import OneValue
 from tdserve.structure.packing import holds_exact, shared, single_value, unbatched, without_marks
 from tdserve.structure.restacking import joined, stack_of
 from tdserve.structure.state import restored
+from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
 from tdserve.structure.tree import Spec, check_matches, quote, show
 
 
@@ -133,8 +134,8 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
     for (owner, beside), leaf, path in slots:
         if path[-1] in beside:
             beside[path[-1]] = values[path]
-        elif not isinstance(owner._tensordict[path[-1]], LiveEntry):
-            owner._tensordict[path[-1]] = _value(leaf, values[path], owner.device, owner._td_dim_names)
+        elif not isinstance(entries_of(owner)[path[-1]], LiveEntry):
+            entries_of(owner)[path[-1]] = _value(leaf, values[path], owner.device, names_of(owner))
 
 
 def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
@@ -142,11 +143,11 @@ def _slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
     for depth in range(len(path)):
         beside: dict[str, Any] = {}
         while type(td) is not TensorDict:
-            beside = beside or getattr(td, "_non_tensordict", None) or {}
+            beside = beside or fields_beside(td)
             td = inside(td)
         if depth < len(path) - 1:
-            td = td._tensordict[path[depth]]
-    if td.is_locked and not isinstance(td._tensordict.get(path[-1]), LiveEntry):
+            td = entries_of(td)[path[depth]]
+    if td.is_locked and not isinstance(entries_of(td).get(path[-1]), LiveEntry):
         reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
         raise NotSupportedError(feature=f"replacing the non-tensor value at key {quote(path)}", reason=reason)
     return td, beside
@@ -226,7 +227,7 @@ def _build(recipe: _Recipe, tensors: Mapping[Path, torch.Tensor], values: Mappin
         else:
             source[key] = _value(leaf, values[path], device, names)
     # the list becomes the tensordict's own; one list for all of them would let a change of one rename the others
-    td = TensorDict._new_unsafe(
+    td = new_tensordict(
         source, batch_size=batch_size, device=device, names=None if names is None else names.copy(), nested=False
     )
     return td if tensorclass is None else instance_of(tensorclass, td, {})

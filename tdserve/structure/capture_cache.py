@@ -17,6 +17,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
 
+from tdserve.structure.tensordict_private import entries_of, names_of, params_content
+
 MIN_LEAVES = 64
 """Of fewer leaves a capture takes a tenth of a millisecond."""
 
@@ -118,7 +120,7 @@ class _Kept:
 
 
 def _look(td: Any, purpose: object) -> Looks | None:
-    root = td._param_td if type(td) is TensorDictParams else td
+    root = params_content(td) if type(td) is TensorDictParams else td
     # torch refuses to swap tensors that somebody holds a weak reference to.
     if type(root) is not TensorDict or torch.__future__.get_swap_module_params_on_conversion():
         return None
@@ -130,13 +132,13 @@ def _look(td: Any, purpose: object) -> Looks | None:
 
 def _num_entries(td: TensorDict) -> int:
     """Leaves of a tensordict, counted without a look at them."""
-    items = td._tensordict.values()
+    items = entries_of(td).values()
     return len(items) + sum(_num_entries(item) - 1 for item in items if type(item) is TensorDict)
 
 
 def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
     """False for what holds anything but plain tensordicts and tensors."""
-    for item in td._tensordict.values():
+    for item in entries_of(td).values():
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             leaves.append(item)
@@ -147,9 +149,9 @@ def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
 
 def _nodes(td: TensorDict) -> Iterator[tuple[Any, ...]]:
     """Keys, batch size, names and device of every node."""
-    names = td._td_dim_names
-    yield tuple(td._tensordict), td.batch_size, None if names is None else tuple(names), td.device
-    for item in td._tensordict.values():
+    names = names_of(td)
+    yield tuple(entries_of(td)), td.batch_size, None if names is None else tuple(names), td.device
+    for item in entries_of(td).values():
         if type(item) is TensorDict:
             yield from _nodes(item)
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict
 
+from tdserve.structure.tensordict_private import entries_of, is_consolidated, names_of, new_tensordict
+
 Leaf = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 """Dtype, shape, strides and offset in elements."""
 
@@ -40,10 +42,10 @@ def taken_apart(td: TensorDict) -> tuple[torch.UntypedStorage, Tree] | None:
 
 
 def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | None:
-    if td.is_locked or getattr(td, "_consolidated", None) is not None:
+    if td.is_locked or is_consolidated(td):
         return None
     entries: dict[str, Leaf | Tree] = {}
-    for key, item in td._tensordict.items():
+    for key, item in entries_of(td).items():
         if type(item) is torch.Tensor:
             if item.requires_grad or item.layout is not torch.strided or item.is_conj() or item.is_neg():
                 return None
@@ -55,7 +57,7 @@ def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | N
             if below is None:
                 return None
             entries[key] = below
-    names = td._td_dim_names
+    names = names_of(td)
     device = None if td.device is None else str(td.device)
     return Tree(entries, tuple(td.batch_size), None if names is None else list(names), device)
 
@@ -76,8 +78,7 @@ def _built(storage: torch.UntypedStorage, tree: Tree, bases: dict[torch.dtype, t
         if base is None:
             base = bases[dtype] = torch.empty(0, dtype=dtype).set_(storage)
         source[key] = torch.as_strided(base, shape, stride, offset).data  # with a count of versions of its own
-    new: Any = TensorDict._new_unsafe
-    return new(  # type: ignore[no-any-return]
+    return new_tensordict(  # type: ignore[no-any-return]
         source,
         batch_size=torch.Size(tree.batch_size),
         device=None if tree.device is None else torch.device(tree.device),

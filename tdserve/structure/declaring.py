@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.captured import Captured
@@ -17,6 +16,7 @@ from tdserve.structure.entries import change_tensors
 from tdserve.structure.files import in_memory
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
 from tdserve.structure.stacks import as_element, known_of
+from tdserve.structure.torch_private import unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, show
 

@@ -11,7 +11,9 @@ from typing import Any, overload
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack
-from torch.utils import _pytree as pytree
+
+from tdserve.structure.tensordict_private import UNMADE_STATE, UnmadeHooks, become, show_as
+from tdserve.structure.torch_private import pytree
 
 Make = Callable[[], LazyStackedTensorDict]
 
@@ -58,7 +60,7 @@ class Deferred(Sequence[Any]):
         return self._items
 
 
-class _Unmade:
+class _Unmade(UnmadeHooks):
     """A stack whose rows are not there yet; it has ``_make`` in its ``__dict__``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -70,10 +72,10 @@ class _Unmade:
         """The rows."""
         return made(self).tensordicts
 
-    @property
-    def _batch_size(self) -> Any:
+    def find_batch_size(self) -> Any:
+        """The batch size; puts the rows together where it is not known."""
         known = self.__dict__.get("_known_batch_size")
-        return made(self)._batch_size if known is None else known
+        return made(self).batch_size if known is None else known
 
     def __getstate__(self) -> Any:
         return made(self).__getstate__()
@@ -133,8 +135,7 @@ def made(stack: Any) -> Any:
         whole = make()
         plain = _PLAIN.get(type(stack))
         if plain is not None:  # else another thread was quicker
-            state.update(whole.__dict__)
-            object.__setattr__(stack, "__class__", plain)
+            become(stack, whole, plain)
             state.pop("_make", None)
             state.pop("_known_batch_size", None)
             state.pop("_known_values", None)
@@ -147,9 +148,7 @@ def _unmade(kind: type, make: Make, batch_size: torch.Size | None, stack_dim: in
     state["_make"] = make
     state["_known_batch_size"] = batch_size
     state["stack_dim"] = stack_dim
-    state["_is_locked"] = None
-    state["_hook_out"] = None
-    state["_hook_in"] = None
+    state.update(UNMADE_STATE)
     return stack
 
 
@@ -166,4 +165,4 @@ def _register(kind: type, plain: type) -> None:
 
 _register(_UnmadeStack, LazyStackedTensorDict)
 for _kind, _plain in _PLAIN.items():
-    _kind.__name__ = _plain.__name__
+    show_as(_kind, _plain)

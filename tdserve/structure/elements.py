@@ -13,6 +13,7 @@ from tdserve.messages.values.messages import ATOMS
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
+from tdserve.structure.tensordict_private import fields_beside, stored_fields
 from tdserve.structure.torch_types import from_torch
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
@@ -64,7 +65,7 @@ def unbound(td: Any, dim: int) -> Sequence[Any]:
     if not _is_instance(td):
         rows: Sequence[Any] = td.unbind(dim)
         return rows
-    beside = getattr(td, "_non_tensordict", None) or {}
+    beside = fields_beside(td)
     return [instance_of(type(td), row, dict(beside)) for row in unbound(inside(td), dim)]
 
 
@@ -96,7 +97,7 @@ def values_of(stack: NonTensorStack) -> Any:
         members: list[Any] = stack.tensordicts
         if {NonTensorData}.issuperset(map(type, members)):
             try:
-                values = [member._non_tensordict["data"] for member in members]
+                values = [fields["data"] for fields in map(stored_fields, members)]
             except KeyError:
                 return stack.tolist()
             if _AS_THEY_ARE.issuperset(map(type, values)):  # what processes share hides behind others

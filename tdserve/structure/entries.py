@@ -17,13 +17,14 @@ from tensordict import (
     is_tensorclass,
 )
 from tensordict.nn import TensorDictParams
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.instances import inside
 from tdserve.structure.live_values import ValueSource, live_entry
 from tdserve.structure.nodes import DimNames, Path
 from tdserve.structure.state import params_around, params_of
+from tdserve.structure.tensordict_private import content_of, entries_of, fields_beside, params_content, set_content
+from tdserve.structure.torch_private import FakeTensor
 
 
 def enliven(td: Any, sources: Mapping[Path, ValueSource]) -> Any:
@@ -49,14 +50,14 @@ def _enliven(td: Any, path: Path, source: ValueSource) -> None:
             _enliven(row, below, source.at((slice(None),) * stack.stack_dim + (number,)))
         return
     wrapper, inner = owner
-    beside = getattr(wrapper, "_non_tensordict", None) or {}
+    beside = fields_beside(wrapper)
     entry: Any = (
-        NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else inner._tensordict.get(path[-1])
+        NonTensorData(None, batch_size=inner.batch_size) if path[-1] in beside else entries_of(inner).get(path[-1])
     )
     if isinstance(entry, (NonTensorData, NonTensorStack)):
         names = entry.names if any(entry.names) else None
         is_stack = isinstance(entry, NonTensorStack)
-        inner._tensordict[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
+        entries_of(inner)[path[-1]] = live_entry(source, entry.batch_size, inner.device, names, is_stack)
         beside.pop(path[-1], None)
 
 
@@ -73,8 +74,8 @@ def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
     """
     for path, tensor in tensors.items():
         owner = _owner(td, path)
-        if owner is not None and _is_plain(owner[1]._tensordict.get(path[-1])):
-            owner[1]._tensordict[path[-1]] = tensor
+        if owner is not None and _is_plain(entries_of(owner[1]).get(path[-1])):
+            entries_of(owner[1])[path[-1]] = tensor
     return td
 
 
@@ -92,19 +93,20 @@ def change_tensors(td: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         NotSupportedError: An UnbatchedTensor would become a fake tensor.
     """
     if isinstance(td, TensorDictParams):
-        return params_around(change_tensors(td._param_td, change), params_of(td))
+        return params_around(change_tensors(params_content(td), change), params_of(td))
     if is_tensorclass(td):
-        object.__setattr__(td, "_tensordict", change_tensors(td._tensordict, change))  # past frozen classes
+        set_content(td, change_tensors(content_of(td), change))
     elif isinstance(td, LazyStackedTensorDict):
         td.tensordicts = [change_tensors(row, change) for row in td.tensordicts]
     else:
-        for key, entry in list(td._tensordict.items()):
+        entries = entries_of(td)
+        for key, entry in list(entries.items()):
             if is_tensor_collection(entry):
-                td._tensordict[key] = entry if is_non_tensor(entry) else change_tensors(entry, change)
+                entries[key] = entry if is_non_tensor(entry) else change_tensors(entry, change)
             elif type(entry) is UnbatchedTensor:
-                td._tensordict[key] = _changed_unbatched(entry, change)
+                entries[key] = _changed_unbatched(entry, change)
             else:
-                td._tensordict[key] = change(entry)
+                entries[key] = change(entry)
     return td
 
 
@@ -121,7 +123,7 @@ def entry_at(td: Any, path: Path) -> Any:
     """The entry itself, where ``get`` of a tensorclass would give the value of a non-tensor one."""
     for key in path:
         owner = _owner(td, (key,))
-        td = td.get(key) if owner is None else owner[1]._tensordict[key]
+        td = td.get(key) if owner is None else entries_of(owner[1])[key]
     return td
 
 
@@ -133,11 +135,12 @@ def put_in_order(td: Any, like: Any) -> Any:
         like: Of the same keys.
     """
     if type(td) is TensorDict and type(like) is TensorDict:
-        entries = dict(td._tensordict)
-        td._tensordict.clear()
-        td._tensordict.update({key: entries.pop(key) for key in like._tensordict if key in entries} | entries)
-        for key, entry in td._tensordict.items():
-            put_in_order(entry, like._tensordict.get(key))
+        held, wanted = entries_of(td), entries_of(like)
+        entries = dict(held)
+        held.clear()
+        held.update({key: entries.pop(key) for key in wanted if key in entries} | entries)
+        for key, entry in held.items():
+            put_in_order(entry, wanted.get(key))
     return td
 
 
@@ -163,7 +166,7 @@ def _lazy_stack(td: Any, path: Path) -> tuple[Any, Path]:
                 return None, ()
         if type(inner) is LazyStackedTensorDict:
             return inner, path[depth:]
-        td = inner._tensordict.get(path[depth])
+        td = entries_of(inner).get(path[depth])
     return None, ()
 
 
@@ -177,5 +180,5 @@ def _owner(td: Any, path: Path) -> tuple[Any, TensorDict] | None:
             if isinstance(inner, dict) or inner is None:  # of a lazy stack, or nothing
                 return None
         if depth < len(path) - 1:
-            td = inner._tensordict.get(path[depth])
+            td = entries_of(inner).get(path[depth])
     return td, inner

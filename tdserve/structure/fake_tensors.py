@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.captured import Captured
 from tdserve.structure.files import FileTensor
 from tdserve.structure.matching import quote
+from tdserve.structure.torch_private import FakeTensor, unset_fake_temporarily
 from tdserve.structure.tree import Spec
 
 META = "meta"

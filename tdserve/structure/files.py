@@ -1,7 +1,6 @@
 """Tensors whose elements lie in a file that is not mapped into memory: the arrays of a PersistentTensorDict.
 
-Owns the knowledge of how PersistentTensorDict holds its entries (tensordict's private names); h5py and zarr themselves
-are only ever reached through one that the user has opened.
+h5py and zarr are only ever reached through a PersistentTensorDict that the user has opened.
 """
 
 from __future__ import annotations
@@ -17,11 +16,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import PersistentTensorDict
-from tensordict._td import _SubTensorDict
-from tensordict.base import NO_DEFAULT
-from torch.utils import _pytree as pytree
 
 from tdserve.base.errors import CorruptDataError
+from tdserve.structure.tensordict_private import (
+    SubTensorDict,
+    array_dtype,
+    array_of,
+    held_entry,
+    is_tensor_array,
+    shown_source,
+)
+from tdserve.structure.torch_private import TO_COPY, make_wrapper_tensor, no_torch_function, pytree
 
 Index = tuple[int | slice, ...]
 
@@ -43,20 +48,18 @@ class FileTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, array: Any, dtype: torch.dtype) -> FileTensor:
-        made: FileTensor = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(array.shape), dtype=dtype, device=torch.device("meta")
-        )
+        made: FileTensor = make_wrapper_tensor(cls, tuple(array.shape), dtype=dtype, device=torch.device("meta"))
         made._array = array
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own declares what it does not mean
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         whole_args, whole_kwargs = pytree.tree_map_only(cls, cls.whole, (args, kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and not whole_kwargs.get("dtype"):
+        if func is TO_COPY and not whole_kwargs.get("dtype"):
             return whole_args[0].to(whole_kwargs.get("device") or "cpu")  # it is a copy already
         return func(*whole_args, **whole_kwargs)
 
@@ -164,8 +167,8 @@ def spans(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
 
 def is_in_file(td: Any) -> bool:
     """Whether the entries of a tensordict lie in a file that is not mapped: a PersistentTensorDict, or rows of one."""
-    while type(td) is _SubTensorDict:
-        td = td._source
+    while type(td) is SubTensorDict:
+        td = shown_source(td)
     return isinstance(td, PersistentTensorDict)
 
 
@@ -176,10 +179,10 @@ def in_memory(td: Any) -> Any:
     with _quiet():
         found = td.to_tensordict()
     source = td
-    while type(source) is _SubTensorDict:
-        source = source._source
+    while type(source) is SubTensorDict:
+        source = shown_source(source)
     for key in source.keys(True, True):
-        check_size(source._get_array(key))
+        check_size(array_of(source, key))
     return found
 
 
@@ -190,20 +193,19 @@ def file_items(td: Any) -> Iterator[tuple[str, Any]]:
     """
     rows = None
     source = td
-    if type(td) is _SubTensorDict:
-        rows, source = _run_of(td), td._source
-        if rows is None or type(source) is _SubTensorDict:
+    if type(td) is SubTensorDict:
+        rows, source = _run_of(td), shown_source(td)
+        if rows is None or type(source) is SubTensorDict:
             yield from in_memory(td).items()
             return
-    backend = source._backend
     for key in source.keys():  # noqa: SIM118 (a tensordict is iterated over by rows)
-        array = source._get_array(key)
-        if backend.is_array(array) and not backend.is_non_tensor(array):
-            dtype = source._get_metadata(key)["dtype"]
+        array = array_of(source, key)
+        if is_tensor_array(source, array):
+            dtype = array_dtype(source, key)
             yield key, FileTensor(array if rows is None else _Rows(array, rows), dtype)
         else:
             with _quiet():
-                entry = td._get_str(key, NO_DEFAULT)
+                entry = held_entry(td, key)
             yield key, entry
 
 
@@ -224,12 +226,12 @@ class _Rows:
         return self.whole[whole]
 
 
-def _run_of(td: _SubTensorDict) -> range | None:
+def _run_of(td: SubTensorDict) -> range | None:
     """The rows that a sub-tensordict shows of its source, if they follow one another in ascending order."""
     index = td.idx if isinstance(td.idx, tuple) else (td.idx,)
-    if len(index) != 1 or not isinstance(index[0], slice) or not td._source.batch_size:
+    if len(index) != 1 or not isinstance(index[0], slice) or not shown_source(td).batch_size:
         return None
-    rows = range(td._source.batch_size[0])[index[0]]
+    rows = range(shown_source(td).batch_size[0])[index[0]]
     return rows if rows.step > 0 else None
 
 

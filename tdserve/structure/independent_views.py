@@ -7,13 +7,10 @@ needs another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-_NOTHING_NOTED: Any = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
-"""Under it torch does not note what a view is a view of: that takes a third of the time in which the view is made, and
-to take ``.data`` of it as long as the view itself (measured)."""
+from tdserve.structure.torch_private import nothing_noted
 
 
 def untracked(make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -22,7 +19,7 @@ def untracked(make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
     Args:
         make: Gives views of tensors that require no grad.
     """
-    if _NOTHING_NOTED is None:
+    if nothing_noted is None:
         return [view.data for view in make()]
-    with _NOTHING_NOTED():
+    with nothing_noted():
         return make()

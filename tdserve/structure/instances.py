@@ -9,10 +9,18 @@ from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDictBase, TypedTensorDict
 from tensordict.nn import TensorDictParams
-from tensordict.utils import _TENSORCLASS_MEMO
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.nodes import Path
+from tdserve.structure.tensordict_private import (
+    SEEN_CLASSES,
+    fields_beside,
+    inner_content,
+    is_transparent_class,
+    params_content,
+    set_contents,
+    typed_content,
+)
 from tdserve.structure.tree import quote
 
 
@@ -23,7 +31,7 @@ def class_name(kind: type) -> str:
 
 def num_classes() -> int:
     """Types that tensordict has seen: when it grows, a class may have been defined again."""
-    return len(_TENSORCLASS_MEMO)
+    return len(SEEN_CLASSES)
 
 
 def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
@@ -38,7 +46,7 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
         NotSupportedError: It is not known here, or lacks fields.
     """
     found = None
-    for cls, is_tensorclass in list(_TENSORCLASS_MEMO.items()):
+    for cls, is_tensorclass in list(SEEN_CLASSES.items()):
         if is_tensorclass and class_name(cls) == name and _holds_tensors(cls):
             found = cls
     for cls in _typed_classes(TypedTensorDict):
@@ -76,19 +84,17 @@ def instance_of(tensorclass: Any, td: Any, non_tensordict: dict[str, Any]) -> An
     if issubclass(tensorclass, TypedTensorDict):
         return tensorclass.from_tensordict(td, check=False)
     instance = tensorclass.__new__(tensorclass)
-    # past __setattr__: frozen classes refuse it, and reading __dict__ would slow every later attribute access
-    object.__setattr__(instance, "_tensordict", td)
-    object.__setattr__(instance, "_non_tensordict", non_tensordict)
+    set_contents(instance, td, non_tensordict)
     return instance
 
 
 def inside(wrapper: Any) -> Any:
     """What a tensorclass instance, a ``TensorDictParams`` or a ``TypedTensorDict`` is around; None for others."""
     if isinstance(wrapper, TensorDictParams):
-        return wrapper._param_td
+        return params_content(wrapper)
     if isinstance(wrapper, TypedTensorDict):
-        return wrapper._source
-    return getattr(wrapper, "_tensordict", None)
+        return typed_content(wrapper)
+    return inner_content(wrapper)
 
 
 def as_stack(instance: Any) -> Any:
@@ -97,7 +103,7 @@ def as_stack(instance: Any) -> Any:
     content = inside(instance)
     if not isinstance(content, LazyStackedTensorDict) or not content.tensordicts:
         return instance
-    beside = getattr(instance, "_non_tensordict", None) or {}
+    beside = fields_beside(instance)
     rows = [as_stack(instance_of(type(instance), row, dict(beside))) for row in content.tensordicts]
     return LazyStackedTensorDict(*rows, stack_dim=content.stack_dim, stack_dim_name=content.names[content.stack_dim])
 
@@ -109,7 +115,7 @@ def as_instance(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStackedTen
         content = inside(row) if class_name(type(row)) == name else None
         if not isinstance(content, TensorDictBase):
             return stack, False
-        beside = getattr(row, "_non_tensordict", None) or {}
+        beside = fields_beside(row)
         if beside:
             content = content.copy()
         for key, value in beside.items():
@@ -130,4 +136,4 @@ def _typed_classes(kind: type) -> Iterator[type]:
 
 
 def _holds_tensors(cls: type) -> bool:
-    return not getattr(cls, "_is_non_tensor", False) and not getattr(cls, "_pass_through", False)
+    return not is_transparent_class(cls)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from tensordict import NonTensorStack, UnbatchedTensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
@@ -23,6 +22,7 @@ from tdserve.structure.packing import exact, pack
 from tdserve.structure.pieces import Jagged
 from tdserve.structure.stacks import Part
 from tdserve.structure.state import PLAIN, mark_of
+from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
 
 
@@ -119,7 +119,7 @@ class LeafReader:
 
     def _mark(self, item: torch.Tensor, path: Path) -> tuple[TensorKind, bool]:
         if type(item) is FakeTensor:
-            return TensorKind.PARAMETER if getattr(item, "_is_param", False) else TensorKind.PLAIN, item.requires_grad
+            return TensorKind.PARAMETER if is_fake_parameter(item) else TensorKind.PLAIN, item.requires_grad
         try:
             return mark_of(item)
         except NotSupportedError as error:

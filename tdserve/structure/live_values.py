@@ -7,16 +7,16 @@ what the value is now.
 
 from __future__ import annotations
 
-import weakref
 from abc import ABCMeta
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 from tensordict.utils import LinkedList
 
 from tdserve.base.errors import TDServeError, WrongStateError
+from tdserve.structure.tensordict_private import LiveDataHooks, LiveStackHooks, new_tensordict, set_content
 
 _SHOWN_CHARS = 50
 """Of a value in a repr, as tensordict cuts its stacks."""
@@ -39,15 +39,15 @@ class LiveEntry:
     """What both kinds of live entries have. What writes does so in a locked tensordict too, as tensordict's own shared
     entries do; ``update`` must say ``inplace=True`` there."""
 
-    _source: ValueSource
+    _value_source: ValueSource
 
     def now(self) -> Any:
         """A plain entry of what the value is now."""
-        return self._source.read()
+        return self._value_source.read()
 
     def update(self, value: Any = None, clone: bool = False, inplace: bool = False, **_: Any) -> Any:
         """Writes through."""
-        return self if value is None else self._update(value, inplace=inplace)
+        return self if value is None else self.change(value, inplace=inplace)
 
     def update_(self, value: Any = None, clone: bool = False, **_: Any) -> Any:
         """Writes through."""
@@ -63,7 +63,7 @@ class LiveEntry:
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._source.at(index).write(value.tolist() if isinstance(value, LinkedList) else value)
+        self._value_source.at(index).write(value.tolist() if isinstance(value, LinkedList) else value)
 
     def clone(self, recurse: bool = True, **_: Any) -> Any:
         """What it is now; with ``recurse=False`` another entry of the same live value."""
@@ -86,29 +86,27 @@ class LiveEntry:
         """Itself: it is shared."""
         return self
 
-    def _update(self, value: Any, clone: bool = False, inplace: bool = False, **_: Any) -> Any:
+    def change(self, value: Any, *, inplace: bool) -> Any:
+        """Writes through.
+
+        Raises:
+            WrongStateError: The tensordict around it is locked, and it is not said that this is in place.
+        """
         if not inplace and self.is_locked:  # type: ignore[attr-defined]
             raise WrongStateError(state="the tensordict is locked", event="update(); say inplace=True")
         self._put(value)
         return self
-
-    # What tensordict calls in an entry's stead, without a look at the public names.
-    _update_ = update_
-    _update_at_ = update_at_
-    _clone = clone
 
     @property
     def _parts(self) -> tuple[Any, ...]:
         """What ``live_entry`` makes another one of."""
         raise NotImplementedError
 
-    def _memmap_(self, **options: Any) -> Any:
-        return self.now()._memmap_(**options)
-
     def _put(self, value: Any) -> None:
-        self._source.write(value)
+        self._value_source.write(value)
 
-    def _shown(self) -> str:
+    def shown(self) -> str:
+        """The value for a repr."""
         try:
             entry = self.now()
         except TDServeError as error:
@@ -125,7 +123,7 @@ class _AsWritten(type(NonTensorData)):  # type: ignore[misc]
         return ABCMeta.__new__(mcs, name, bases, namespace)
 
 
-class LiveNonTensorData(LiveEntry, NonTensorData, metaclass=_AsWritten):  # type: ignore[misc]
+class LiveNonTensorData(LiveDataHooks, LiveEntry, NonTensorData, metaclass=_AsWritten):  # type: ignore[misc]
     """A NonTensorData whose ``data`` is read at every access; made by ``live_entry``.
 
     Assigning to ``data``, ``update``, ``update_``, ``copy_``, and ``set_`` of a tensordict that holds it write through.
@@ -158,34 +156,29 @@ class LiveNonTensorData(LiveEntry, NonTensorData, metaclass=_AsWritten):  # type
     def data(self, value: Any) -> None:
         self._put(value)
 
-    @property
-    def _non_tensordict(self) -> dict[str, Any]:
-        return {"data": self.data, "_metadata": None, "_is_non_tensor": True}
-
     def __getattr__(self, name: str) -> Any:
-        if name in ("_tensordict", "_source", "data"):
+        if name in self.never_inside:
             raise AttributeError(name)
-        return getattr(self._tensordict, name)
+        return getattr(self.frame, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "data":
             self._put(value)
         else:
-            setattr(self._tensordict, name, value)
+            setattr(self.frame, name, value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._shown()}, batch_size={self.batch_size}, device={self.device})"
+        return f"{type(self).__name__}({self.shown()}, batch_size={self.batch_size}, device={self.device})"
 
     def __getitem__(self, index: Any) -> Any:
         if not is_view(index):
             return self.now()[index]
-        td = self._tensordict[index]
-        return _single(self._source.at(index), td.batch_size, td.device, td.names if td._has_names() else None)
+        td = self.frame[index]
+        return _single(self._value_source.at(index), td.batch_size, td.device, td.names if any(td.names) else None)
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        names = list(self.names) if self._tensordict._has_names() else None
-        return self._source, self.batch_size, self.device, names, False
+        return self._value_source, self.batch_size, self.device, self.own_names, False
 
     def empty(self, recurse: bool = False, **kwargs: Any) -> Any:
         """What it is now, with another batch size, device or names."""
@@ -201,20 +194,17 @@ class LiveNonTensorData(LiveEntry, NonTensorData, metaclass=_AsWritten):  # type
         return live_entry(source, batch_size, device, names, True)
 
     def _put(self, value: Any) -> None:
-        self._source.write(value if is_tensor_collection(value) else NonTensorData(value, batch_size=self.batch_size))
+        self._value_source.write(
+            value if is_tensor_collection(value) else NonTensorData(value, batch_size=self.batch_size)
+        )
 
-    @classmethod
-    def _from_tensordict(cls, *args: Any, **kwargs: Any) -> Any:
-        return NonTensorData._from_tensordict(*args, **kwargs)
-
-    def _unbind(self, dim: int) -> tuple[Any, ...]:
+    def unbind(self, dim: int) -> tuple[Any, ...]:
+        """The rows along a dimension, as live entries."""
         dim %= len(self.batch_size)
         return tuple(self[(slice(None),) * dim + (row,)] for row in range(self.batch_size[dim]))
 
-    unbind = _unbind
 
-
-class LiveNonTensorStack(LiveEntry, NonTensorStack):  # type: ignore[misc]
+class LiveNonTensorStack(LiveStackHooks, LiveEntry, NonTensorStack):  # type: ignore[misc, override]
     """A NonTensorStack whose values are read at every access, all of them together; made by ``live_entry``.
 
     ``update``, ``update_``, ``copy_``, ``stack[i] = value``, and ``set_`` and ``set_at_`` of a tensordict that holds it
@@ -223,7 +213,7 @@ class LiveNonTensorStack(LiveEntry, NonTensorStack):  # type: ignore[misc]
 
     _rows: list[Any] | None
     _live_device: torch.device | None
-    _live_names: list[str | None] | None
+    own_names: list[str | None] | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """tensordict makes changed copies of a stack by calling its class: they are plain."""
@@ -237,8 +227,8 @@ class LiveNonTensorStack(LiveEntry, NonTensorStack):  # type: ignore[misc]
         """The rows, as live entries; made when they are first asked for."""
         if self._rows is None:
             size, *below = self.batch_size
-            names = None if self._live_names is None else self._live_names[1:]
-            sources = (self._source.at(row) for row in range(size))
+            names = None if self.own_names is None else self.own_names[1:]
+            sources = (self._value_source.at(row) for row in range(size))
             self._rows = [live_entry(source, below, self._live_device, names, bool(below)) for source in sources]
         return self._rows
 
@@ -250,7 +240,7 @@ class LiveNonTensorStack(LiveEntry, NonTensorStack):  # type: ignore[misc]
     @property  # type: ignore[misc]
     def names(self) -> list[str | None]:
         """Of the batch dimensions."""
-        return list(self._live_names or [None] * len(self.batch_size))
+        return list(self.own_names or [None] * len(self.batch_size))
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
@@ -270,50 +260,15 @@ class LiveNonTensorStack(LiveEntry, NonTensorStack):  # type: ignore[misc]
         if not is_view(index):
             return self.now()[index]
         batch_size = torch.empty(self.batch_size, device="meta")[index].shape
-        return live_entry(self._source.at(index), batch_size, self._live_device, None, bool(batch_size))
+        return live_entry(self._value_source.at(index), batch_size, self._live_device, None, bool(batch_size))
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        return self._source, self.batch_size, self._live_device, self._live_names, True
+        return self._value_source, self.batch_size, self._live_device, self.own_names, True
 
     def maybe_to_stack(self) -> Any:
         """Itself."""
         return self
-
-    @property  # type: ignore[misc]
-    def is_locked(self) -> bool:
-        """Whether the tensordict around it is locked."""
-        return bool(self._is_locked)
-
-    # A lock is kept here and not in the rows, which would have to be made for it.
-    def _propagate_lock(self, *_: Any, **__: Any) -> None:
-        self._is_locked = True
-
-    def _propagate_unlock(self) -> list[Any]:
-        self._is_locked = False
-        return []
-
-    @property  # type: ignore[misc]
-    def _lock_parents_weakrefs(self) -> list[weakref.ref[Any]]:
-        return []
-
-    @property
-    def _is_shared(self) -> bool:  # type: ignore[override]
-        return False
-
-    @property
-    def _is_memmap(self) -> bool:  # type: ignore[override]
-        return False
-
-    def _has_names(self) -> bool:
-        return self._live_names is not None
-
-    def _repr_parts(self) -> list[str]:
-        return [f"    {self._shown()}", f"    batch_size={self.batch_size}", f"    device={self.device}"]
-
-    @classmethod
-    def _new_lazy_unsafe(cls, *args: Any, **kwargs: Any) -> Any:
-        return NonTensorStack._new_lazy_unsafe(*args, **kwargs)
 
 
 def live_entry(
@@ -335,14 +290,11 @@ def live_entry(
     if not is_stack or not len(batch_size):
         return _single(source, batch_size, device, names)
     stack = LiveNonTensorStack()
-    stack._source = source
+    stack._value_source = source
     stack._live_device = device
-    stack._live_names = None if names is None else list(names)
+    stack.own_names = None if names is None else list(names)
     stack._rows = None
-    stack._is_locked = False
-    stack._batch_size = torch.Size(batch_size)
-    stack.stack_dim = 0
-    stack._hook_out = stack._hook_in = None
+    stack.begin(torch.Size(batch_size))
     return stack
 
 
@@ -351,9 +303,9 @@ def _single(
 ) -> LiveNonTensorData:
     leaf = LiveNonTensorData()
     own_names: Any = None if names is None else list(names)
-    td = TensorDict._new_unsafe({}, batch_size=torch.Size(batch_size), device=device, names=own_names)
-    object.__setattr__(leaf, "_tensordict", td)
-    object.__setattr__(leaf, "_source", source)
+    td = new_tensordict({}, batch_size=torch.Size(batch_size), device=device, names=own_names)
+    set_content(leaf, td)
+    object.__setattr__(leaf, "_value_source", source)
     return leaf
 
 

@@ -43,6 +43,14 @@ from tdserve.structure.noting import noted
 from tdserve.structure.packing import exact, holds_exact
 from tdserve.structure.stacks import Part, known_of, stacked
 from tdserve.structure.state import params_of
+from tdserve.structure.tensordict_private import (
+    content_of,
+    is_transparent_class,
+    names_of,
+    params_content,
+    stored_fields,
+    typed_content,
+)
 from tdserve.structure.tree import Spec
 from tdserve.structure.views import items_of, shows_others
 
@@ -145,23 +153,23 @@ class NodeReader(LeafReader):
         if kind is TensorDict or (shows_others(kind) and not self.is_destination):
             return td, {}, None, None
         if kind is TensorDictParams:
-            plain, extra, tensorclass, _ = self._unwrap(td._param_td, path)
+            plain, extra, tensorclass, _ = self._unwrap(params_content(td), path)
             return plain, extra, tensorclass, self._params(td, path)
         if issubclass(kind, TypedTensorDict):
-            plain, extra, tensorclass, params = self._unwrap(td._source, path)
+            plain, extra, tensorclass, params = self._unwrap(typed_content(td), path)
             if tensorclass is not None or params is not None:
                 raise self._refusal(
-                    f"a {kind.__name__} around a {type(td._source).__name__}", path, "give it a TensorDict"
+                    f"a {kind.__name__} around a {type(typed_content(td)).__name__}", path, "give it a TensorDict"
                 )
             return plain, extra, class_name(kind), None
         if is_tensorclass(kind):
             if issubclass(kind, NonTensorData):
                 raise self._refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
-            if kind._is_non_tensor or getattr(kind, "_pass_through", False):
+            if is_transparent_class(kind):
                 raise self._refusal(f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries travel")
-            inner, _, _, params = self._unwrap(td._tensordict, path)
+            inner, _, _, params = self._unwrap(content_of(td), path)
             params = None if params is None else params._replace(is_in_class=True)
-            return inner, td._non_tensordict or {}, class_name(kind), params
+            return inner, stored_fields(td) or {}, class_name(kind), params
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
             return td, {}, None, None
         if isinstance(td, NonTensorStack):
@@ -358,7 +366,7 @@ def _with_fields(td: Any, fields: dict[str, Any]) -> Any:
 
 
 def _names(td: TensorDictBase) -> DimNames | None:
-    names = td._td_dim_names if type(td) is TensorDict else td.names
+    names = names_of(td) if type(td) is TensorDict else td.names
     if names is None or all(name is None for name in names):
         return None
     return tuple(names)

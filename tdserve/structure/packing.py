@@ -30,6 +30,19 @@ from tdserve.structure.nodes import Form, Params, Ragged, TensorKind, ValueLeaf
 from tdserve.structure.notes import Note, from_content, to_content
 from tdserve.structure.pieces import Pieces, jagged
 from tdserve.structure.state import PLAIN, mark_of, marked, params_around, params_of
+from tdserve.structure.tensordict_private import (
+    content_of,
+    entries_of,
+    is_transparent_class,
+    names_of,
+    new_tensordict,
+    new_value,
+    params_content,
+    set_value_names,
+    stored_fields,
+    typed_content,
+)
+from tdserve.structure.torch_private import jagged_parts
 from tdserve.structure.torch_types import from_torch, to_torch
 
 _DENSE, _STACK, _EMPTY_STACK, _CLASS, _TENSOR, _VALUE, _VALUES, _VALUE_STACK, _JAGGED, _NESTED, _LOCKED = range(11)
@@ -117,14 +130,13 @@ def _pack_leaf(tensor: torch.Tensor, state: Exact | None) -> tuple[Any, ...]:
 
 def _pack_wrapper(entry: Any, kind: type, state: Exact | None) -> tuple[Any, ...]:
     if isinstance(entry, TensorDictParams):
-        content = _pack(entry._param_td, state)
+        content = _pack(params_content(entry), state)
         return content if state is None else (_PARAMS, tuple(params_of(entry)[:4]), content)
-    is_wrapper = getattr(kind, "_pass_through", False) or getattr(kind, "_is_non_tensor", False)
-    if is_tensorclass(kind) and not is_wrapper:
-        beside = {key: (_VALUE, (), value) for key, value in (entry._non_tensordict or {}).items()}
-        return (_CLASS, class_name(kind), _pack(entry._tensordict, state), beside)
+    if is_tensorclass(kind) and not is_transparent_class(kind):
+        beside = {key: (_VALUE, (), value) for key, value in (stored_fields(entry) or {}).items()}
+        return (_CLASS, class_name(kind), _pack(content_of(entry), state), beside)
     if isinstance(entry, TypedTensorDict):
-        return (_CLASS, class_name(kind), _pack(entry._source, state), {})
+        return (_CLASS, class_name(kind), _pack(typed_content(entry), state), {})
     if isinstance(entry, TensorDictBase):
         return _pack(entry.to_tensordict(), state)
     raise NotSupportedError(feature=f"a {class_name(kind)}", reason="tensordicts, tensors and non-tensor data travel")
@@ -149,7 +161,7 @@ def unpack(value: Any) -> Any:
 
 
 def _pack_dense(td: TensorDict, state: Exact | None) -> tuple[Any, ...]:
-    entries = td._tensordict
+    entries = entries_of(td)
     return (
         _DENSE,
         tuple(td.batch_size),
@@ -167,7 +179,7 @@ def _pack_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         components = [pack(part) for part in parts.unbind()]
         if tensor.layout is not torch.jagged:
             return (_NESTED, dtype, components)
-        at = parts._ragged_idx - 1
+        at = jagged_parts(parts)[3] - 1
         shape = tuple(-1 if dim == at else int(size) for dim, size in enumerate(tensor.shape[1:]))
         return (_JAGGED, dtype, shape, parts.lengths() is not None, components)
     if tensor.layout is not torch.strided or tensor.is_meta:
@@ -184,7 +196,7 @@ def _pack_values(stack: NonTensorStack) -> tuple[Any, ...]:
 
 
 def _names(td: TensorDictBase) -> tuple[str | None, ...] | None:
-    names = td._td_dim_names if type(td) is TensorDict else td.names
+    names = names_of(td) if type(td) is TensorDict else td.names
     return None if names is None or all(name is None for name in names) else tuple(names)
 
 
@@ -215,7 +227,8 @@ def _read_dense(
     own_names: Any = None if names is None else list(names)
     if names is not None:
         _name_values(source, names)
-    return TensorDict._new_unsafe(source, batch_size=size, device=where, names=own_names, nested=False)
+    found: TensorDict = new_tensordict(source, batch_size=size, device=where, names=own_names, nested=False)
+    return found
 
 
 def _name_values(source: Any, names: tuple[str | None, ...]) -> None:
@@ -225,8 +238,7 @@ def _name_values(source: Any, names: tuple[str | None, ...]) -> None:
             entry.names = [*names, *(None,) * len(entry.batch_size)][: len(entry.batch_size)]
         if type(entry) is NonTensorData:
             num_dims = len(entry.batch_size)
-            held: Any = entry
-            held._tensordict._td_dim_names = [*names, *(None,) * num_dims][:num_dims]
+            set_value_names(entry, [*names, *(None,) * num_dims][:num_dims])
 
 
 def _read_stack(stack_dim: int, name: str | None, rows: list[Any]) -> LazyStackedTensorDict:
@@ -313,8 +325,8 @@ def shared(values: Any, leaf: ValueLeaf) -> Any:
 
 def single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     """One value for a batch, without the conversions that the constructor makes of some values."""
-    td = TensorDict._new_unsafe({}, batch_size=torch.Size(batch_size), device=device, names=names)
-    return instance_of(NonTensorData, td, {"data": value, "_metadata": None, "_is_non_tensor": True})
+    td = new_tensordict({}, batch_size=torch.Size(batch_size), device=device, names=names)
+    return new_value(td, value)
 
 
 def _read_values(values: list[Any]) -> Any:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nested._internal.nested_tensor import NestedTensor
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.messages.values.bundles import SplitColumn
 from tdserve.messages.values.columns import Buffer, JoinedValues, join, packed_rows
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Ragged
+from tdserve.structure.torch_private import NestedTensor, jagged_parts
 from tdserve.structure.torch_types import to_torch
 
 Shapes = NDArray[np.int64]
@@ -181,7 +181,7 @@ class Jagged(NamedTuple):
         """None of any other tensor."""
         if type(tensor) is not NestedTensor:
             return None
-        return Jagged(tensor._values, tensor._offsets, tensor._lengths, tensor._ragged_idx)
+        return Jagged(*jagged_parts(tensor))
 
 
 def pieces_of_jagged(tensor: torch.Tensor) -> Pieces | list[torch.Tensor]:
@@ -215,7 +215,7 @@ def jagged(pieces: Sequence[torch.Tensor], ragged: Ragged) -> torch.Tensor:
         rest[at] = int(sums[-1])
         values = flat if len(rest) == 1 else flat.view(rest)
         if not at and not ragged.has_lengths:
-            return NestedTensor(values, offsets)  # 60 microseconds less than through torch's dispatcher
+            return NestedTensor(values, offsets)
     else:
         values = torch.cat(list(whole), dim=at)
     return torch.nested.nested_tensor_from_jagged(

@@ -7,6 +7,14 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensorclass
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.tensordict_private import (
+    content_of,
+    entries_of,
+    is_transparent_class,
+    stored_fields,
+    take_form,
+    take_stack_form,
+)
 
 
 def take_over(td: Any, source: Any, *, store: str = "") -> Any:
@@ -35,7 +43,7 @@ def take_over(td: Any, source: Any, *, store: str = "") -> Any:
         reason = "give a TensorDict, or update_() it with what load_memmap() returns"
         raise NotSupportedError(feature=f"replacing the entries of a {type(td).__name__}", reason=reason)
     if is_tensorclass(td) and type(source) is TensorDict:  # as of tensordict: one loads into the inside of the other
-        td = td._tensordict
+        td = content_of(td)
     if not _is_kept(td, source):
         raise SpecMismatchError(store=store, expected=f"a {type(source).__name__}", actual=f"a {type(td).__name__}")
     if source.is_locked:
@@ -47,9 +55,9 @@ def take_over(td: Any, source: Any, *, store: str = "") -> Any:
 def _is_kept(old: Any, new: Any) -> bool:
     """Whether an object can go on with what another holds."""
     if is_tensorclass(old):
-        is_value = getattr(type(old), "_is_non_tensor", False) or getattr(type(old), "_pass_through", False)
+        is_value = is_transparent_class(type(old))
         is_same = type(new) is type(old) and not is_value
-        return is_same and _is_kept(old._tensordict, new._tensordict)
+        return is_same and _is_kept(content_of(old), content_of(new))
     if isinstance(old, LazyStackedTensorDict) and not isinstance(old, NonTensorStack):
         return isinstance(new, LazyStackedTensorDict) and not isinstance(new, NonTensorStack)
     return type(old) is TensorDict and type(new) is TensorDict
@@ -57,25 +65,25 @@ def _is_kept(old: Any, new: Any) -> bool:
 
 def _exchange(td: Any, source: Any) -> None:
     if is_tensorclass(td):
-        _exchange(td._tensordict, source._tensordict)
-        td._non_tensordict.clear()
-        td._non_tensordict.update(source._non_tensordict)
+        _exchange(content_of(td), content_of(source))
+        fields = stored_fields(td)
+        fields.clear()
+        fields.update(stored_fields(source))
     elif isinstance(td, LazyStackedTensorDict):
         _exchange_rows(td, source)
     else:
-        entries = {key: _entry(td._tensordict.get(key), entry) for key, entry in source._tensordict.items()}
-        td._mark_consolidated_stale()
-        td._tensordict.clear()
-        td._tensordict.update(entries)
-        td._batch_size = source._batch_size
-        td._td_dim_names = None if source._td_dim_names is None else list(source._td_dim_names)
+        held = entries_of(td)
+        entries = {key: _entry(held.get(key), entry) for key, entry in entries_of(source).items()}
+        held.clear()
+        held.update(entries)
+        take_form(td, source)
 
 
 def _exchange_rows(td: Any, source: Any) -> None:
     old, new = td.tensordicts, source.tensordicts
     is_pairwise = len(old) == len(new)
     td.tensordicts = [_entry(mine, row) for mine, row in zip(old, new, strict=True)] if is_pairwise else list(new)
-    td.stack_dim, td._batch_size, td._td_dim_name = source.stack_dim, source._batch_size, source._td_dim_name
+    take_stack_form(td, source)
 
 
 def _entry(old: Any, new: Any) -> Any:

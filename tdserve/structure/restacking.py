@@ -24,6 +24,7 @@ from tdserve.messages.values.values import is_same
 from tdserve.structure.elements import unbound
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.packing import empty_stack, single_value, without_marks
+from tdserve.structure.tensordict_private import entries_of, fields_beside, is_value_class, new_tensordict
 from tdserve.structure.torch_types import indexable
 
 Names = tuple[str | None, ...]
@@ -141,7 +142,7 @@ def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
         return _dense_stacks(parts, sizes, names)
     if not (is_tensorclass(kind) or issubclass(kind, TypedTensorDict)):
         return None
-    besides = [getattr(part, "_non_tensordict", None) or {} for part in parts]
+    besides = [fields_beside(part) for part in parts]
     if not all(is_same(beside, besides[0]) for beside in besides[1:]):
         return None
     content = _dense([inside(part) for part in parts], sizes, names)
@@ -150,15 +151,15 @@ def _dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
 
 def _dense_td(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names) -> TensorDict | None:
     first = parts[0]
-    keys = first._tensordict.keys()
+    keys = entries_of(first).keys()
     own_names = _names(first)
     for part in parts:
         is_alike = part.batch_size == first.batch_size and part.device == first.device
-        if not is_alike or part._tensordict.keys() != keys or _names(part) != own_names:
+        if not is_alike or entries_of(part).keys() != keys or _names(part) != own_names:
             return None
     source: Any = {}
     for key in keys:
-        entry = _entry([part._tensordict[key] for part in parts], sizes, names, own_names)
+        entry = _entry([entries_of(part)[key] for part in parts], sizes, names, own_names)
         if entry is None:
             return None
         source[key] = entry
@@ -167,7 +168,7 @@ def _dense_td(parts: Sequence[TensorDict], sizes: tuple[int, ...], names: Names)
         if type(entry) is UnbatchedTensor:
             entry.batch_size = batch_size
     all_names: Any = [*names, *own_names]
-    td: TensorDict = TensorDict._new_unsafe(
+    td: TensorDict = new_tensordict(
         source, batch_size=batch_size, device=first.device, names=all_names if any(all_names) else None, nested=False
     )
     return td.lock_() if all(part.is_locked for part in parts) else td
@@ -195,7 +196,7 @@ def _entry(column: list[Any], sizes: tuple[int, ...], names: Names, own_names: N
         is_one = all(type(item) is kind and _is_equal(item, first) for item in column)
         make: Any = UnbatchedTensor
         return make(_plain(first)) if is_one else None
-    is_value = [isinstance(item, NonTensorStack) or getattr(type(item), "_is_non_tensor", False) for item in column]
+    is_value = [isinstance(item, NonTensorStack) or is_value_class(type(item)) for item in column]
     if any(is_value):
         return _values(column, sizes, names, own_names) if all(is_value) else None
     if isinstance(first, torch.Tensor):

@@ -17,6 +17,8 @@ from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.instances import class_name
 from tdserve.structure.nodes import Node, Path
+from tdserve.structure.tensordict_private import content_of, entries_of, inner_content, stored_fields
+from tdserve.structure.torch_private import copy_all
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, check_matches
 
@@ -91,12 +93,12 @@ class RowReader:
             if type(node) is not kinds[number]:
                 return None
             if tensorclass is not None:
-                if node._non_tensordict:
+                if stored_fields(node):
                     return None
-                node = node._tensordict
+                node = content_of(node)
                 if type(node) is not TensorDict:
                     return None
-            entries = node._tensordict
+            entries = entries_of(node)
             if len(entries) != num_entries or node.batch_size != batch_size:
                 return None
             found.append(entries)
@@ -124,7 +126,7 @@ class RowReader:
             node = nodes[place.parent].get(place.key) if number else td
             if place.tensorclass is not None and class_name(type(node)) == place.tensorclass:
                 self._kinds[number] = type(node)
-            nodes.append(node if type(node) is TensorDict else getattr(node, "_tensordict", node))
+            nodes.append(node if type(node) is TensorDict else inner_content(node, node))
 
     def _walk(self, node: Node, path: Path, parent: int, numbers: dict[Path, int]) -> None:
         number = numbers[path] = len(self._places)
@@ -175,7 +177,7 @@ def copy_leaves(targets: list[torch.Tensor], leaves: list[torch.Tensor]) -> None
     if len(targets) != len(leaves):
         raise LocalProtocolError(reason=f"{len(leaves)} leaves for {len(targets)} places")
     if leaves:
-        torch._foreach_copy_(targets, leaves)
+        copy_all(targets, leaves)
 
 
 def _own(value: Any) -> Any:

@@ -11,6 +11,15 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.instances import inside
 from tdserve.structure.nodes import Node, Params, TensorKind, has_state, is_marked
+from tdserve.structure.tensordict_private import (
+    content_of,
+    entries_of,
+    has_hooks,
+    locks_content,
+    params_content,
+    set_content,
+)
+from tdserve.structure.torch_private import is_buffer
 
 PLAIN = (TensorKind.PLAIN, False)
 """The mark of most tensors."""
@@ -28,7 +37,7 @@ def mark_of(tensor: torch.Tensor) -> tuple[TensorKind, bool]:
     kind = type(tensor)
     if kind is torch.nn.Parameter:
         return TensorKind.PARAMETER, tensor.requires_grad
-    if getattr(tensor, "_is_buffer", False):
+    if is_buffer(tensor):
         is_persistent = getattr(tensor, "persistent", True)
         return TensorKind.BUFFER if is_persistent else TensorKind.NON_PERSISTENT_BUFFER, tensor.requires_grad
     if kind in _PLAIN_CLASSES or tensor.is_nested:
@@ -54,10 +63,10 @@ def params_of(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
     Raises:
         NotSupportedError: It has hooks, which are code.
     """
-    if td._get_post_hook:
+    if has_hooks(td):
         reason = "hooks are code, which does not travel; send what is inside of it, .to_tensordict()"
         raise NotSupportedError(feature="a TensorDictParams with hooks", reason=reason)
-    return Params(td.no_convert, bool(td._lock_content), bool(td._param_td.is_locked), not td.training, is_in_class)
+    return Params(td.no_convert, locks_content(td), bool(params_content(td).is_locked), not td.training, is_in_class)
 
 
 def params_around(content: Any, params: Params) -> TensorDictParams:
@@ -96,7 +105,7 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
             elif is_marked(entry):
                 held[key] = marked(held[key], getattr(entry, "kind", TensorKind.PLAIN), entry.requires_grad)
     if node.params is not None and node.params.is_in_class:
-        object.__setattr__(td, "_tensordict", params_around(td._tensordict, node.params))  # past frozen classes
+        set_content(td, params_around(content_of(td), node.params))
     elif node.params is not None:
         td = params_around(td, node.params)
     return td.lock_() if node.is_locked and not is_below_lock else td
@@ -105,5 +114,4 @@ def restored(td: Any, node: Node, *, is_below_lock: bool = False) -> Any:
 def _entries(td: Any) -> dict[str, Any]:
     while not isinstance(td, (TensorDict, LazyStackedTensorDict)):
         td = inside(td)
-    entries: dict[str, Any] = td._tensordict
-    return entries
+    return entries_of(td)

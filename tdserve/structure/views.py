@@ -6,31 +6,28 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, PersistentTensorDict, TensorDict, is_non_tensor, is_tensor_collection
-from tensordict._lazy import _CustomOpTensorDict
-from tensordict._td import _SubTensorDict
-from tensordict.base import NO_DEFAULT
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.files import file_items, is_in_file
 from tdserve.structure.instances import inside
+from tdserve.structure.tensordict_private import LazyView, SubTensorDict, check_unlock, entries_of, held_entry
 from tdserve.structure.tree import Path, quote
 
 
 def shows_others(kind: type) -> bool:
     """Whether tensordicts of a class are read entry by entry: sub-tensordicts, the lazy views (``view``, ``permute``,
     ``transpose``, ``squeeze``, ``unsqueeze``) of ``set_lazy_legacy(True)``, and those of files."""
-    return issubclass(kind, (_SubTensorDict, _CustomOpTensorDict, PersistentTensorDict))
+    return issubclass(kind, (SubTensorDict, LazyView, PersistentTensorDict))
 
 
 def items_of(td: Any) -> Iterable[tuple[str, Any]]:
     """Keys and entries as they are held: nothing is unwrapped, nothing is read from a file."""
     if type(td) is TensorDict:  # the dict itself: TensorDict.items() makes views
-        items: Iterable[tuple[str, Any]] = td._tensordict.items()
-        return items
+        return entries_of(td).items()
     if is_in_file(td):
         return file_items(td)
     keys = td.keys()
-    return [(key, td._get_str(key, NO_DEFAULT)) for key in keys]
+    return [(key, held_entry(td, key)) for key in keys]
 
 
 def check_own_entries(td: Any, *, call: str, advice: str) -> None:
@@ -55,7 +52,7 @@ def check_own_entries(td: Any, *, call: str, advice: str) -> None:
 
 def _check_unlockable(td: Any, call: str, advice: str) -> None:
     try:
-        td._check_unlock()
+        check_unlock(td)
     except RuntimeError as error:
         reason = f"unlock the whole with .unlock_() first; or {advice}"
         raise NotSupportedError(feature=f"{call} of a part of a locked tensordict", reason=reason) from error
@@ -68,7 +65,7 @@ def _borrowed(td: Any, path: Path) -> Iterator[tuple[Path, type]]:
         for row in td.tensordicts:
             yield from _borrowed(row, path)
     elif type(td) is TensorDict:
-        for key, entry in td._tensordict.items():
+        for key, entry in entries_of(td).items():
             if is_tensor_collection(entry) and not is_non_tensor(entry):
                 yield from _borrowed(entry, (*path, key))
     elif is_tensor_collection(td):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from tdserve.base.addresses import interface_name
 from tdserve.base.config import client_interface, set_variables
+from tdserve.transport.distributed_private import set_timeout
 from tdserve.transport.rendezvous import KVStore
 
 NEVER = timedelta(days=365)
@@ -52,7 +53,7 @@ def make_group(kv_store: KVStore, rank: int, device: torch.device, *, world_size
     prepare_process()
     with torch.cuda.device(device):
         options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = NEVER
+        set_timeout(options, NEVER)
         options.config.blocking = 0
         return dist.ProcessGroupNCCL(kv_store, rank, world_size, options)
 

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError
+from tdserve.transport.distributed_private import gloo_options
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
 from tdserve.transport.strangers import describe_connections
@@ -228,10 +229,7 @@ def _device_at(host: str, pid: int) -> _Device:
 
 
 def _connect(kv_store: KVStore, rank: int, world_size: int, device: _Device, timeout_s: float) -> Any:
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [device.device]
-    options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 0
+    options = gloo_options(device.device, timeout_s, num_threads=0)
     kv_store.timeout_s = timeout_s
     return dist.ProcessGroupGloo(kv_store, rank, world_size, options)
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests import house
+from tests.private_names import private_name_faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,8 +54,8 @@ def test_foreign_names_when_scanned_then_only_their_owner_touches_them(own: list
     assert house.owner_faults(own) == []
 
 
-def test_tensordict_when_private_then_only_structure_touches_it(own: list[house.Module]) -> None:
-    assert house.private_name_faults(own) == []
+def test_private_names_of_torch_and_tensordict_when_used_then_in_their_modules_only(own: list[house.Module]) -> None:
+    assert private_name_faults(own) == []
 
 
 def test_control_process_when_imported_then_brings_neither_torch_nor_the_client(package: list[house.Module]) -> None:
@@ -206,8 +207,19 @@ EXAMPLES = [
         "pickle belongs to messages",
     ),
     (house.owner_faults, {"tdserve.structure.build": "import importlib as i\ni.import_module(n)"}, "import_module"),
-    (house.private_name_faults, {"tdserve.client.a": "from tensordict._td import X"}, "tensordict._td.X is private"),
-    (house.private_name_faults, {"tdserve.store.a": "from tensordict import TensorDict as T\nT._new()"}, "is private"),
+    (private_name_faults, {"tdserve.client.a": "from tensordict._td import X"}, "tensordict._td.X is private"),
+    (private_name_faults, {"tdserve.store.a": "from tensordict import TensorDict as T\nT._new()"}, "is private"),
+    (private_name_faults, {"tdserve.structure.a": "from torch import _C as c\nc"}, "torch._C is private"),
+    (private_name_faults, {"tdserve.structure.a": "def f(td):\n  return td._batch_size"}, "_batch_size is private"),
+    (private_name_faults, {"tdserve.cli.a": "def f(td):\n  return getattr(td, '_x', 1)"}, "_x is private"),
+    (
+        private_name_faults,
+        {
+            "tdserve.structure.a": "class A:\n  _x: int\ndef f(td):\n  return td._x",
+            "tdserve.structure.tensordict_private": "def g(td):\n  return td._x",
+        },
+        "_x is private",
+    ),
     (house.docstring_faults, {"t.a": "x = 1"}, "the module has no docstring"),
     (house.docstring_faults, {"t.a": "'doc'\nclass A: pass"}, "A has no docstring"),
     (house.docstring_faults, {"t.a": "'doc'\nasync def f(): pass"}, "f has no docstring"),
@@ -237,12 +249,13 @@ GOOD = {
     "tdserve.control.b": "from tdserve.base import errors",
     "tdserve.base.errors": "",
     "tdserve.store.a": "import lmdb, mmap, os\nos.environment = 1\nmmap = pickle = 1\npickle.loads",
-    "tdserve.structure.build": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
+    "tdserve.structure.build": "import os\nclass A:\n  _x: int\nA()._x\nos._exit(A()._replace())",
+    "tdserve.structure.tensordict_private": "from tensordict import TensorDict\nTensorDict._new_unsafe()",
     "tdserve.server.main": "from tdserve.control import a\nasync def f():\n  await asyncio.sleep(0)",
 }
 
 
-@pytest.mark.parametrize("scanner", [house.floor_faults, house.circles, house.owner_faults, house.private_name_faults])
+@pytest.mark.parametrize("scanner", [house.floor_faults, house.circles, house.owner_faults, private_name_faults])
 def test_scanner_when_shown_a_good_example_then_is_silent(scanner: house.Scanner) -> None:
     assert scanner([house.parse(name, text) for name, text in GOOD.items()]) == []
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tdserve.base.errors import NotSupportedError
+from tdserve.structure.torch_private import FakeTensorMode, active_fake_mode, num_dispatch_modes
 
 
 def fake_mode() -> FakeTensorMode | None:
@@ -31,5 +28,5 @@ def check_real(doing: str, advice: str = STRUCTURE) -> None:
         doing: What was asked for, for the error.
         advice: What to do instead, for the error.
     """
-    if torch._C._len_torch_dispatch_stack() and fake_mode() is not None:
+    if num_dispatch_modes() and fake_mode() is not None:
         raise NotSupportedError(feature=f"{doing} under a FakeTensorMode", reason=advice)

@@ -14,7 +14,7 @@ from tdserve.structure.independent_views import untracked
 def _torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another torch may have no way around its notes."""
     if not request.param:
-        monkeypatch.setattr(module, "_NOTHING_NOTED", None)
+        monkeypatch.setattr(module, "nothing_noted", None)
 
 
 @pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.padding import Pad, padded
@@ -16,6 +15,7 @@ from tdserve.client.transfers.read import on_cpu
 from tdserve.structure.build import build
 from tdserve.structure.entries import change_tensors
 from tdserve.structure.state import mark_of, marked, restored
+from tdserve.structure.torch_private import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec
 

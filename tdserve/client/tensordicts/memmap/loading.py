@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from tensordict import is_tensor_collection
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -30,6 +29,7 @@ from tdserve.structure.build import fill
 from tdserve.structure.capture import capture
 from tdserve.structure.entries import entry_at
 from tdserve.structure.replace_content import take_over
+from tdserve.structure.torch_private import FakeTensorMode
 from tdserve.structure.tree import Path
 
 

@@ -1,0 +1,298 @@
+"""The private names of tensordict that tdserve uses, and how the inside of tensordicts is held. Those of torch are in
+``torch_private.py``; no other module names one.
+
+All were seen in tensordict 0.15.3. ``tests/unit/structure/test_tensordict_private.py`` looks for each, so that an
+upgrade that takes one away fails there by its name. What is on a hot path is bound here and called as it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict._lazy import _CustomOpTensorDict as LazyView
+from tensordict._td import _SubTensorDict as SubTensorDict
+from tensordict.base import NO_DEFAULT
+from tensordict.utils import _TENSORCLASS_MEMO as SEEN_CLASSES
+
+__all__ = ["SEEN_CLASSES", "LazyView", "SubTensorDict"]
+
+# Imported above, where no public name leads to the same:
+# - LazyView, SubTensorDict: their entries are read one by one, since they have none of their own.
+# - SEEN_CLASSES: tensordict's only register of tensorclasses; nothing is ever imported by a name from the wire.
+
+new_tensordict: Any = TensorDict._new_unsafe
+"""The constructor without checks, which take longer than everything else that a read does."""
+
+entries_of: Callable[[Any], dict[str, Any]] = attrgetter("_tensordict")
+"""The entries of a TensorDict as it holds them: ``items()`` makes views, ``get`` unwraps, ``set`` converts."""
+
+content_of: Callable[[Any], Any] = attrgetter("_tensordict")
+"""The tensordict inside of an instance of a tensorclass."""
+
+stored_fields: Callable[[Any], Any] = attrgetter("_non_tensordict")
+"""The non-tensor fields of an instance of a tensorclass, which lie beside its tensordict; an entry of non-tensor data
+is such an instance. A dict, or None."""
+
+names_of: Callable[[Any], list[str | None] | None] = attrgetter("_td_dim_names")
+"""Names of the dimensions of a TensorDict; None where none has one, which ``names`` does not tell at once."""
+
+params_content: Callable[[Any], Any] = attrgetter("_param_td")
+"""The tensordict inside of a TensorDictParams, with its parameters: its methods hand out data of them."""
+
+typed_content: Callable[[Any], Any] = attrgetter("_source")
+"""The tensordict inside of a TypedTensorDict."""
+
+shown_source: Callable[[Any], Any] = attrgetter("_source")
+"""The tensordict whose rows a SubTensorDict shows."""
+
+
+def inner_content(wrapper: Any, otherwise: Any = None) -> Any:
+    """As ``content_of``; ``otherwise`` of anything that is no such instance."""
+    return getattr(wrapper, "_tensordict", otherwise)
+
+
+def fields_beside(instance: Any) -> dict[str, Any]:
+    """As ``stored_fields``; none where there is nothing of the kind."""
+    return getattr(instance, "_non_tensordict", None) or {}
+
+
+def set_content(instance: Any, td: Any) -> None:
+    """Puts a tensordict into an instance of a tensorclass, frozen ones too."""
+    object.__setattr__(instance, "_tensordict", td)
+
+
+def set_contents(instance: Any, td: Any, fields: dict[str, Any]) -> None:
+    """Makes a new instance of a tensorclass hold these: past ``__setattr__``, since frozen classes refuse it, and
+    reading ``__dict__`` would slow every later attribute access."""
+    object.__setattr__(instance, "_tensordict", td)
+    object.__setattr__(instance, "_non_tensordict", fields)
+
+
+def new_value(td: Any, value: Any) -> Any:
+    """A NonTensorData of this value around an empty tensordict: its constructor converts some values."""
+    entry = NonTensorData.__new__(NonTensorData)
+    object.__setattr__(entry, "_tensordict", td)
+    object.__setattr__(entry, "_non_tensordict", value_fields(value))
+    return entry
+
+
+def value_fields(value: Any) -> dict[str, Any]:
+    """The fields of a NonTensorData of this value."""
+    return {"data": value, "_metadata": None, "_is_non_tensor": True}
+
+
+def is_value_class(kind: type) -> bool:
+    """Whether instances are non-tensor data."""
+    return getattr(kind, "_is_non_tensor", False)
+
+
+def is_transparent_class(kind: type) -> bool:
+    """Whether instances are taken for what they hold."""
+    return getattr(kind, "_is_non_tensor", False) or getattr(kind, "_pass_through", False)
+
+
+def held_entry(td: Any, key: str) -> Any:
+    """An entry as any tensordict holds it: nothing is unwrapped."""
+    return td._get_str(key, NO_DEFAULT)
+
+
+def set_batch_size(td: Any, batch_size: torch.Size) -> None:
+    """Past the check of every entry, where rows of a lazy stack were exchanged."""
+    td._batch_size = batch_size
+
+
+def set_value_names(entry: NonTensorData, names: list[str | None]) -> None:
+    """Names the dimensions of non-tensor data; its own setter makes a copy."""
+    held: Any = entry
+    held._tensordict._td_dim_names = names
+
+
+def take_form(td: TensorDict, source: TensorDict) -> None:
+    """Gives a TensorDict the batch size and names of another, whose entries it has been given."""
+    form: Any = source
+    to: Any = td
+    to._mark_consolidated_stale()
+    to._batch_size = form._batch_size
+    to._td_dim_names = None if form._td_dim_names is None else list(form._td_dim_names)
+
+
+def take_stack_form(td: Any, source: Any) -> None:
+    """Gives a lazy stack the dimension, batch size and name of another, whose rows it has been given."""
+    td.stack_dim, td._batch_size, td._td_dim_name = source.stack_dim, source._batch_size, source._td_dim_name
+
+
+def is_consolidated(td: Any) -> bool:
+    """Whether a tensordict keeps one buffer of all its entries beside them."""
+    return getattr(td, "_consolidated", None) is not None
+
+
+def check_unlock(td: Any) -> None:
+    """Raises RuntimeError where a tensordict is part of a locked one; ``unlock_`` would unlock those that are not."""
+    td._check_unlock()
+
+
+def has_hooks(params: Any) -> bool:
+    """Whether a TensorDictParams was made with hooks, which are code."""
+    return bool(params._get_post_hook)
+
+
+def locks_content(params: Any) -> bool:
+    """Whether a TensorDictParams was made with ``lock=True``."""
+    return bool(params._lock_content)
+
+
+def array_of(td: Any, key: Any) -> Any:
+    """The array of a PersistentTensorDict: its public methods read all of it."""
+    return td._get_array(key)
+
+
+def array_dtype(td: Any, key: str) -> torch.dtype:
+    """The dtype of an array of a PersistentTensorDict as a tensor."""
+    dtype: torch.dtype = td._get_metadata(key)["dtype"]
+    return dtype
+
+
+def is_tensor_array(td: Any, array: Any) -> bool:
+    """Whether an array of a PersistentTensorDict is that of a tensor."""
+    return td._backend.is_array(array) and not td._backend.is_non_tensor(array)
+
+
+# --- classes of our own among tensordict's ---
+
+
+class LiveEntryHooks:
+    """What tensordict calls of an entry in place of the public names: entries whose value lies elsewhere write there.
+
+    A class has these before tensordict's own and defines what they call.
+    """
+
+    def _update(self: Any, value: Any, clone: bool = False, inplace: bool = False, **_: Any) -> Any:
+        return self.change(value, inplace=inplace)
+
+    def _update_(self: Any, value: Any = None, clone: bool = False, **_: Any) -> Any:
+        return self.update_(value)
+
+    def _update_at_(self: Any, value: Any, idx: Any, clone: bool = False, **_: Any) -> Any:
+        return self.update_at_(value, idx)
+
+    def _clone(self: Any, recurse: bool = True, **_: Any) -> Any:
+        return self.clone(recurse)
+
+    def _memmap_(self: Any, **options: Any) -> Any:
+        return self.now()._memmap_(**options)
+
+
+class LiveDataHooks(LiveEntryHooks):
+    """As ``LiveEntryHooks``, of a NonTensorData; in a tensordict of its own it keeps batch size, device and names."""
+
+    never_inside = ("_tensordict", "_value_source", "data")
+    """What its tensordict is not asked for where it lacks it itself."""
+
+    @property
+    def _non_tensordict(self: Any) -> dict[str, Any]:
+        return value_fields(self.data)
+
+    @property
+    def frame(self: Any) -> Any:
+        """The tensordict that has the batch size, device and names."""
+        return self._tensordict
+
+    @property
+    def own_names(self: Any) -> list[str | None] | None:
+        """Names of the dimensions; None where none has one."""
+        return list(self.names) if self._tensordict._has_names() else None
+
+    @classmethod
+    def _from_tensordict(cls, *args: Any, **kwargs: Any) -> Any:
+        return NonTensorData._from_tensordict(*args, **kwargs)
+
+    def _unbind(self: Any, dim: int) -> Any:
+        return self.unbind(dim)
+
+
+class LiveStackHooks(LiveEntryHooks):
+    """As ``LiveEntryHooks``, of a NonTensorStack. A lock is kept here and not in the rows, which would have to be made
+    for it."""
+
+    _is_locked: bool | None
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the tensordict around it is locked."""
+        return bool(self._is_locked)
+
+    def _propagate_lock(self, *_: Any, **__: Any) -> None:
+        self._is_locked = True
+
+    def _propagate_unlock(self) -> list[Any]:
+        self._is_locked = False
+        return []
+
+    @property
+    def _lock_parents_weakrefs(self) -> list[weakref.ref[Any]]:
+        return []
+
+    @property
+    def _is_shared(self) -> bool:
+        return False
+
+    @property
+    def _is_memmap(self) -> bool:
+        return False
+
+    def _has_names(self: Any) -> bool:
+        return self.own_names is not None
+
+    def _repr_parts(self: Any) -> list[str]:
+        return [f"    {self.shown()}", f"    batch_size={self.batch_size}", f"    device={self.device}"]
+
+    @classmethod
+    def _new_lazy_unsafe(cls, *args: Any, **kwargs: Any) -> Any:
+        return NonTensorStack._new_lazy_unsafe(*args, **kwargs)
+
+    def begin(self: Any, batch_size: torch.Size) -> None:
+        """Sets what the constructor of a stack would have set."""
+        self._is_locked = False
+        self._batch_size = batch_size
+        self.stack_dim = 0
+        self._hook_out = self._hook_in = None
+
+
+class BesideHooks(LazyStackedTensorDict):
+    """A lazy stack that has more entries than its rows hold, and copies itself."""
+
+    def _get_str(self: Any, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
+        entry = self.find_beside(key)
+        return super()._get_str(key, default, **options) if entry is None else entry
+
+    def _clone(self: Any, recurse: bool = True) -> Any:
+        return self.make_clone(recurse)
+
+
+class UnmadeHooks:
+    """Of a lazy stack whose rows are not there yet."""
+
+    @property
+    def _batch_size(self: Any) -> Any:
+        return self.find_batch_size()
+
+
+UNMADE_STATE: Mapping[str, Any] = {"_is_locked": None, "_hook_out": None, "_hook_in": None}
+"""What tensordict asks of the ``__dict__`` of a lazy stack before it asks for rows."""
+
+
+def become(stack: Any, other: Any, kind: type) -> None:
+    """Makes a stack of rows that are not there yet what ``other`` is, an instance of ``kind``: whoever holds it has a
+    plain one from then on, at no cost for the calls that follow."""
+    stack.__dict__.update(other.__dict__)
+    object.__setattr__(stack, "__class__", kind)
+
+
+def show_as(kind: type, plain: type) -> None:
+    """Gives a class the name of what its instances become, for messages and reprs of tensordict."""
+    kind.__name__ = plain.__name__
