@@ -13,19 +13,24 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
 from tdserve.messages.values.values import is_same
-from tdserve.structure.assembly import RowsWithColumns, assign, entry_of, node_of, taken
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import unstacked
-from tdserve.structure.deferred import MIN_ROWS, Deferred, later_stack, later_values
-from tdserve.structure.elements import flat_elements, nested_list
-from tdserve.structure.gathering import gathered
 from tdserve.structure.instances import find_tensorclass, inside, instance_of, num_classes
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, packed_leaf
-from tdserve.structure.one_value import OneValue
-from tdserve.structure.packing import holds_exact, shared, single_value, unbatched, without_marks
-from tdserve.structure.restacking import joined, stack_of
+from tdserve.structure.stacks.assembly import RowsWithColumns, assign, entry_of, node_of, take_columns
+from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, later_stack, later_values
+from tdserve.structure.stacks.elements import OneValue, flat_elements, nested_list
+from tdserve.structure.stacks.gathering import gather
+from tdserve.structure.stacks.packing import (
+    find_shared_value,
+    holds_exact,
+    make_single_value,
+    unpack_unbatched,
+    without_marks,
+)
+from tdserve.structure.stacks.restacking import join, stack_of
 from tdserve.structure.state import restored
 from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
 from tdserve.structure.tree import Spec, check_matches, quote, show
@@ -248,7 +253,7 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
     names = tuple(recipe.names or [None] * len(batch_size))
     around = [(size, name) for at, (size, name) in enumerate(zip(batch_size, names, strict=True)) if at != dim]
     sizes, own_names = zip(*around, strict=True)
-    parts = gathered(packed.members, elements, batch_size, dim, own_names)
+    parts = gather(packed.members, elements, batch_size, dim, own_names)
     if parts is None:
         return None
     rows = []
@@ -259,7 +264,7 @@ def _build_members(packed: _Packed, elements: Any, recipe: _Recipe) -> Any:
             leaf = packed.leaf._replace(batch_size=sizes)
             rows.append(node_of(leaf, nested_list(part, sizes), recipe.device, packed.empty, None, own_names))
         else:
-            rows.append(joined(part, sizes, own_names))
+            rows.append(join(part, sizes, own_names))
     td = rows[0]
     if dim >= 0:
         if dim >= len(batch_size):  # elements know it
@@ -292,7 +297,7 @@ def _stack(
         if isinstance(leaf, TensorLeaf):
             columns[path] = tensors[path].unbind(dim)
         else:
-            columns[path] = taken(values[path], dim) if leaf.per_row else [values[path]] * num_rows
+            columns[path] = take_columns(values[path], dim) if leaf.per_row else [values[path]] * num_rows
     rows = []
     for number in range(num_rows):
         content = {path: column[number] for path, column in columns.items()}
@@ -302,7 +307,7 @@ def _stack(
 
 def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any) -> Any:
     if leaf.is_unbatched:
-        return unbatched(shared(value, leaf) if leaf.per_row else value, leaf.batch_size)
+        return unpack_unbatched(find_shared_value(value, leaf) if leaf.per_row else value, leaf.batch_size)
     if leaf.ragged is not None:
         return entry_of(leaf, value, device)
     own_names = None if names is None else names + [None] * (len(leaf.batch_size) - len(names))
@@ -313,15 +318,15 @@ def _value(leaf: ValueLeaf, value: Any, device: torch.device | None, names: Any)
     return (
         _rows(value, leaf.batch_size, device, own_names)
         if leaf.per_row
-        else single_value(value, leaf.batch_size, device, own_names)
+        else make_single_value(value, leaf.batch_size, device, own_names)
     )
 
 
 def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     if not batch_size:
-        return single_value(value, (), device, None)
+        return make_single_value(value, (), device, None)
     if type(value) is OneValue:
-        return single_value(value.value, batch_size, device, names)
+        return make_single_value(value.value, batch_size, device, names)
     inner_names = None if names is None else names[1:]
     if batch_size[0] == 0:  # tensordict makes empty stacks by indexing only
         one = NonTensorStack(_placeholder(batch_size[1:], device))
@@ -331,4 +336,4 @@ def _rows(value: Any, batch_size: tuple[int, ...], device: torch.device | None, 
 
 
 def _placeholder(batch_size: tuple[int, ...], device: torch.device | None) -> Any:
-    return single_value(None, batch_size, device, None)
+    return make_single_value(None, batch_size, device, None)

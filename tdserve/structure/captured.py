@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.structure.changes import replaced
-from tdserve.structure.elements import as_declared, dense_of_ragged, ragged_of_dense
 from tdserve.structure.files import FileTensor
 from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.stacks.elements import as_declared, dense_of_ragged, ragged_of_dense
 from tdserve.structure.tree import Spec
 
 _NUM_KEPT_SPECS = 512

@@ -11,11 +11,11 @@ import torch
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import replaced, unstacked
-from tdserve.structure.elements import flat_elements, nested_leaf
 from tdserve.structure.entries import change_tensors
 from tdserve.structure.files import in_memory
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, packed_stack_dim
-from tdserve.structure.stacks import as_element, known_of
+from tdserve.structure.stacks.common_structure import as_element, summarise
+from tdserve.structure.stacks.elements import flat_elements, nested_leaf
 from tdserve.structure.torch_private import unset_fake_temporarily
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, show
@@ -258,7 +258,7 @@ def _packed(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_stru
     element = node
     for _ in around:
         element = unstacked(element, 0)
-    inner, entries = known_of([element], around)
+    inner, entries = summarise([element], around)
     if is_one_structure and not inner:
         raise _refusal(path, "its rows have no batch dimension that could differ")
     if inner:

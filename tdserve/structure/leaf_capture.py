@@ -12,15 +12,15 @@ from torch.nn.parameter import is_lazy
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
 from tdserve.messages.values.values import check_values, encode_many
 from tdserve.structure.captured import EncodedValues
-from tdserve.structure.elements import elements_of, nested_leaf, values_of
 from tdserve.structure.fake_tensors import as_meta, has_no_content
 from tdserve.structure.files import FileTensor
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.packing import exact, pack
 from tdserve.structure.pieces import Jagged
-from tdserve.structure.stacks import Part
+from tdserve.structure.stacks.common_structure import Part
+from tdserve.structure.stacks.elements import elements_of, nested_leaf, values_of
+from tdserve.structure.stacks.packing import mark_exact, pack
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
@@ -76,7 +76,7 @@ class LeafReader:
         if not item.requires_grad or isinstance(item, torch.nn.Parameter):
             raise self._refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
         if leaf.ragged == PACKED:
-            self.values[path] = exact(item, 0, keeps_locks=False)
+            self.values[path] = mark_exact(item, 0, keeps_locks=False)
             return leaf
         return leaf._replace(requires_grad=True)
 

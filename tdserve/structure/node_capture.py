@@ -24,12 +24,10 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.structure.changes import rebatch
-from tdserve.structure.elements import elements_of, flat_elements, is_by_rows, noted_stack_dim
 from tdserve.structure.files import in_memory
 from tdserve.structure.instances import as_instance, as_stack, class_name
 from tdserve.structure.leaf_capture import LeafReader
 from tdserve.structure.matching import show
-from tdserve.structure.members import needs_note, num_levels, shared_values
 from tdserve.structure.nodes import (
     MAX_DEPTH,
     DimNames,
@@ -39,9 +37,11 @@ from tdserve.structure.nodes import (
     Path,
     has_state,
 )
-from tdserve.structure.noting import noted
-from tdserve.structure.packing import exact, holds_exact
-from tdserve.structure.stacks import Part, known_of, stacked
+from tdserve.structure.stacks.annotation import annotate
+from tdserve.structure.stacks.common_structure import Part, join_parts, summarise
+from tdserve.structure.stacks.elements import elements_of, flat_elements, is_by_rows, noted_stack_dim
+from tdserve.structure.stacks.packing import holds_exact, mark_exact
+from tdserve.structure.stacks.row_structure import needs_note, num_levels, shared_values
 from tdserve.structure.state import params_of
 from tdserve.structure.tensordict_private import (
     content_of,
@@ -205,7 +205,7 @@ class NodeReader(LeafReader):
             is_locked = self.is_exact and bool(td.is_locked)
             return Node(tuple(td.batch_size), names, device, tensorclass, (), td.stack_dim, is_locked=is_locked)
         parts = [self._part(row, path, ()) for row in map(in_memory, td.tensordicts)]
-        found = None if extra else stacked(parts, td.stack_dim, path=path, names=names)
+        found = None if extra else join_parts(parts, td.stack_dim, path=path, names=names)
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
         if found is None:
@@ -242,12 +242,12 @@ class NodeReader(LeafReader):
             num_around = len(batch_size) - (td.stack_dim < len(batch_size))
             rows = [rebatch(member, num_around, (), None) for member in members]
             stack_dim = None if td.stack_dim < len(batch_size) else td.stack_dim - len(batch_size)
-        inner, entries = known_of(rows, batch_size, stack_dim)
+        inner, entries = summarise(rows, batch_size, stack_dim)
         if not rows and path in self.packed:
             inner = tuple(td.batch_size[len(batch_size) :])
         keeps_locks = not self._is_lock_told(is_locked, path)
         if is_noted or (self.is_exact and any(has_state(row, is_locked=keeps_locks) for row in rows)):
-            elements = exact(elements, len(batch_size), keeps_locks=keeps_locks)
+            elements = mark_exact(elements, len(batch_size), keeps_locks=keeps_locks)
         self.values[path] = elements
         names = _names(td)
         names = None if names is None else names[: len(batch_size)]
@@ -276,7 +276,7 @@ class NodeReader(LeafReader):
         td = _with_fields(in_memory(td), extra)
         elements = self.values[path]
         is_locked = self._is_lock_told(bool(td.is_locked), path)
-        found = noted(td, elements, wanted, look=look, compare=_compared, is_locked=is_locked)
+        found = annotate(td, elements, wanted, look=look, compare=_compared, is_locked=is_locked)
         if found is None:
             expected = "members as the store has them, since there are no elements that could tell of others"
             raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")

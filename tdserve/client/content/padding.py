@@ -13,9 +13,9 @@ from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import shared_spec
 from tdserve.structure.changes import replaced
-from tdserve.structure.elements import flat_elements
 from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces
+from tdserve.structure.stacks.elements import flat_elements
 from tdserve.structure.torch_types import indexable
 from tdserve.structure.tree import Spec
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
-from tdserve.structure.elements import elements_of, flat_elements
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.pieces import Pieces, pieces_of_jagged
+from tdserve.structure.stacks.elements import elements_of, flat_elements
 from tdserve.structure.torch_types import FROM_TORCH, to_torch
 
 

@@ -15,11 +15,11 @@ from tdserve.messages.values.columns import Buffer, JoinedValues, common_column,
 from tdserve.messages.values.decoding import PICKLED
 from tdserve.messages.values.values import decode_many, encode_many
 from tdserve.structure.captured import EncodedValues
-from tdserve.structure.deferred import MIN_ROWS, Deferred
-from tdserve.structure.elements import flat_elements, nested_list
 from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.packing import pack, unpack
 from tdserve.structure.pieces import Pieces
+from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
+from tdserve.structure.stacks.elements import flat_elements, nested_list
+from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Path, Spec, ValueLeaf
 
 _PICKLED = bytes([PICKLED])

@@ -20,7 +20,7 @@ from tdserve.structure.changes import rebatch
 from tdserve.structure.files import in_memory
 from tdserve.structure.instances import fields_of
 from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.packing import pack
+from tdserve.structure.stacks.packing import pack
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import (
     Entry,

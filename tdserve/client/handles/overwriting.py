@@ -16,7 +16,7 @@ from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import num_dims_of
-from tdserve.structure.packing import pack
+from tdserve.structure.stacks.packing import pack
 from tdserve.structure.tree import Path, Spec, quote
 
 

@@ -35,7 +35,7 @@ from tdserve.messages.layout import Layout
 from tdserve.rules.session import tag_of
 from tdserve.structure.build import build
 from tdserve.structure.independent_views import untracked
-from tdserve.structure.one_value import with_one_value
+from tdserve.structure.stacks.elements import with_one_value
 from tdserve.structure.torch_types import indexable
 from tdserve.structure.tree import Path, Spec, TensorLeaf
 from tdserve.v1 import content_pb2, control_pb2

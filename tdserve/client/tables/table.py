@@ -48,7 +48,7 @@ from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.elements import by_rows
+from tdserve.structure.stacks.elements import by_rows
 from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.v1 import content_pb2, control_pb2
 

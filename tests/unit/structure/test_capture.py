@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import MAX_DEPTH
-from tdserve.structure.packing import Exact
+from tdserve.structure.stacks.packing import Exact
 from tdserve.structure.tree import Node, TensorLeaf, ValueLeaf
 from tests.unit.structure.strategies import Inner, difference
 

@@ -15,7 +15,7 @@ from tdserve.messages.values.columns import decode_block
 from tdserve.messages.values.values import decode_many, encode_bytes
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.deferred import Deferred
+from tdserve.structure.stacks.deferred import Deferred
 from tdserve.structure.tree import Node, Spec, ValueLeaf
 from tdserve.v1 import control_pb2
 from tests.unit.structure.ragged import CASES, check_same, jagged, turns

@@ -9,7 +9,7 @@ from tensordict import NonTensorData, TensorDict, UnbatchedTensor, lazy_stack
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.handles.coerce import Manner, broadcast, fitted, is_none, is_number, is_unset_field
 from tdserve.structure.capture import capture
-from tdserve.structure.packing import pack, unpack
+from tdserve.structure.stacks.packing import pack, unpack
 from tests.unit.structure.ragged import Turns, jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec

@@ -70,21 +70,21 @@ class _Unmade(UnmadeHooks):
     @property
     def tensordicts(self) -> Any:
         """The rows."""
-        return made(self).tensordicts
+        return materialise(self).tensordicts
 
     def find_batch_size(self) -> Any:
         """The batch size; puts the rows together where it is not known."""
         known = self.__dict__.get("_known_batch_size")
-        return made(self).batch_size if known is None else known
+        return materialise(self).batch_size if known is None else known
 
     def __getstate__(self) -> Any:
-        return made(self).__getstate__()
+        return materialise(self).__getstate__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return made(self).__reduce_ex__(protocol)
+        return materialise(self).__reduce_ex__(protocol)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(made(self), name, value)
+        setattr(materialise(self), name, value)
 
 
 class _UnmadeValues(_Unmade, NonTensorStack):  # type: ignore[override]  # the properties stand for attributes
@@ -93,7 +93,7 @@ class _UnmadeValues(_Unmade, NonTensorStack):  # type: ignore[override]  # the p
     def tolist(self, **how: Any) -> Any:
         """The values; where they are known, without an object around each, which takes longer than to read it."""
         values = self.__dict__.get("_known_values")
-        return made(self).tolist(**how) if values is None or how.get("as_linked_list") else list(values)
+        return materialise(self).tolist(**how) if values is None or how.get("as_linked_list") else list(values)
 
 
 class _UnmadeStack(_Unmade, LazyStackedTensorDict):  # type: ignore[override]  # as above
@@ -127,7 +127,7 @@ def later_stack(make: Make, batch_size: torch.Size | None, stack_dim: int) -> An
     return _unmade(_UnmadeStack, make, batch_size, stack_dim)
 
 
-def made(stack: Any) -> Any:
+def materialise(stack: Any) -> Any:
     """The same object, as a plain one."""
     state = object.__getattribute__(stack, "__dict__")
     make = state.get("_make")
@@ -157,9 +157,9 @@ def _register(kind: type, plain: type) -> None:
     known = pytree.SUPPORTED_NODES[plain]
     pytree.register_pytree_node(
         kind,
-        lambda stack: known.flatten_fn(made(stack)),
+        lambda stack: known.flatten_fn(materialise(stack)),
         known.unflatten_fn,
-        flatten_with_keys_fn=lambda stack: known.flatten_with_keys_fn(made(stack)),  # type: ignore[misc]
+        flatten_with_keys_fn=lambda stack: known.flatten_with_keys_fn(materialise(stack)),  # type: ignore[misc]
     )
 
 

@@ -1,13 +1,14 @@
-"""What an element of a packed node says of the tensordict that it was written with, where the node tells another.
+"""The structure of single elements, stored where an element's tensordict differs from what its packed node describes.
 
-A node tells what was stacked in it when it was made. Elements that are written since may be of members with other
-parameters, locks or nested tensors: then each of them has the structure of its member, and its place in there.
+A packed node describes what was stacked in it when it was made. Elements written since may come from members with other
+parameters, locks or nested tensors: such an element holds a note of its member's structure, and of its place in there.
+Whether a member needs such notes is decided here too. No torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidSpecError, RemoteProtocolError
 from tdserve.structure import codec
 from tdserve.structure.changes import rebatch
-from tdserve.structure.nodes import DimNames, Node
+from tdserve.structure.matching import fits
+from tdserve.structure.nodes import DimNames, Entry, Form, Node, Path, TensorLeaf, ValueLeaf, is_marked
 from tdserve.structure.tree import Spec
 from tdserve.v1 import spec_pb2
 
@@ -56,7 +58,7 @@ def spec_of(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -1)
     return Spec(Node(batch_size, None, None, None, (), stack_dim=dim, inner=inner, members=kept))
 
 
-def told(
+def find_structure(
     notes: Sequence[Note | None], sizes: tuple[int, ...], names: DimNames, *, number: int = 0, behind: int = -1
 ) -> Spec | None:
     """The structure of the member that elements are of; None where they do not agree, or say nothing.
@@ -169,3 +171,82 @@ def _along(column: NDArray[np.int64], dim: int) -> Sequence[int] | None:
 
 def _no_note() -> RemoteProtocolError:
     return RemoteProtocolError(expected="what an element was written with", received="something else")
+
+
+def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locked: bool) -> bool:
+    """Whether a stack would come back as another if only its elements were known.
+
+    Args:
+        members: What is stacked.
+        batch_size: Of the elements.
+        is_locked: Whether the stack is locked as a whole.
+    """
+    return 0 in batch_size or not all(_is_told(member, is_locked=is_locked) for member in members)
+
+
+def is_alike(known: Node, actual: Node) -> bool:
+    """Whether a member that was taken apart for a structure has it, in everything but devices and names.
+
+    Of what is packed in there its elements tell the rest.
+    """
+    is_outside_alike = (
+        known.batch_size == actual.batch_size
+        and known.tensorclass == actual.tensorclass
+        and known.stack_dim == actual.stack_dim
+        and known.is_locked == actual.is_locked
+        and known.params == actual.params
+        and (known.inner is None) is (actual.inner is None)
+    )
+    if not is_outside_alike or known.inner is not None:
+        return is_outside_alike and len(known.shown_batch_size) == len(actual.shown_batch_size)
+    mine, theirs = dict(known.entries), dict(actual.entries)
+    return mine.keys() == theirs.keys() and all(_is_entry_alike(entry, theirs[key]) for key, entry in mine.items())
+
+
+def num_levels(node: Node) -> int:
+    """How deep nodes lie in one another, this one included; what is stacked in one lies in it."""
+    below = [num_levels(entry) for _, entry in node.entries if isinstance(entry, Node) and node.inner is None]
+    return 1 + max([*below, *map(num_levels, node.members)], default=0)
+
+
+def shared_values(member: Node) -> Iterator[Path]:
+    """Where a member holds one value for all of its elements: where it has none, nothing has it."""
+    for path, leaf in Spec(member).values:
+        if not leaf.per_row and leaf.batch_size:
+            yield path
+
+
+def _is_entry_alike(known: Entry, actual: Entry) -> bool:
+    if isinstance(known, Node) or isinstance(actual, Node):
+        return isinstance(known, Node) and isinstance(actual, Node) and is_alike(known, actual)
+    if isinstance(known, TensorLeaf) or isinstance(actual, TensorLeaf):
+        return known == actual or _is_even(known, actual)
+    if known.ragged is None or actual.ragged is None:
+        is_spread_alike = known.per_row == actual.per_row or not known.batch_size
+        return fits(known, actual) and is_spread_alike
+    is_form_alike = known.ragged[::3] == actual.ragged[::3]
+    return fits(known, actual) and is_form_alike and known.requires_grad == actual.requires_grad
+
+
+def _is_even(known: TensorLeaf | ValueLeaf, actual: TensorLeaf | ValueLeaf) -> bool:
+    """Whether rows of a lazy stack have one size, where they may differ."""
+    if not isinstance(known, ValueLeaf) or not isinstance(actual, TensorLeaf) or known.ragged is None:
+        return False
+    even = ValueLeaf(known.batch_size, True, known.ragged._replace(shape=actual.shape[len(known.batch_size) :]))
+    return known.ragged.form is Form.STACK and known.ragged.dtype == actual.dtype and fits(known, even)
+
+
+def _is_told(node: Node, *, is_locked: bool) -> bool:
+    """Whether elements of a node that agree tell everything of it."""
+    if node.stack_dim is not None or node.inner is not None or node.params is not None:
+        return False
+    if node.is_locked and not is_locked:
+        return False
+    return all(
+        _is_told(entry, is_locked=is_locked) if isinstance(entry, Node) else _is_leaf_told(entry)
+        for _, entry in node.entries
+    )
+
+
+def _is_leaf_told(leaf: TensorLeaf | ValueLeaf) -> bool:
+    return not is_marked(leaf) and (isinstance(leaf, TensorLeaf) or not (leaf.per_row or leaf.ragged))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
-from tdserve.structure.elements import (
+from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.stacks.elements import (
     as_declared,
     by_rows,
     dense_of_ragged,
@@ -17,10 +18,9 @@ from tdserve.structure.elements import (
     flat_elements,
     nested_leaf,
     ragged_of_dense,
-    unbound,
+    unbind,
     values_of,
 )
-from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tests.unit.structure.ragged import CASES, Turns, jagged, made, rows
 
 WANTED = ValueLeaf((9,), True, Ragged(Form.JAGGED, "int64", (-1,)))
@@ -51,7 +51,7 @@ def test_elements_of_when_a_stack_of_instances_along_another_dimension_then_stac
 
 def test_unbound_when_an_instance_then_instances_with_what_lies_beside_it() -> None:
     instance = made(role="user", content="a", tokens=torch.tensor([[1], [2]]), batch_size=[2])
-    found = unbound(instance, 0)
+    found = unbind(instance, 0)
     assert [type(row) for row in found] == [Turns, Turns]
     assert [(row.role, int(row.tokens)) for row in found] == [("user", 1), ("user", 2)]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.structure.members import is_alike, needs_note, num_levels, shared_values
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
+from tdserve.structure.stacks.row_structure import is_alike, needs_note, num_levels, shared_values
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)

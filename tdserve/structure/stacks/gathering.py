@@ -1,4 +1,4 @@
-"""What was stacked in a packed node, each whole again: elements are taken apart for the structure that it had."""
+"""Rebuilds the stacked tensordicts of a packed node from their elements."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tdserve.base.errors import TDServeError
 from tdserve.messages.values.values import is_same
 from tdserve.structure.capture import capture_as
 from tdserve.structure.captured import Captured
-from tdserve.structure.elements import flat_elements, nested_list, unbound
 from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
-from tdserve.structure.notes import told
-from tdserve.structure.packing import Exact, without_marks
-from tdserve.structure.restacking import groups_of
+from tdserve.structure.stacks.elements import flat_elements, nested_list, unbind
+from tdserve.structure.stacks.packing import Exact, without_marks
+from tdserve.structure.stacks.restacking import groups_of
+from tdserve.structure.stacks.row_structure import find_structure
 from tdserve.structure.torch_types import indexable, to_torch
 from tdserve.structure.tree import Spec, check_matches
 
 
-def gathered(
+def gather(
     members: Sequence[Spec], elements: Any, batch_size: tuple[int, ...], dim: int, names: DimNames
 ) -> list[Captured | list[Any]] | None:
     """The content of each member, or its elements where they are of no such; None where nothing tells of members.
@@ -45,10 +45,12 @@ def gathered(
         return None
     around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
     if dim >= depth:
-        said = [told(notes, around, names, number=number, behind=dim - depth) for number in range(len(columns))]
+        said = [
+            find_structure(notes, around, names, number=number, behind=dim - depth) for number in range(len(columns))
+        ]
     else:
         groups = groups_of(notes, batch_size, dim) if dim >= 0 else [notes]
-        said = [told(group, around, names) for group in groups]
+        said = [find_structure(group, around, names) for group in groups]
     found: list[Captured | list[Any]] = []
     for number, column in enumerate(columns):
         structures = [spec for spec in (said[number], *known[number : number + 1]) if spec is not None]
@@ -82,7 +84,7 @@ def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], di
         return None
     columns: list[list[Any]] = [[] for _ in range(*sizes.pop())]
     for part in parts:
-        for column, row in zip(columns, unbound(part, dim - depth), strict=True):
+        for column, row in zip(columns, unbind(part, dim - depth), strict=True):
             column.append(row)
     return columns
 

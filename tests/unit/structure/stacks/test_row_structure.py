@@ -7,7 +7,7 @@ import pytest
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure import codec
 from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.notes import Note, from_content, spec_of, to_content, told
+from tdserve.structure.stacks.row_structure import Note, find_structure, from_content, spec_of, to_content
 from tdserve.structure.tree import Spec
 
 JAGGED = ValueLeaf((2, 3), True, Ragged(Form.JAGGED, "int8", (-1,)))
@@ -25,25 +25,25 @@ def at(*places: tuple[int, int]) -> list[Note | None]:
 
 
 def test_told_when_all_elements_come_then_the_member_as_it_was() -> None:
-    assert told(WHOLE, (2, 3), NAMELESS) == Spec(MEMBER)
-    assert told(WHOLE, (2, 3), NAMELESS) is told(WHOLE, (2, 3), NAMELESS)
-    named = told(WHOLE, (2, 3), ("time", None))
+    assert find_structure(WHOLE, (2, 3), NAMELESS) == Spec(MEMBER)
+    assert find_structure(WHOLE, (2, 3), NAMELESS) is find_structure(WHOLE, (2, 3), NAMELESS)
+    named = find_structure(WHOLE, (2, 3), ("time", None))
     assert named is not None
     assert named.root == MEMBER._replace(names=("time", None))
 
 
 def test_told_when_some_were_written_since_then_what_the_others_say_of_the_whole() -> None:
     some = [WHOLE[0], None, None, WHOLE[3], None, None]
-    assert told(some, (2, 3), NAMELESS) == Spec(MEMBER)
-    assert told([None, *some[:-1]], (2, 3), NAMELESS) is None, "in other places"
-    assert told(some[:3], (1, 3), NAMELESS) is None, "of a part"
+    assert find_structure(some, (2, 3), NAMELESS) == Spec(MEMBER)
+    assert find_structure([None, *some[:-1]], (2, 3), NAMELESS) is None, "in other places"
+    assert find_structure(some[:3], (1, 3), NAMELESS) is None, "of a part"
 
 
 def test_told_when_nothing_is_said_or_different_things_then_nothing() -> None:
     other = spec_of([MEMBER._replace(is_locked=False)], (2, 3))
-    assert told([None] * 6, (2, 3), NAMELESS) is None
-    assert told([], (0, 3), NAMELESS) is None
-    assert told([*WHOLE[:5], Note(other, 5)], (2, 3), NAMELESS) is None
+    assert find_structure([None] * 6, (2, 3), NAMELESS) is None
+    assert find_structure([], (0, 3), NAMELESS) is None
+    assert find_structure([*WHOLE[:5], Note(other, 5)], (2, 3), NAMELESS) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_told_when_nothing_is_said_or_different_things_then_nothing() -> None:
 def test_told_when_a_part_is_chosen_then_as_the_same_rows_of_the_member(
     places: list[tuple[int, int]], sizes: tuple[int, ...]
 ) -> None:
-    found = told(at(*places), sizes, (None,) * len(sizes))
+    found = find_structure(at(*places), sizes, (None,) * len(sizes))
     assert found is not None
     assert found.root.batch_size == sizes
     assert not found.root.is_locked
@@ -74,7 +74,7 @@ def test_told_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen(
     spec = spec_of([MEMBER._replace(entries=(("s", stack),))], (2, 3))
     for rows, keys in (([1], "b"), ([1, 0], "ba")):
         positions = [row * 3 + column for row in rows for column in range(3)]
-        found = told([Note(spec, position) for position in positions], (len(rows), 3), NAMELESS)
+        found = find_structure([Note(spec, position) for position in positions], (len(rows), 3), NAMELESS)
         assert found is not None
         part = found.find(("s",))
         assert isinstance(part, Node)
@@ -93,7 +93,7 @@ def test_told_when_a_stack_lies_in_the_member_then_its_members_that_were_chosen(
 def test_told_when_elements_are_chosen_one_by_one_then_nothing(
     places: list[tuple[int, int]], sizes: tuple[int, ...]
 ) -> None:
-    assert told(at(*places), sizes, (None,) * len(sizes)) is None
+    assert find_structure(at(*places), sizes, (None,) * len(sizes)) is None
 
 
 def test_told_when_each_element_has_a_row_of_every_member_then_that_one() -> None:
@@ -101,11 +101,11 @@ def test_told_when_each_element_has_a_row_of_every_member_then_that_one() -> Non
     spec = spec_of([MEMBER, other], (2, 3), 2)
     assert spec.root.inner == (-1,)
     notes = [Note(spec, position) for position in range(6)]
-    assert told(notes, (2, 3), NAMELESS, number=1, behind=0) == Spec(other)
-    assert told(notes, (2, 3), NAMELESS, number=2, behind=0) is None
-    assert told(notes, (2, 3), NAMELESS, number=0, behind=1) is None
-    assert told(notes, (2, 3), NAMELESS) is None
-    assert told(WHOLE, (2, 3), NAMELESS, number=0, behind=0) is None
+    assert find_structure(notes, (2, 3), NAMELESS, number=1, behind=0) == Spec(other)
+    assert find_structure(notes, (2, 3), NAMELESS, number=2, behind=0) is None
+    assert find_structure(notes, (2, 3), NAMELESS, number=0, behind=1) is None
+    assert find_structure(notes, (2, 3), NAMELESS) is None
+    assert find_structure(WHOLE, (2, 3), NAMELESS, number=0, behind=0) is None
 
 
 def test_note_when_held_as_bytes_then_comes_back_with_one_structure_for_all() -> None:

@@ -1,4 +1,4 @@
-"""What is written into a packed node: its elements tell of what members they are, where the node tells of others."""
+"""Annotates elements with the structure of their member, where their packed node does not imply it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 from tdserve.base.errors import TDServeError
 from tdserve.structure.changes import moved_to_cpu, relocked
-from tdserve.structure.elements import flat_elements, is_by_rows, nested_list, unbound
-from tdserve.structure.members import is_alike, needs_note
 from tdserve.structure.nodes import Node
-from tdserve.structure.notes import Note, spec_of
-from tdserve.structure.packing import Exact
-from tdserve.structure.restacking import groups_of
+from tdserve.structure.stacks.elements import flat_elements, is_by_rows, nested_list, unbind
+from tdserve.structure.stacks.packing import Exact
+from tdserve.structure.stacks.restacking import groups_of
+from tdserve.structure.stacks.row_structure import Note, is_alike, needs_note, spec_of
 from tdserve.structure.tree import Spec
 
 Look = Callable[[Any, tuple[int, ...]], Node]
@@ -22,9 +21,9 @@ Compare = Callable[[Any, Spec], tuple[Node, list[Any]]]
 """What a member is where it is taken apart for another structure, and its values."""
 
 
-def noted(td: Any, elements: Any, wanted: Node, *, look: Look, compare: Compare, is_locked: bool) -> Any:
-    """Elements that tell of what members they are, unless they would be taken for such in any case; None where there
-    are none that could.
+def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, compare: Compare, is_locked: bool) -> Any:
+    """Annotates elements with their member's structure where the node does not imply it; None if there is no element to
+    annotate.
 
     Args:
         td: What they are the elements of.
@@ -37,7 +36,7 @@ def noted(td: Any, elements: Any, wanted: Node, *, look: Look, compare: Compare,
     dim = 0 if wanted.stack_dim is None and depth > 1 else wanted.stack_dim
     if dim is None or dim >= len(td.batch_size):
         return elements
-    members: Sequence[Any] = [td] if dim < 0 else unbound(td, dim)
+    members: Sequence[Any] = [td] if dim < 0 else unbind(td, dim)
     around = batch_size[:dim] + batch_size[dim + 1 :] if dim >= 0 else batch_size
     known = wanted.members if len(wanted.members) == len(members) else ()
 

@@ -7,7 +7,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Path
-from tdserve.structure.one_value import OneValue, with_one_value
+from tdserve.structure.stacks.elements import OneValue, with_one_value
 from tdserve.structure.tree import Spec
 
 ROW = TensorDict(

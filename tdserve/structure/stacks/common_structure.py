@@ -1,4 +1,4 @@
-"""The rows of a lazy stack, taken together: leaf by leaf where they have one structure, else packed row by row."""
+"""The structure that rows of a lazy stack have in common: leaf by leaf, or what is known of them if they differ."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Uneven(Exception):  # noqa: N818 - a way out, not an error
     """The rows do not have one structure."""
 
 
-def stacked(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames | None) -> Stacked | None:
+def join_parts(parts: Sequence[Part], dim: int, *, path: Path, names: DimNames | None) -> Stacked | None:
     """Rows as one node; None when they differ in more than the shapes of their tensors.
 
     Args:
@@ -149,7 +149,7 @@ class _Stacking:
         return (*sizes[: self._dim], size, *sizes[self._dim :])
 
 
-def known_of(
+def summarise(
     nodes: Sequence[Node], batch_size: tuple[int, ...], stack_dim: int | None = None
 ) -> tuple[tuple[int, ...], tuple[tuple[str, Entry], ...]]:
     """What a packed node tells of its elements: their batch dimensions, and every key that one of them has.
@@ -226,7 +226,7 @@ def _known(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
         if ragged is not None and ragged.form is not Form.PACKED:
             ragged = Ragged(Form.STACK, ragged.dtype, entry.batch_size + ragged.shape)
         return ValueLeaf(batch_size, True, ragged)
-    inner, entries = known_of([entry], batch_size)
+    inner, entries = summarise([entry], batch_size)
     return Node(batch_size, None, None, entry.tensorclass, entries, inner=inner)
 
 

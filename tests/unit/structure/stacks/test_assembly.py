@@ -9,8 +9,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.assembly import RowsWithColumns, assign, entry_of, node_of, taken
 from tdserve.structure.nodes import PACKED, Form, Ragged, ValueLeaf
+from tdserve.structure.stacks.assembly import RowsWithColumns, assign, entry_of, node_of, take_columns
 from tests.unit.structure.ragged import CASES, check_same, rows, turn_rows
 
 JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
@@ -51,8 +51,8 @@ def test_node_of_when_the_dimension_of_its_elements_is_named_then_the_stack_is()
 
 
 def test_taken_when_dimension_is_not_the_first_then_columns() -> None:
-    assert taken([[1, 2], [3, 4]], 0) == [[1, 2], [3, 4]]
-    assert taken([[1, 2], [3, 4]], 1) == [[1, 3], [2, 4]]
+    assert take_columns([[1, 2], [3, 4]], 0) == [[1, 2], [3, 4]]
+    assert take_columns([[1, 2], [3, 4]], 1) == [[1, 3], [2, 4]]
 
 
 @pytest.mark.parametrize("case", ["jagged", "stack", "stack in a dense one", "histories", "ragged values", "strided"])

@@ -24,11 +24,11 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError, TDServeError
 from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.elements import flat_elements
 from tdserve.structure.instances import class_name, find_tensorclass, instance_of
 from tdserve.structure.nodes import Form, Params, Ragged, TensorKind, ValueLeaf
-from tdserve.structure.notes import Note, from_content, to_content
 from tdserve.structure.pieces import Pieces, jagged
+from tdserve.structure.stacks.elements import flat_elements
+from tdserve.structure.stacks.row_structure import Note, from_content, to_content
 from tdserve.structure.state import PLAIN, mark_of, marked, params_around, params_of
 from tdserve.structure.tensordict_private import (
     content_of,
@@ -66,11 +66,11 @@ class Exact(NamedTuple):
     note: Note | None = None
 
 
-def exact(elements: Any, num_dims: int, *, keeps_locks: bool) -> Any:
+def mark_exact(elements: Any, num_dims: int, *, keeps_locks: bool) -> Any:
     """(Nested lists of) elements as exact ones."""
     if not num_dims:
         return Exact(elements, keeps_locks)
-    return [exact(element, num_dims - 1, keeps_locks=keeps_locks) for element in elements]
+    return [mark_exact(element, num_dims - 1, keeps_locks=keeps_locks) for element in elements]
 
 
 def holds_exact(elements: Any) -> bool:
@@ -249,10 +249,10 @@ def _read_stack(stack_dim: int, name: str | None, rows: list[Any]) -> LazyStacke
 def _read_empty_stack(
     batch_size: tuple[int, ...], stack_dim: int, names: tuple[str | None, ...] | None, device: str | None
 ) -> LazyStackedTensorDict:
-    return empty_stack(batch_size, stack_dim, None if device is None else torch.device("cpu"))
+    return make_empty_stack(batch_size, stack_dim, None if device is None else torch.device("cpu"))
 
 
-def empty_stack(batch_size: tuple[int, ...], stack_dim: int, device: torch.device | None) -> LazyStackedTensorDict:
+def make_empty_stack(batch_size: tuple[int, ...], stack_dim: int, device: torch.device | None) -> LazyStackedTensorDict:
     """A lazy stack without rows; ``batch_size`` has 0 at ``stack_dim``."""
     rest = [max(size, 0) for size in batch_size[:stack_dim] + batch_size[stack_dim + 1 :]]
     return LazyStackedTensorDict(batch_size=rest, stack_dim=stack_dim, device=device)
@@ -294,10 +294,10 @@ def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tenso
 
 
 def _read_value(batch_size: tuple[int, ...], value: Any) -> Any:
-    return single_value(value, batch_size, None, None)
+    return make_single_value(value, batch_size, None, None)
 
 
-def unbatched(value: Any, batch_size: tuple[int, ...]) -> Any:
+def unpack_unbatched(value: Any, batch_size: tuple[int, ...]) -> Any:
     """The ``UnbatchedTensor`` of a packed one, in a tensordict of this batch size.
 
     Raises:
@@ -310,7 +310,7 @@ def unbatched(value: Any, batch_size: tuple[int, ...]) -> Any:
     return found
 
 
-def shared(values: Any, leaf: ValueLeaf) -> Any:
+def find_shared_value(values: Any, leaf: ValueLeaf) -> Any:
     """The one value of rows that share it.
 
     Raises:
@@ -323,19 +323,19 @@ def shared(values: Any, leaf: ValueLeaf) -> Any:
     return found[0]
 
 
-def single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
+def make_single_value(value: Any, batch_size: tuple[int, ...], device: torch.device | None, names: Any) -> Any:
     """One value for a batch, without the conversions that the constructor makes of some values."""
     td = new_tensordict({}, batch_size=torch.Size(batch_size), device=device, names=names)
     return new_value(td, value)
 
 
 def _read_values(values: list[Any]) -> Any:
-    return NonTensorStack(*[single_value(value, (), None, None) for value in values])
+    return NonTensorStack(*[make_single_value(value, (), None, None) for value in values])
 
 
 def _read_value_stack(stack_dim: int, batch_size: tuple[int, ...], members: list[Any]) -> Any:
     if not members:
-        return NonTensorStack(single_value(None, batch_size[1:], None, None))[0:0]
+        return NonTensorStack(make_single_value(None, batch_size[1:], None, None))[0:0]
     return NonTensorStack(*[_READERS[member[0]](*member[1:]) for member in members], stack_dim=stack_dim)
 
 
@@ -345,10 +345,10 @@ def _read_jagged(dtype: str, shape: tuple[int, ...], has_lengths: bool, componen
 
 
 def _read_nested(dtype: str, components: list[Any]) -> torch.Tensor:
-    return nested([_read_tensor(*component[1:]) for component in components], dtype)
+    return make_nested([_read_tensor(*component[1:]) for component in components], dtype)
 
 
-def nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
+def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
     """The strided nested tensor of these components."""
     if dtype not in ITEMSIZE:
         raise _damaged("a dtype")

@@ -12,10 +12,10 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.structure import codec
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.deferred import Deferred
 from tdserve.structure.nodes import Node, packed_leaf
-from tdserve.structure.packing import pack, unpack
-from tdserve.structure.restacking import joined, restacked, stack_of
+from tdserve.structure.stacks.deferred import Deferred
+from tdserve.structure.stacks.packing import pack, unpack
+from tdserve.structure.stacks.restacking import join, restack, stack_of
 from tdserve.structure.tree import Spec
 from tests.sameness import assert_same
 
@@ -155,15 +155,15 @@ def test_stack_when_elements_are_made_later_then_the_same() -> None:
 
 
 def test_restacked_when_elements_are_not_written_then_empty_ones() -> None:
-    found = restacked([None] * 4, (2, 2), 0, None, (3,))
+    found = restack([None] * 4, (2, 2), 0, None, (3,))
     assert (found.stack_dim, found.batch_size) == (0, torch.Size([2, 2, 3]))
-    found = restacked([None] * 2, (2,), 1, None, (0,))
+    found = restack([None] * 2, (2,), 1, None, (0,))
     assert (found.stack_dim, found.batch_size) == (1, torch.Size([2, 0]))
 
 
 def test_restacked_when_some_elements_are_not_written_then_each_by_itself() -> None:
     element = LazyStackedTensorDict(keys(0, ()), keys(1, ()), stack_dim=0)
-    found = restacked([element, None], (2,), 1, None, (0,))
+    found = restack([element, None], (2,), 1, None, (0,))
     assert found.stack_dim == 0
     assert_same(found.tensordicts[0], element)
     assert found.tensordicts[1].batch_size == torch.Size([0])
@@ -171,13 +171,13 @@ def test_restacked_when_some_elements_are_not_written_then_each_by_itself() -> N
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_restacked_when_there_are_no_elements_then_a_stack_of_that_shape(dim: int) -> None:
-    found = restacked([], (0, 2), dim, None, ())
+    found = restack([], (0, 2), dim, None, ())
     assert (found.stack_dim, found.batch_size) == (dim, torch.Size([0, 2]))
 
 
 def test_restacked_when_elements_differ_in_length_then_stacked_along_those_dimensions() -> None:
     pieces = [TensorDict({"x": torch.rand(size)}, [size]) for size in (1, 2, 3, 3)]
-    found = restacked(pieces, (2, 2), 2, None, (0,), ["a", None])
+    found = restack(pieces, (2, 2), 2, None, (0,), ["a", None])
     assert (found.stack_dim, found.names[0]) == (0, "a")
     assert [row.stack_dim for row in found.tensordicts] == [0, 1]
 
@@ -185,16 +185,16 @@ def test_restacked_when_elements_differ_in_length_then_stacked_along_those_dimen
 def test_joined_when_elements_differ_along_one_dimension_then_stacked_along_that() -> None:
     columns = [keys(0, (3,)), keys(1, (3,))]
     elements = [column[row] for row, column in itertools.product(range(3), columns)]
-    assert_same(joined(elements, (3, 2), (None, None)), LazyStackedTensorDict(*columns, stack_dim=1))
-    mixed: Any = joined([elements[0], elements[1], elements[1], elements[0]], (2, 2), (None, None))
+    assert_same(join(elements, (3, 2), (None, None)), LazyStackedTensorDict(*columns, stack_dim=1))
+    mixed: Any = join([elements[0], elements[1], elements[1], elements[0]], (2, 2), (None, None))
     assert (mixed.stack_dim, mixed.tensordicts[0].stack_dim) == (0, 0)
 
 
 def test_joined_when_values_differ_then_one_for_each() -> None:
-    found = joined([TensorDict({"v": word}) for word in "aab"], (3,), (None,))
+    found = join([TensorDict({"v": word}) for word in "aab"], (3,), (None,))
     assert isinstance(found.get("v"), NonTensorStack)
     assert found.get("v").tolist() == ["a", "a", "b"]
-    assert isinstance(joined([TensorDict({"v": "a"})] * 2, (2,), (None,)).get("v"), NonTensorData)
+    assert isinstance(join([TensorDict({"v": "a"})] * 2, (2,), (None,)).get("v"), NonTensorData)
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_joined_when_values_differ_then_one_for_each() -> None:
 def test_joined_when_elements_do_not_agree_then_a_lazy_stack(other: Any) -> None:
     one = TensorDict({"x": torch.zeros(1)})
     for pair in ((one, other), (other, one)):
-        found = joined(pair, (2,), (None,))
+        found = join(pair, (2,), (None,))
         assert isinstance(found, LazyStackedTensorDict)
         assert [row is part for row, part in zip(found.tensordicts, pair, strict=True)] == [True, True]
 
 
 def test_joined_when_stacks_have_as_many_rows_then_one_stack_of_longer_rows() -> None:
     parts: list[Any] = [LazyStackedTensorDict(keys(0, ()), keys(1, ()), stack_dim=0) for _ in range(3)]
-    assert_same(joined(parts, (3,), (None,)), torch.stack(parts))
+    assert_same(join(parts, (3,), (None,)), torch.stack(parts))
 
 
 def test_stack_of_when_there_are_no_rows_then_an_empty_stack() -> None:

@@ -10,7 +10,7 @@ from tensordict import TensorDict, lazy_stack
 
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks import Part, as_element, known_of, stacked
+from tdserve.structure.stacks.common_structure import Part, as_element, join_parts, summarise
 from tests.unit.structure.ragged import rows, said, turns
 
 
@@ -20,7 +20,7 @@ def parts(*tds: Any) -> list[Part]:
 
 
 def test_stacked_when_shapes_differ_then_ragged_where_they_do() -> None:
-    found = stacked(parts(*rows(3, 1)), 0, path=(), names=("n",))
+    found = join_parts(parts(*rows(3, 1)), 0, path=(), names=("n",))
     assert found is not None
     assert (found.root.batch_size, found.root.stack_dim, found.root.names) == ((2,), 0, ("n",))
     assert dict(found.root.entries) == {
@@ -33,14 +33,14 @@ def test_stacked_when_shapes_differ_then_ragged_where_they_do() -> None:
 
 
 def test_stacked_when_there_is_one_row_then_any_size_may_come() -> None:
-    found = stacked(parts(*rows(3)), 0, path=(), names=None)
+    found = join_parts(parts(*rows(3)), 0, path=(), names=None)
     assert found is not None
     assert dict(found.root.entries)["r"] == ValueLeaf((1,), True, Ragged(Form.STACK, "float32", (-1,)))
 
 
 def test_stacked_when_along_another_dimension_then_elements_in_order_of_the_batch() -> None:
     tds = [TensorDict({"a": torch.full((2, size), float(size))}, [2]) for size in (1, 3)]
-    found = stacked(parts(*tds), 1, path=(), names=None)
+    found = join_parts(parts(*tds), 1, path=(), names=None)
     assert found is not None
     assert found.root.batch_size == (2, 2)
     assert [[len(element) for element in row] for row in found.values["a",]] == [[1, 3], [1, 3]]
@@ -60,29 +60,29 @@ def test_stacked_when_along_another_dimension_then_elements_in_order_of_the_batc
 )
 def test_stacked_when_rows_differ_in_structure_then_none(other: TensorDict) -> None:
     row = TensorDict({"a": torch.zeros(3), "b": torch.zeros(2)})
-    assert stacked(parts(row, other), 0, path=(), names=None) is None
+    assert join_parts(parts(row, other), 0, path=(), names=None) is None
 
 
 def test_stacked_when_rows_are_instances_then_none() -> None:
-    assert stacked(parts(turns(2), turns(2)), 0, path=(), names=None) is None
+    assert join_parts(parts(turns(2), turns(2)), 0, path=(), names=None) is None
 
 
 def test_known_of_when_elements_differ_then_minus_one_where_they_do() -> None:
-    inner, entries = known_of([part.root for part in parts(turns(2, tokens=torch.zeros(2, 5)), turns(3))], (2,))
+    inner, entries = summarise([part.root for part in parts(turns(2, tokens=torch.zeros(2, 5)), turns(3))], (2,))
     assert inner == (-1,)
     assert dict(entries)["tokens"] == ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (-1, 5)))
 
 
 def test_known_of_when_elements_are_stacks_then_entries_are_as_free_as_batch_sizes() -> None:
     alike = [lazy_stack([TensorDict({"a": torch.zeros(5)}) for _ in range(2)]) for _ in range(2)]
-    inner, entries = known_of([part.root for part in parts(*alike)], (2,))
+    inner, entries = summarise([part.root for part in parts(*alike)], (2,))
     assert inner == (-1,)
     assert dict(entries)["a"] == ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (-1, 5)))
 
 
 def test_known_of_when_a_key_holds_different_things_then_only_that_it_is_there() -> None:
     one, other = TensorDict({"a": torch.zeros(3), "n": {"x": torch.zeros(1)}}), TensorDict({"a": "text", "n": {}})
-    _, entries = known_of([part.root for part in parts(one, other)], (2,))
+    _, entries = summarise([part.root for part in parts(one, other)], (2,))
     assert dict(entries)["a"] == ValueLeaf((2,), True, PACKED)
     node = dict(entries)["n"]
     assert isinstance(node, Node)

@@ -16,9 +16,9 @@ from tdserve.structure import codec
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
-from tdserve.structure.gathering import gathered
 from tdserve.structure.nodes import Node
-from tdserve.structure.packing import pack, unpack
+from tdserve.structure.stacks.gathering import gather
+from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 from tests.conformance.trees import trees_around_stacks
 from tests.sameness import assert_same, difference
@@ -211,7 +211,7 @@ def test_components_when_they_differ_along_two_dimensions_then_as_if_nothing_was
 
 def test_gathered_when_an_element_was_never_written_then_nothing_is_known() -> None:
     node = stack_of(capture(around([KINDS["jagged"](), td()], 1, 1)))
-    assert gathered(members_of(node), [None, None], (2,), 1, (None,)) is None
+    assert gather(members_of(node), [None, None], (2,), 1, (None,)) is None
 
 
 def test_names_when_dimensions_have_them_then_so_do_stack_and_members() -> None:

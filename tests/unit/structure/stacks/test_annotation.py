@@ -14,15 +14,15 @@ from tdserve.messages.content import selected_spec
 from tdserve.messages.selection.selection import encode
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture, capture_packed
-from tdserve.structure.elements import flat_elements, nested_list
 from tdserve.structure.nodes import Node
-from tdserve.structure.noting import has_notes
-from tdserve.structure.packing import pack, unpack
+from tdserve.structure.stacks.annotation import has_notes
+from tdserve.structure.stacks.elements import flat_elements, nested_list
+from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 from tests.conformance.trees import trees_around_stacks
 from tests.sameness import assert_same
 from tests.unit.structure.ragged import Turns, made
-from tests.unit.structure.test_gathering import KINDS, around, nested, td
+from tests.unit.structure.stacks.test_gathering import KINDS, around, nested, td
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*nested tensors.*prototype", "ignore:ComplexHalf support is experimental"

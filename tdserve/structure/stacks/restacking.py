@@ -21,9 +21,9 @@ from tensordict import (
 )
 
 from tdserve.messages.values.values import is_same
-from tdserve.structure.elements import unbound
 from tdserve.structure.instances import inside, instance_of
-from tdserve.structure.packing import empty_stack, single_value, without_marks
+from tdserve.structure.stacks.elements import unbind
+from tdserve.structure.stacks.packing import make_empty_stack, make_single_value, without_marks
 from tdserve.structure.tensordict_private import entries_of, fields_beside, is_value_class, new_tensordict
 from tdserve.structure.torch_types import indexable
 
@@ -35,11 +35,11 @@ def stack_of(
 ) -> LazyStackedTensorDict:
     """The lazy stack of these rows."""
     if not rows:
-        return empty_stack(batch_size, dim, device)
+        return make_empty_stack(batch_size, dim, device)
     return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=None if names is None else names[dim])
 
 
-def restacked(
+def restack(
     elements: Sequence[Any],
     batch_size: tuple[int, ...],
     dim: int,
@@ -62,30 +62,30 @@ def restacked(
         return _nothing((*batch_size, *empty), dim, device, (*own, *(None,) * len(empty)))
     parts = [TensorDict({}, empty, device=device) if part is None else part for part in map(without_marks, elements)]
     if dim < 0:
-        return joined(parts, batch_size, own)
+        return join(parts, batch_size, own)
     depth = len(batch_size)
     if dim < depth:
         rest = batch_size[:dim] + batch_size[dim + 1 :]
-        rows = [joined(group, rest, own[:dim] + own[dim + 1 :]) for group in groups_of(parts, batch_size, dim)]
+        rows = [join(group, rest, own[:dim] + own[dim + 1 :]) for group in groups_of(parts, batch_size, dim)]
         return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=own[dim])
     sizes = {tuple(part.batch_size)[dim - depth : dim - depth + 1] for part in parts}
     if sizes == {(0,)}:
-        return empty_stack((*batch_size, *parts[0].batch_size), dim, device)
+        return make_empty_stack((*batch_size, *parts[0].batch_size), dim, device)
     if len(sizes) > 1 or () in sizes:  # of different length, such as no tensordict holds in one piece
         pieces: list[Any] = [
-            restacked(group, batch_size[1:], dim - 1, device, empty, own[1:]) if depth > 1 else group[0]
+            restack(group, batch_size[1:], dim - 1, device, empty, own[1:]) if depth > 1 else group[0]
             for group in groups_of(parts, batch_size, 0)
         ]
         return LazyStackedTensorDict(*pieces, stack_dim=0, stack_dim_name=own[0])
-    columns = zip(*(unbound(part, dim - depth) for part in parts), strict=True)
+    columns = zip(*(unbind(part, dim - depth) for part in parts), strict=True)
     return LazyStackedTensorDict(
-        *(joined(column, batch_size, own) for column in columns),
+        *(join(column, batch_size, own) for column in columns),
         stack_dim=dim,
         stack_dim_name=_names(parts[0])[dim - depth],
     )
 
 
-def joined(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
+def join(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
     """Tensordicts or instances as one with more batch dimensions in front: dense where they agree, else a lazy stack.
 
     Args:
@@ -104,7 +104,7 @@ def joined(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
         rows = [_dense(group, rest, rest_names) if rest else group[0] for group in groups]
         if all(row is not None for row in rows):
             return LazyStackedTensorDict(*rows, stack_dim=dim, stack_dim_name=names[dim])
-    rows = [joined(group, sizes[1:], names[1:]) for group in groups_of(parts, sizes, 0)]
+    rows = [join(group, sizes[1:], names[1:]) for group in groups_of(parts, sizes, 0)]
     return LazyStackedTensorDict(*rows, stack_dim=0, stack_dim_name=names[0])
 
 
@@ -184,7 +184,7 @@ def _dense_stacks(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) ->
             return None
     if not num_rows:
         return None
-    rows = [joined([part.tensordicts[number] for part in parts], sizes, names) for number in range(num_rows)]
+    rows = [join([part.tensordicts[number] for part in parts], sizes, names) for number in range(num_rows)]
     return LazyStackedTensorDict(*rows, stack_dim=len(sizes) + dim, stack_dim_name=own_names[dim])
 
 
@@ -203,7 +203,7 @@ def _entry(column: list[Any], sizes: tuple[int, ...], names: Names, own_names: N
         return _tensors(column, sizes)
     if any(isinstance(item, torch.Tensor) or item.batch_size != first.batch_size for item in column):
         return None
-    return joined(column, sizes, names)
+    return join(column, sizes, names)
 
 
 def _tensors(column: list[Any], sizes: tuple[int, ...]) -> torch.Tensor | None:
@@ -232,7 +232,7 @@ def _values(column: Sequence[Any], sizes: tuple[int, ...], names: Names, own_nam
     if is_one:
         shape = (*sizes, *first.batch_size)
         all_names = [*names, *own_names, *(None,) * (len(first.batch_size) - len(own_names))]
-        return single_value(first.data, shape, first.device, all_names if any(all_names) else None)
+        return make_single_value(first.data, shape, first.device, all_names if any(all_names) else None)
     return _value_stack(column, sizes, names)
 
 

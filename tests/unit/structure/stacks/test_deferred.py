@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 from torch.utils import _pytree as pytree
 
-from tdserve.structure.deferred import Deferred, later_stack, later_values, made
+from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
 from tests.unit.structure.ragged import check_same, rows
 
 ROWS = rows(2, 3)
@@ -97,7 +97,7 @@ def test_later_when_nobody_looks_then_it_is_not_made() -> None:
     assert not calls
     assert td["s"] == ["a", "b", "c"]
     assert type(later) is NonTensorStack
-    assert made(later) is later
+    assert materialise(later) is later
     assert calls == [1]
 
 

@@ -13,8 +13,17 @@ from tensordict.nn import TensorDictParams
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.messages.values.values import decode_bytes, encode_bytes
 from tdserve.structure.nodes import Node, TensorLeaf, ValueLeaf
-from tdserve.structure.notes import Note, spec_of
-from tdserve.structure.packing import Exact, exact, holds_exact, pack, shared, unbatched, unpack, without_marks
+from tdserve.structure.stacks.packing import (
+    Exact,
+    find_shared_value,
+    holds_exact,
+    mark_exact,
+    pack,
+    unpack,
+    unpack_unbatched,
+    without_marks,
+)
+from tdserve.structure.stacks.row_structure import Note, spec_of
 from tests.unit.structure.ragged import CASES, check_same, turns
 
 unbatched_tensor: Any = UnbatchedTensor
@@ -88,9 +97,9 @@ def test_unpack_when_a_value_has_any_type_then_it_stays() -> None:
 
 def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
     td = TensorDict({"n": TensorDict({"a": torch.ones(2)}).lock_(), "m": {}})
-    found = unpack(decode_bytes(encode_bytes(pack(exact([td], 1, keeps_locks=True)[0]))))
+    found = unpack(decode_bytes(encode_bytes(pack(mark_exact([td], 1, keeps_locks=True)[0]))))
     assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
-    for entry in (td, exact(td, 0, keeps_locks=False)):
+    for entry in (td, mark_exact(td, 0, keeps_locks=False)):
         assert not unpack(pack(entry))["n"].is_locked
 
 
@@ -110,17 +119,17 @@ def test_unpack_when_an_element_tells_what_it_is_of_then_that_comes_with_it() ->
 @pytest.mark.parametrize("values", [[], [pack(torch.ones(1)), pack(torch.ones(2))]])
 def test_shared_when_rows_have_values_of_their_own_then_refused(values: Any) -> None:
     with pytest.raises(NotSupportedError, match="UnbatchedTensor"):
-        shared(values, ValueLeaf((len(values),), True, is_unbatched=True))
+        find_shared_value(values, ValueLeaf((len(values),), True, is_unbatched=True))
 
 
 def test_unbatched_when_unpacked_then_knows_the_batch_it_is_in() -> None:
     value = pack(unbatched_tensor(torch.arange(3)))
-    found: Any = unbatched(shared([value, value], ValueLeaf((2,), True, is_unbatched=True)), (2,))
+    found: Any = unpack_unbatched(find_shared_value([value, value], ValueLeaf((2,), True, is_unbatched=True)), (2,))
     assert type(found) is UnbatchedTensor
     assert torch.equal(found.as_subclass(torch.Tensor), torch.arange(3))
     assert found.batch_size == (2,)
     with pytest.raises(RemoteProtocolError, match="unbatched"):
-        unbatched(pack(torch.ones(2)), (2,))
+        unpack_unbatched(pack(torch.ones(2)), (2,))
 
 
 def test_unpack_when_an_unbatched_tensor_is_beside_rows_then_its_shape_is_its_own() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
 from tdserve.messages.values.messages import ATOMS
+from tdserve.messages.values.values import is_same
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
 from tdserve.structure.tensordict_private import fields_beside, stored_fields
 from tdserve.structure.torch_types import from_torch
+from tdserve.structure.tree import Path, Spec
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
 
@@ -28,7 +30,7 @@ def elements_of(td: Any, batch_size: tuple[int, ...]) -> Any:
     """
     if not batch_size:
         return td
-    rows = list(unbound(td, 0))
+    rows = list(unbind(td, 0))
     return rows if len(batch_size) == 1 else [elements_of(row, batch_size[1:]) for row in rows]
 
 
@@ -49,7 +51,7 @@ def rows_of(stack: LazyStackedTensorDict, dim: int) -> Sequence[Any]:
 def _rows_of_instances(stack: LazyStackedTensorDict, dim: int) -> list[Any]:
     """As stacks of instances, where tensordict would make instances around stacks of them."""
     at = stack.stack_dim - (dim < stack.stack_dim)
-    columns = [unbound(member, dim - (stack.stack_dim < dim)) for member in stack.tensordicts]
+    columns = [unbind(member, dim - (stack.stack_dim < dim)) for member in stack.tensordicts]
     name = stack.names[stack.stack_dim]
     return [LazyStackedTensorDict(*row, stack_dim=at, stack_dim_name=name) for row in zip(*columns, strict=True)]
 
@@ -58,7 +60,7 @@ def _is_instance(td: Any) -> bool:
     return isinstance(td, TypedTensorDict) or (is_tensorclass(td) and not isinstance(td, NonTensorData))
 
 
-def unbound(td: Any, dim: int) -> Sequence[Any]:
+def unbind(td: Any, dim: int) -> Sequence[Any]:
     """The rows along a dimension, of an instance as instances."""
     if isinstance(td, LazyStackedTensorDict):
         return rows_of(td, dim)
@@ -66,7 +68,7 @@ def unbound(td: Any, dim: int) -> Sequence[Any]:
         rows: Sequence[Any] = td.unbind(dim)
         return rows
     beside = fields_beside(td)
-    return [instance_of(type(td), row, dict(beside)) for row in unbound(inside(td), dim)]
+    return [instance_of(type(td), row, dict(beside)) for row in unbind(inside(td), dim)]
 
 
 def is_by_rows(td: Any, depth: int) -> bool:
@@ -192,3 +194,37 @@ def _declared(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...
 
 def _rows(tensor: torch.Tensor, depth: int) -> Any:
     return list(tensor) if depth == 1 else [_rows(row, depth - 1) for row in tensor]
+
+
+class OneValue(NamedTuple):
+    """In the place of a list of values: the one that all elements there share."""
+
+    value: Any
+
+
+def with_one_value(values: dict[Path, Any], spec: Spec, stored: Spec) -> dict[Path, Any]:
+    """Values of rows of a table, with one for all elements of a row where that is what its structure says.
+
+    Args:
+        values: By path, of every leaf as ``spec`` says.
+        spec: Of the rows.
+        stored: Of the table: of rows that have one value for all of their elements in such a leaf.
+    """
+    paths: tuple[Path, ...] | None = stored.memo.get("one value")
+    if paths is None:
+        leaves = [(path, leaf) for path, leaf in stored.values if leaf.ragged is None and not leaf.is_unbatched]
+        paths = tuple(path for path, leaf in leaves if not leaf.per_row and len(leaf.batch_size) > 1)
+        stored.memo["one value"] = paths
+    if not paths:
+        return values
+    found = dict(values)
+    for path, leaf in spec.values:
+        if path in paths and leaf.per_row:
+            found[path] = [_one(row, len(leaf.batch_size) - 1) for row in values[path]]
+    return found
+
+
+def _one(row: Any, num_dims: int) -> Any:
+    held = flat_elements(row, num_dims)
+    is_one = bool(held) and all(is_same(value, held[0]) for value in held[1:])
+    return OneValue(held[0]) if is_one else row

@@ -11,13 +11,13 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.messages.values.values import is_same
-from tdserve.structure.deferred import Deferred, later_stack, later_values, made
-from tdserve.structure.elements import flat_elements
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import Form, Ragged, ValueLeaf
-from tdserve.structure.packing import nested, single_value, without_marks
 from tdserve.structure.pieces import jagged
-from tdserve.structure.restacking import restacked, stack_of
+from tdserve.structure.stacks.deferred import Deferred, later_stack, later_values, materialise
+from tdserve.structure.stacks.elements import flat_elements
+from tdserve.structure.stacks.packing import make_nested, make_single_value, without_marks
+from tdserve.structure.stacks.restacking import restack, stack_of
 from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
 
 
@@ -46,7 +46,7 @@ def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any
         elements = _merged(elements, depth)
         leaf = _merged_leaf(leaf, leaf.ragged)
     ragged: Any = leaf.ragged
-    return jagged(elements, ragged) if form is Form.JAGGED else nested(list(elements), ragged.dtype)
+    return jagged(elements, ragged) if form is Form.JAGGED else make_nested(list(elements), ragged.dtype)
 
 
 def node_of(
@@ -70,7 +70,7 @@ def node_of(
         stack_dim: As its node notes it.
     """
     if stack_dim is not None:
-        td = restacked(flat_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
+        td = restack(flat_elements(elements, len(leaf.batch_size)), leaf.batch_size, stack_dim, device, empty, names)
     elif isinstance(elements, Deferred):
         td = later_stack(lambda: _rows(elements.items, leaf.batch_size, device, empty, names), None, 0)
     else:
@@ -91,7 +91,7 @@ class RowsWithColumns(BesideHooks):
     def of(rows: LazyStackedTensorDict, beside: dict[str, torch.Tensor]) -> RowsWithColumns:
         """The same rows."""
         found = RowsWithColumns.__new__(RowsWithColumns)
-        found.__dict__.update(made(rows).__dict__)
+        found.__dict__.update(materialise(rows).__dict__)
         found.__dict__["beside"] = beside
         return found
 
@@ -125,11 +125,11 @@ class RowsWithColumns(BesideHooks):
         return RowsWithColumns.of(super().to(*args, **kwargs), beside)
 
 
-def taken(value: Any, dim: int) -> Any:
+def take_columns(value: Any, dim: int) -> Any:
     """Nested lists by the elements of one of their dimensions."""
     if dim == 0:
         return value
-    rows = [taken(row, dim - 1) for row in value]
+    rows = [take_columns(row, dim - 1) for row in value]
     return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -202,10 +202,10 @@ def _rows(
 
 def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | None) -> Any:
     if not batch_size:
-        return single_value(None, (), device, None) if elements is None else elements
+        return make_single_value(None, (), device, None) if elements is None else elements
     rows = [_entries(row, batch_size[1:], device) for row in elements]
     if not rows:
-        return NonTensorStack(single_value(None, batch_size[1:], device, None))[0:0]
+        return NonTensorStack(make_single_value(None, batch_size[1:], device, None))[0:0]
     if all(is_value_class(type(row)) for row in rows):
         return NonTensorStack(*rows)
     raise NotSupportedError(feature="a stack of such entries", reason="read one row at a time")
