@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tdserve.base.errors import ServerBusyError, WrongStateError
-from tdserve.rules.transfer import RequestLog
+from tdserve.rules.request_log import RequestLog
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.v1 import control_pb2
 

@@ -16,7 +16,6 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
     TransferAbortedError,
-    WrongStateError,
 )
 from tdserve.server import inline_tasks
 from tdserve.server.admission_budget import HeldContent
@@ -134,26 +133,21 @@ class Requests:
         """Whether a request may begin. One that is tried again has the number that it had, and may come before the end
         of the last attempt is noticed here: the worker tells of it, or the answer is on its way out."""
         request = message.request
-        is_over = False
         refusal: TDServeError
         try:
-            if request in session.protocol.requests:
+            if request in session.requests:
                 with self._held.holding(session, f"a request of kind {kind!r}", message.ByteSize()):
                     await session.end_of(request)
-            session.protocol.begin(request)
+            session.begin(request)
             return True
-        except WrongStateError as error:  # the session ends
-            refusal, is_over = error, True
         except ServerBusyError as error:
             refusal = error
         except asyncio.CancelledError:
             refusal = TransferAbortedError(transfer=request, reason="it was cancelled")
-        if is_over:
-            session.ended.set()
-        elif kind in _WITH_CONTENT:
+        if kind in _WITH_CONTENT:
             session.discard(request, getattr(message, kind).content, channel_number=message.channel)
         await self._refuse(session, request, refusal)
-        if request not in session.protocol.requests:  # else of the one that is under way
+        if request not in session.requests:  # else of the one that is under way
             session.cancelled_requests.discard(request)
         return False
 

@@ -13,7 +13,7 @@ from threading import Lock
 from tdserve.data.opened import OpenStores
 from tdserve.data.reads import plan_read
 from tdserve.messages.layout import Message
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2

@@ -8,7 +8,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NcclUnavailableError, NotSupportedError
 from tdserve.client.content.devices import resolved
-from tdserve.rules.session import why_not_nccl
+from tdserve.rules.nccl_choice import why_not_nccl
 from tdserve.transport.nccl import gpu_uuid
 from tdserve.v1 import control_pb2
 

@@ -32,7 +32,7 @@ from tdserve.messages.content import (
     rows_layout,
 )
 from tdserve.messages.layout import Layout
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.structure.build import build
 from tdserve.structure.independent_views import untracked
 from tdserve.structure.stacks.elements import with_one_value

@@ -22,7 +22,7 @@ from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
 from tdserve.messages.content import values_messages
 from tdserve.messages.layout import Layout, Message
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.structure.torch_types import to_torch
 from tdserve.transport.appended import SinkBehind
 from tdserve.transport.channel import Channel, Work

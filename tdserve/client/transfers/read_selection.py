@@ -22,7 +22,7 @@ from tdserve.client.transfers.read import Content, Destination, finish_posted, f
 from tdserve.data.opened import OpenStore
 from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2

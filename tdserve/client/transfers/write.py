@@ -23,7 +23,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, sending_timeout_s
 from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.channel import Work

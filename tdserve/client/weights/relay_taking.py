@@ -18,7 +18,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
 from tdserve.messages.layout import Layout
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.pool import BufferPool

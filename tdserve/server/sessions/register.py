@@ -18,7 +18,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_client_id, check_text
 from tdserve.base.machine import boot_id
 from tdserve.control.servicer import SessionLink
-from tdserve.rules.session import why_not_nccl
+from tdserve.rules.nccl_choice import why_not_nccl
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.session import ClientSession, local_address_towards
@@ -125,7 +125,6 @@ class Sessions:
         )
         if session.invitation is not None:
             welcome.local.CopyFrom(session.invitation.message(self._root))
-        session.opened()  # before: a local client's first request takes another way, and may be here first
         try:
             await link.send(control_pb2.ServerMessage(welcome=welcome))
         except BaseException:  # the client went away in this moment: nobody else knows of its session

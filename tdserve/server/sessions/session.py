@@ -16,7 +16,7 @@ from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError,
 from tdserve.base.ids import new_secret
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
-from tdserve.rules.session import SessionEvent, SessionProtocol, tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.waiting import Waiters, hear
@@ -58,6 +58,7 @@ class ClientSession:
 
     Attributes:
         local: The client, once it reads and writes the files by itself.
+        requests: Those under way.
         cancelled_requests: Those under way that are to be given up when they wait; nobody has what they lease.
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
         last_epoch: Number of the last epoch of a group that it was in. The next one has a higher number, whatever its
@@ -88,7 +89,7 @@ class ClientSession:
         self.hello = hello
         self.link = link
         self.worker = worker
-        self.protocol = SessionProtocol()
+        self.requests: set[int] = set()
         self.ended = asyncio.Event()
         self.accepted_requests: set[int] = set()
         self.mailed_requests: set[int] = set()
@@ -141,10 +142,6 @@ class ClientSession:
         await self.ended.wait()
         local.lose()
 
-    def opened(self) -> None:
-        """Welcome is sent now: requests may begin."""
-        self.protocol.on(SessionEvent.OPENED)
-
     def run(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """Serves a request in a task of its own; 0 for what is no request."""
         self._keep(asyncio.create_task(serving, name=self._task_name(request)), request)
@@ -153,11 +150,15 @@ class ClientSession:
         """As ``run``, but begins before it returns. To be called outside a task."""
         inline_tasks.start(serving, name=self._task_name(request), keep=partial(self._keep, request=request))
 
+    def begin(self, request: int) -> None:
+        """A request begins that is not under way."""
+        self.requests.add(request)
+
     async def end_of(self, request: int) -> None:
         """Waits until a request that is under way has ended."""
         await inline_tasks.in_task()
         with self.waiting():
-            while request in self.protocol.requests:
+            while request in self.requests:
                 await self._ends.setdefault(request, asyncio.Event()).wait()
 
     def bind(self, request: int, channel_number: int) -> None:
@@ -199,8 +200,7 @@ class ClientSession:
         self.accepted_requests.discard(request)
         self.mailed_requests.discard(request)
         self.cancelled_requests.discard(request)
-        if self.protocol.end(request):
-            self.ended.set()
+        self.requests.remove(request)
         if request in self._ends:
             self._ends.pop(request).set()
 
@@ -215,7 +215,7 @@ class ClientSession:
         waiting = [task for task in tasks if task in self._waiting]
         for task in waiting:
             task.cancel()
-        is_under_way = bool(tasks) or request in self.protocol.requests
+        is_under_way = bool(tasks) or request in self.requests
         if is_under_way and not waiting:  # it may be just about to begin, or to wait
             self.cancelled_requests.add(request)
         return is_under_way

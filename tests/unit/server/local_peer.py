@@ -80,7 +80,6 @@ class LocalPeer:
             inline_bytes=INLINE_BYTES,
             invitation=self._invitation,
         )
-        self.session.opened()
         self.local = LocalClient(
             self._number,
             link,

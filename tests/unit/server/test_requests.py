@@ -19,7 +19,6 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.session import SessionEvent
 from tdserve.server.opened_store import Entry
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
@@ -140,7 +139,7 @@ def test_request_when_it_cannot_be_then_one_failure_and_the_session_goes_on(
     run(requests.serve(session, message))
     assert isinstance(outbox(session).error(), error)
     assert not session.ended.is_set()
-    assert session.protocol.requests == frozenset()
+    assert not session.requests
 
 
 def test_read_when_of_weights_then_says_what_the_store_is(world: World, run: Loop, requests: Requests) -> None:
@@ -160,7 +159,7 @@ def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended
 
     async def scenario() -> ClientSession:
         session = world.session()
-        session.protocol.begin(1)  # an attempt that the client has given up, and whose end is not noticed here
+        session.begin(1)  # an attempt that the client has given up, and whose end is not noticed here
         messages = extending(1, fingerprint), sampling(1, num_rows=1)
         tasks = [asyncio.create_task(requests.serve(session, message)) for message in messages]
         for _ in range(5):
@@ -172,7 +171,7 @@ def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended
 
     session = run(scenario())
     assert [each.WhichOneof("body") for each in outbox(session).messages] == ["done", "done"]
-    assert session.protocol.requests == frozenset()
+    assert not session.requests
     assert not session.ended.is_set()
 
 
@@ -182,7 +181,7 @@ def test_request_when_cancelled_before_it_could_begin_then_aborted(
 ) -> None:
     async def scenario() -> ClientSession:
         session = world.session()
-        session.protocol.begin(1)
+        session.begin(1)
         session.run(requests.serve(session, extending(1, b"") if has_content else sampling(1)), 1)
         for _ in range(3):
             await asyncio.sleep(0)
@@ -192,16 +191,8 @@ def test_request_when_cancelled_before_it_could_begin_then_aborted(
 
     session = run(scenario())
     assert isinstance(outbox(session).error(), TransferAbortedError)
-    assert session.protocol.requests == {1}
+    assert session.requests == {1}
     assert not session.ended.is_set()  # what its client sends is discarded
-
-
-def test_request_when_the_session_drains_then_failure_and_it_ends(world: World, run: Loop, requests: Requests) -> None:
-    session = world.session()
-    session.protocol.on(SessionEvent.DRAIN)
-    run(requests.serve(session, control_pb2.ClientMessage(request=1, read=control_pb2.ReadRequest(store="x"))))
-    assert isinstance(outbox(session).error(), WrongStateError)
-    assert session.ended.is_set()
 
 
 def test_request_when_cancelled_while_it_waits_then_aborted(
@@ -237,7 +228,7 @@ def test_request_when_cancelled_right_behind_it_then_aborted_all_the_same(
 
     run(scenario())
     assert isinstance(outbox(session).error(), TransferAbortedError)
-    assert session.protocol.requests == frozenset()
+    assert not session.requests
 
 
 def leasing(request: int) -> control_pb2.ClientMessage:

@@ -153,11 +153,7 @@ class World:
     def session_of(self, hello: control_pb2.Hello, number: int) -> ClientSession:
         """An open session of the client that says this hello."""
         link = SessionLink(Outbox())
-        session = ClientSession(
-            number, hello, link, worker=self.worker, interface="127.0.0.1", inline_bytes=INLINE_BYTES
-        )
-        session.opened()
-        return session
+        return ClientSession(number, hello, link, worker=self.worker, interface="127.0.0.1", inline_bytes=INLINE_BYTES)
 
     async def create(self, name: str, td: Any, **fields: Any) -> Entry:
         """A tensordict store of this structure, visible, of zeros."""

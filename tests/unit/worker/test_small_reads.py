@@ -11,7 +11,7 @@ from tdserve.data.opened import OpenStores
 from tdserve.messages.content import ReadStatus, read_layout, selected_spec
 from tdserve.messages.layout import Layout, Message
 from tdserve.messages.selection.selection import parse
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.transport.sources_sinks import FlatEnd, Source
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2

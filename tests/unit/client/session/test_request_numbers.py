@@ -11,7 +11,7 @@ import pytest
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY, TELL_EVERY, RequestNumbers
-from tdserve.rules.transfer import RequestLog
+from tdserve.rules.request_log import RequestLog
 from tdserve.v1 import control_pb2
 from tests.integration.processes import wait_for
 

@@ -11,7 +11,7 @@ from tdserve.client.transfers.download import post
 from tdserve.client.transfers.read import Destination, finish_posted, on_cpu, only
 from tdserve.messages.content import rows_layout
 from tdserve.messages.layout import Layout
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 

@@ -69,7 +69,7 @@ class WatchfulOutbox(Outbox):
     async def write(self, message: control_pb2.ServerMessage) -> None:
         session = self.sessions.find(message.welcome.session)
         assert session is not None
-        session.protocol.begin(1)
+        session.begin(1)
 
     sessions: Sessions
 
@@ -80,7 +80,7 @@ def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_tak
     box = WatchfulOutbox()
     box.sessions = sessions
     session = run(sessions.open(hello(), SessionLink(box)))
-    assert session.protocol.requests == {1}
+    assert session.requests == {1}
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])

@@ -7,7 +7,7 @@ import pytest
 from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, PeerLostError, StoreNotFoundError, TransferAbortedError
-from tdserve.rules.session import tag_of
+from tdserve.rules.tags import tag_of
 from tdserve.server.sessions.session import ClientSession, as_error, local_address_towards
 from tdserve.server.waiting import Waiters
 from tdserve.v1 import control_pb2, worker_pb2

@@ -1,94 +1,10 @@
-"""The life of one transfer, and the memory of requests that were answered. Rules alone; no bytes are moved here.
-
-::
-
-    PLANNED ──offer──► OFFERED ──move──► MOVING ──complete──► COMPLETE
-       └──────abort───────┴──────abort─────┴──────abort──────► ABORTED
-
-Everything that changes a transfer's state stands in ``TRANSITIONS``; an event that has no entry there is refused, and
-the state stays as it was.
-"""
+"""The memory of requests that were answered, so that a retry changes nothing twice. The rule alone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from enum import Enum
 
 from tdserve.base.errors import WrongStateError
-
-
-class TransferState(Enum):
-    """Where a transfer is."""
-
-    PLANNED = "planned"  # asked for; rows or a version may still have to be waited for
-    OFFERED = "offered"  # granted: both ends know the exact sizes
-    MOVING = "moving"  # bytes are under way, inline or over the data transport
-    COMPLETE = "complete"  # content arrived whole
-    ABORTED = "aborted"  # given up; what was being filled is undefined
-
-
-class TransferEvent(Enum):
-    """What happens to a transfer."""
-
-    OFFER = "offer"
-    MOVE = "move"
-    COMPLETE = "complete"
-    ABORT = "abort"
-
-
-TRANSITIONS: dict[TransferState, dict[TransferEvent, TransferState]] = {
-    TransferState.PLANNED: {
-        TransferEvent.OFFER: TransferState.OFFERED,
-        TransferEvent.ABORT: TransferState.ABORTED,
-    },
-    TransferState.OFFERED: {
-        TransferEvent.MOVE: TransferState.MOVING,
-        TransferEvent.ABORT: TransferState.ABORTED,
-    },
-    TransferState.MOVING: {
-        TransferEvent.COMPLETE: TransferState.COMPLETE,
-        TransferEvent.ABORT: TransferState.ABORTED,
-    },
-    TransferState.COMPLETE: {},
-    TransferState.ABORTED: {},
-}
-
-
-class TransferProtocol:
-    """One transfer's state.
-
-    Args:
-        transfer: Its number, for errors: that of its request.
-    """
-
-    def __init__(self, transfer: int) -> None:
-        self.transfer = transfer
-        self._state = TransferState.PLANNED
-
-    def __repr__(self) -> str:
-        return f"<TransferProtocol {self.transfer} {self._state.value}>"
-
-    @property
-    def state(self) -> TransferState:
-        """Where the transfer is."""
-        return self._state
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more can happen to it."""
-        return not TRANSITIONS[self._state]
-
-    def on(self, event: TransferEvent) -> TransferState:
-        """Takes an event in, and returns the new state.
-
-        Raises:
-            WrongStateError: The event is impossible now. Nothing was changed.
-        """
-        following = TRANSITIONS[self._state].get(event)
-        if following is None:
-            raise WrongStateError(state=self._state.value, event=f"{event.value} of transfer {self.transfer}")
-        self._state = following
-        return following
 
 
 class RequestLog:

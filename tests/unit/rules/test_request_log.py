@@ -1,57 +1,11 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from tdserve.base.errors import WrongStateError
-from tdserve.rules.transfer import TRANSITIONS, RequestLog, TransferEvent, TransferProtocol, TransferState
-
-_LEGAL = {
-    ("planned", "offer", "offered"),
-    ("offered", "move", "moving"),
-    ("moving", "complete", "complete"),
-    ("planned", "abort", "aborted"),
-    ("offered", "abort", "aborted"),
-    ("moving", "abort", "aborted"),
-}
-_WAY = [TransferEvent.OFFER, TransferEvent.MOVE, TransferEvent.COMPLETE]
-_NUM_STEPS = {"planned": 0, "offered": 1, "moving": 2, "complete": 3, "aborted": 1}
+from tdserve.rules.request_log import RequestLog
 
 _ANN, _BOB = b"ann", b"bob"
-
-
-def _in(state: TransferState) -> TransferProtocol:
-    transfer = TransferProtocol(9)
-    for event in _WAY[: _NUM_STEPS[state.value]]:
-        transfer.on(event)
-    if state is TransferState.ABORTED:
-        transfer.on(TransferEvent.ABORT)
-    assert transfer.state is state
-    return transfer
-
-
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(TransferState, TransferEvent)))
-def test_event_when_in_any_state_then_as_the_book_says(state: TransferState, event: TransferEvent) -> None:
-    transfer = _in(state)
-    following = {then for before, what, then in _LEGAL if (before, what) == (state.value, event.value)}
-    if following:
-        assert {transfer.on(event).value} == following
-        return
-    with pytest.raises(WrongStateError) as caught:
-        transfer.on(event)
-    assert (caught.value.state, transfer.state) == (state.value, state)
-    assert "transfer 9" in caught.value.event
-
-
-def test_is_over_when_complete_or_aborted_then_true_else_false() -> None:
-    assert list(TRANSITIONS) == list(TransferState)
-    over = {state for state in TransferState if _in(state).is_over}
-    assert over == {TransferState.COMPLETE, TransferState.ABORTED}
-
-
-def test_repr_when_shown_then_state() -> None:
-    assert repr(_in(TransferState.MOVING)) == "<TransferProtocol 9 moving>"
 
 
 def test_seen_when_a_request_is_retried_then_its_own_answer() -> None:

@@ -1,0 +1,27 @@
+"""When the content of a session goes from GPU to GPU."""
+
+from __future__ import annotations
+
+
+def why_not_nccl(
+    asked: str, *, client_gpu: str, worker_gpu: str, why_no_gpu: str = "", is_one_machine: bool = False
+) -> str:
+    """Why the content of a session does not go by NCCL; "" when it does. Both ends apply it before they touch NCCL.
+
+    Args:
+        asked: The client's transport.
+        client_gpu, worker_gpu: What tells the GPU of either end from all others; "" where there is none.
+        why_no_gpu: Why the worker has none.
+        is_one_machine: Whether one kernel runs both ends.
+    """
+    if asked not in ("auto", "nccl"):
+        return f"{asked!r} was asked for"
+    if not client_gpu:
+        return "the client has no GPU that NCCL can use"
+    if not worker_gpu:
+        return f"the server's data worker has no GPU: {why_no_gpu or 'none was named (tdserve serve --device cuda:N)'}"
+    if client_gpu == worker_gpu:
+        return f"both ends use one GPU, {client_gpu}, which NCCL refuses; content is staged in pinned memory instead"
+    if asked == "auto" and is_one_machine:
+        return "both ends are on one machine, whose memory is nearer; content is staged in pinned memory"
+    return ""

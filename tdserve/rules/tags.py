@@ -1,0 +1,10 @@
+"""The tags of content on a channel."""
+
+from __future__ import annotations
+
+_NUM_TAGS = 2**31 - 1
+
+
+def tag_of(request: int) -> int:
+    """The tag of a request's content on the channel. 0 is the channel's own, for its end."""
+    return 1 + request % _NUM_TAGS
