@@ -12,6 +12,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
 from tdserve.cli.demo import demo
+from tdserve.cli.guide import guide
 from tdserve.cli.head import head
 from tdserve.cli.health import health
 from tdserve.cli.info import info
@@ -33,7 +34,7 @@ def cli(context: click.Context) -> None:
         hear_sigterm()
 
 
-for command in (serve, health, adopt, ls, keys, head, info, bench, demo):
+for command in (serve, health, adopt, ls, keys, head, info, bench, demo, guide):
     cli.add_command(command)
 
 LASTING = (serve.name, demo.name)

@@ -1,4 +1,4 @@
-"""The README's table of kinds and operations, made of what the suite asserts.
+"""The guide's table of kinds and operations, made of what the suite asserts.
 
 ``python -m tests.conformance.kind_groups`` prints it.
 """

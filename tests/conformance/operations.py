@@ -66,7 +66,7 @@ class Operation(NamedTuple):
 
     Attributes:
         attempt: Does it, and fails unless what comes is what is expected.
-        column: Of the README's table.
+        column: Of the guide's table.
         on_rows: Whether it is for kinds that have rows.
         needs: A transport without which it is refused.
     """

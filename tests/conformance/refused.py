@@ -14,7 +14,7 @@ class Note(NamedTuple):
     Attributes:
         error: What is raised; AssertionError: it comes, and it differs.
         pattern: Found in its message, which names the key or the reason.
-        text: For the README.
+        text: For the guide.
     """
 
     error: type[Exception]

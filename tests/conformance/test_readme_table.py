@@ -1,4 +1,4 @@
-"""The README says of kinds and operations what the suite asserts, and the list of names names tests that there are."""
+"""The guide says of kinds and operations what the suite asserts, and the list of names names tests that there are."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ REPOSITORY = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("README.md")
 
 
-def test_readme_when_compared_with_the_suite_then_has_its_table() -> None:
-    assert table() in (REPOSITORY / "README.md").read_text(), "python -m tests.conformance.kind_groups prints it"
+def test_guide_when_compared_with_the_suite_then_has_its_table() -> None:
+    assert table() in (REPOSITORY / "tdserve/guide/stores.md").read_text(), (
+        "python -m tests.conformance.kind_groups prints it"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

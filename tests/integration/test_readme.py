@@ -1,4 +1,4 @@
-"""The README's tour runs as written, word by word, in a process of its own."""
+"""README and guide: every example runs as written, every link leads somewhere, every guarantee has its tests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,77 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-README = Path(__file__).parents[2] / "README.md"
+REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+PAGES = [README, *sorted((REPOSITORY / "tdserve" / "guide").glob("*.md"))]
+OTHERS = [REPOSITORY / path for path in ("deploy/README.md", "tdserve/bench/README.md", "tests/conformance/README.md")]
+GUARANTEES = REPOSITORY / "tdserve" / "guide" / "guarantees.md"
+
+RUN_PAGES = """
+import os, sys
+for script in sys.argv[1:]:
+    os.chdir(os.path.dirname(script))
+    print("page", script)
+    exec(compile(open(script).read(), script, "exec"), {"__name__": "__main__"})
+"""
+"""All pages in one process, which imports torch once; each in a folder and with names of its own."""
 
 
-def test_tour_when_run_as_written_then_every_line_holds(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 7
-    script = tmp_path / "tour.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+def python_of(page: Path) -> str:
+    """The examples of a page on the lines where they stand there, so that a traceback names the page's line."""
+    kept, is_python = [], False
+    for line in page.read_text().splitlines():
+        is_fence = line.startswith("```")
+        kept.append(line if is_python and not is_fence else "")
+        is_python = line == "```python" or (is_python and not is_fence)
+    return "\n".join(kept)
+
+
+def test_examples_when_run_as_written_then_every_line_holds(tmp_path: Path) -> None:
+    scripts = []
+    for page in PAGES:
+        if code := python_of(page).strip("\n"):
+            script = tmp_path / page.stem / f"{page.stem}.py"
+            script.parent.mkdir()
+            script.write_text(python_of(page))
+            scripts.append(str(script))
+            assert "assert " in code
+    assert len(scripts) >= 8
+    command = [sys.executable, "-c", RUN_PAGES, *scripts]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "['batch', 'chats', 'notes', 'policy', 'prioritized', 'recent', 'replay', 'rollouts', 'todo']" in done.stdout
+    assert done.stdout.count("page ") == len(scripts)
+    assert "['batch', 'policy', 'replay', 'todo']" in done.stdout
+
+
+def test_readme_when_measured_then_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_when_relative_then_lead_to_a_file_and_its_heading(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}, target
+
+
+def test_guide_when_listed_in_the_readme_then_every_page_once() -> None:
+    listed = re.findall(r"^\| \[([\w-]+)\]\(tdserve/guide/\1\.md\)", README.read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == [page.stem for page in PAGES[1:]]
+
+
+def test_places_when_named_for_developers_then_exist() -> None:
+    table = README.read_text().partition("| to change |")[2].partition("\n\n")[0]
+    places = {place for place in re.findall(r"`([\w/.]+)`", table) if "/" in place}
+    assert len(places) > 10
+    missing = [p for p in places if not ((REPOSITORY / "tdserve" / p).exists() or (REPOSITORY / p).exists())]
+    assert missing == []
 
 
 def test_commands_when_named_in_the_readme_then_ci_runs_the_test_command() -> None:
@@ -34,11 +92,10 @@ def test_commands_when_named_in_the_readme_then_ci_runs_the_test_command() -> No
 
 
 def test_guarantees_when_listed_then_each_names_tests_that_there_are() -> None:
-    section = README.read_text().partition("## Guarantees")[2].partition("\n## ")[0]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = [line.split(" | ") for line in GUARANTEES.read_text().splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 15
     for guarantee, *_, named in rows:
         files = re.findall(r"`(?:(tests/\S+)/)?(test_\w+)`", named)
         assert files, guarantee
         for folder, name in files:
-            assert (README.parent / (folder or "tests/integration") / f"{name}.py").exists(), (guarantee, name)
+            assert (REPOSITORY / (folder or "tests/integration") / f"{name}.py").exists(), (guarantee, name)

@@ -12,7 +12,7 @@ import pytest
 from tdserve.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ("serve", "health", "ls", "keys", "head", "info", "bench", "demo")
+COMMANDS = ("serve", "health", "ls", "keys", "head", "info", "bench", "demo", "guide")
 
 
 def test_help_when_asked_then_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +35,7 @@ def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: 
         ["head", "a", "-n", "0"],
         ["ls", "--color"],
         ["bench", "all"],
+        ["guide", "nothing"],
         ["demo", "--seed", "x"],
         ["serve", "--umask", "9"],
     ],

@@ -1,0 +1,47 @@
+"""``tdserve guide [TOPIC]``: the guide that comes with the package, in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.resources import files
+
+import click
+from rich.console import Console
+
+from tdserve.cli.render import print_table
+
+MAX_COLUMNS = 120
+"""Longer lines are hard to read, however wide the terminal is."""
+
+
+@click.command()
+@click.argument("topic", required=False)
+def guide(topic: str | None) -> None:
+    """Show the guide to TOPIC, or list the topics."""
+    pages = dict(_read_pages())
+    if topic is None:
+        print_table(("topic", "about"), [(name, _summary(page)) for name, page in pages.items()])
+    elif topic in pages:
+        from rich.markdown import Markdown  # a parser that no other command needs
+
+        console = Console()
+        console.width = min(console.width, MAX_COLUMNS) if console.is_terminal else MAX_COLUMNS
+        console.print(Markdown(pages[topic], hyperlinks=False))  # relative links lead nowhere from a terminal
+    else:
+        names = [name for name in pages if topic and topic in name] or get_close_matches(topic, pages)
+        raise click.BadParameter(f"no topic {topic!r}; choose from {', '.join(names or pages)}", param_hint="TOPIC")
+
+
+def _read_pages() -> Iterator[tuple[str, str]]:
+    """Every topic and its page, sorted."""
+    folder = files("tdserve").joinpath("guide")
+    for page in sorted(folder.iterdir(), key=lambda file: file.name):
+        name, dot, kind = page.name.rpartition(".")
+        if (dot, kind) == (".", "md"):
+            yield name, page.read_text(encoding="utf-8")
+
+
+def _summary(page: str) -> str:
+    """The paragraph below the title, which has one sentence."""
+    return " ".join(page.split("\n\n")[1].split())

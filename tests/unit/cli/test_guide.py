@@ -1,0 +1,45 @@
+"""tdserve/cli/guide.py: topics, pages, and topics that are nearly right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tdserve
+from tdserve.cli.guide import MAX_COLUMNS
+from tdserve.cli.main import main
+
+TOPICS = sorted(page.stem for page in (Path(tdserve.__file__).parent / "guide").glob("*.md"))
+
+
+def test_topics_when_asked_then_each_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["guide"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == TOPICS
+    assert [line.strip()[-1] for line in lines] == ["."] * len(TOPICS)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_topic_when_piped_then_plain_text(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["guide", topic]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "```" not in shown
+    assert max(map(len, shown.splitlines())) <= MAX_COLUMNS
+
+
+@pytest.mark.parametrize(("topic", "near"), [("queue", "queues"), ("repaly", "replay"), ("chats", "chats-and-values")])
+def test_topic_when_nearly_right_then_named_and_exit_code_2(
+    topic: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["guide", topic]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"no topic {topic!r}; choose from {near}\n" in shown.err
+
+
+@pytest.mark.parametrize("topic", ["xyz", ""])
+def test_topic_when_unknown_then_all_are_named(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["guide", topic]) == 2
+    assert ", ".join(TOPICS) in capsys.readouterr().err
