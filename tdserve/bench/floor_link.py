@@ -1,16 +1,20 @@
-"""The gloo floor's link: a second process, a raw two-rank group with it, and messages from reused buffers."""
+"""The gloo floor's link: a second process, a raw two-rank group with it, and messages from reused buffers.
+
+``python -m tdserve.bench.floor_link`` is the second process, which ends with its input.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
 
-from tdserve.base.errors import WrongStateError
+from tdserve.base.errors import TransportError, WrongStateError
 from tdserve.base.ids import new_secret
-from tdserve.bench.child import Child
+from tdserve.bench.child import Child, LinePipe
 from tdserve.bench.measure import Round
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.proving import Bond
 
 HOST = "127.0.0.1"
@@ -63,7 +67,7 @@ class FloorLink:
     """The asking end. ``connect`` comes first, ``close`` leaves no process behind. Threads: one caller."""
 
     def __init__(self) -> None:
-        self._child = Child("tdserve.bench.floor_peer")
+        self._child = Child("tdserve.bench.floor_link")
         self._channel: GlooChannel | None = None
 
     @property
@@ -115,3 +119,33 @@ class FloorLink:
         if self._channel is not None:
             self._channel.close()
         self._child.close()
+
+
+def main() -> int:
+    """Answers orders until the input ends; returns the exit status."""
+    pipe = LinePipe(sys.stdin, sys.stdout)
+    pipe.send({"ready": True})
+    order = pipe.receive()
+    if order is None:
+        return 0
+    bond = Bond(bytes.fromhex(order["secret"]), PURPOSE)
+    channel = GlooChannel(pipe.kv_store, WORKER_RANK, host=order["connect"], bond=bond, peer="the benchmark")
+    exchange = Exchange(channel)
+    try:
+        while (order := pipe.receive()) is not None:
+            exchange.reserve(max(order["out"], order["in"]))
+            pipe.send({"ready": True})
+            for _ in range(order["num_ops"]):
+                exchange.receive(order["out"], order["message_nbytes"])
+                exchange.send(order["in"], order["message_nbytes"])
+            exchange.send(REQUEST_NBYTES)
+    except TransportError:
+        return 1  # the benchmark ended in the middle of a round
+    finally:
+        channel.close()
+        pipe.join()  # its thread must not hold standard input while the interpreter ends
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,9 @@ from tdserve.bench.content import tensors
 from tdserve.bench.floor_link import REQUEST_NBYTES, WHOLE, FloorLink
 from tdserve.bench.measure import Pacing, Round, Task, timed_round
 
+MEMCPY = "memcpy, touched pages"
+"""The name of copies into memory whose pages exist, among the floors of a figure."""
+
 FIRST_NUM_OPS = 4
 """The first round of a floor only finds out how long one operation takes."""
 
@@ -104,7 +107,11 @@ def memcpy_touched(nbytes: int, pacing: Pacing) -> Task:
 def memcpy_fresh(nbytes: int, pacing: Pacing) -> Task:
     """A copy into memory that the kernel still has to find and clear, as every call without ``out=`` needs it."""
     source = torch.ones(nbytes, dtype=torch.uint8)
-    return _local(lambda: timed_round(lambda: torch.empty(nbytes, dtype=torch.uint8).copy_(source), pacing))
+
+    def put() -> None:
+        torch.empty(nbytes, dtype=torch.uint8).copy_(source)
+
+    return _local(lambda: timed_round(put, pacing))
 
 
 def memcpy_ring(nbytes: int, *, source_nbytes: int, ring_nbytes: int, pacing: Pacing) -> Task:
@@ -138,8 +145,8 @@ class MappedRows:
     def gather(self, num_rows: int, pacing: Pacing) -> Task:
         """Reads random rows as users do, ``rows[index]``: torch's advanced indexing copies element by element."""
 
-        def draw() -> object:
-            return self._rows[self._draw(num_rows)]
+        def draw() -> None:
+            _ = self._rows[self._draw(num_rows)]
 
         return _local(lambda: timed_round(draw, pacing))
 
@@ -147,9 +154,9 @@ class MappedRows:
         """Reads random rows leaf by leaf with ``index_select``, which copies row by row, into new tensors."""
         leaves = [leaf for leaf, _ in self._leaves(0)]
 
-        def draw() -> object:
+        def draw() -> None:
             index = self._draw(num_rows)
-            return [torch.index_select(leaf, 0, index) for leaf in leaves]
+            _ = [torch.index_select(leaf, 0, index) for leaf in leaves]
 
         return _local(lambda: timed_round(draw, pacing))
 

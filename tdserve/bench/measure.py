@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
 
@@ -24,10 +25,15 @@ class Pacing:
 
 @dataclass(frozen=True)
 class Round:
-    """One round: the seconds of every operation, and of all of them with what had to be waited for at the end."""
+    """One round: the seconds of every operation, and of all of them with what had to be waited for at the end.
+
+    Attributes:
+        last: What the last operation returned, for the check; dropped after it.
+    """
 
     op_s: tuple[float, ...]
     elapsed_s: float
+    last: Any = None
 
     @property
     def median_s(self) -> float:
@@ -46,11 +52,11 @@ class Task:
 
     Attributes:
         run_round: Does one round.
-        check: Verifies what the round just done has read or written; not timed.
+        check: Verifies what the last operation of a round has returned; not timed.
     """
 
     run_round: Callable[[], Round]
-    check: Callable[[], None] | None = None
+    check: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,18 +108,19 @@ def timed_round(
     """
     op_s: list[float] = []
     elapsed_s = 0.0
+    last = None
     while len(op_s) < pacing.min_ops or (elapsed_s < pacing.round_s and len(op_s) < pacing.max_ops):
         if before is not None:
             before()
         started = time.perf_counter()
-        operation()
+        last = operation()
         op_s.append(time.perf_counter() - started)
         elapsed_s += op_s[-1]
     if finish is not None:
         started = time.perf_counter()
         finish()
         elapsed_s += time.perf_counter() - started
-    return Round(tuple(op_s), elapsed_s)
+    return Round(tuple(op_s), elapsed_s, last)
 
 
 def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
@@ -126,9 +133,9 @@ def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
         for name, task in tasks.items():
             done = task.run_round()
             if task.check is not None:
-                task.check()
+                task.check(done.last)
             if turn > 0:
-                rounds[name].append(done)
+                rounds[name].append(Round(done.op_s, done.elapsed_s))
     return {name: Series(tuple(each)) for name, each in rounds.items()}
 
 

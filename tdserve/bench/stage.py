@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tdserve.base.errors import NotSupportedError
+from tdserve.bench.figures import Figure, Scale, Target, make_figure
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.floors import GlooFloors
-from tdserve.bench.measure import Pacing
+from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
 from tdserve.bench.options import FULL, QUICK, WIRES, BenchOptions, Sizes, Wire
 from tdserve.client.client import Client, connect
 from tdserve.launcher import Server
@@ -54,6 +55,22 @@ class Stage:
     def pacing(self) -> Pacing:
         """The length of a round."""
         return Pacing(self.sizes.round_s)
+
+    def measure(
+        self,
+        workload: str,
+        name: str,
+        scale: Scale,
+        subject: Task,
+        floors: Mapping[str, Task] | None = None,
+        *,
+        targets: Sequence[Target] = (),
+        max_rounds: int | None = None,
+    ) -> Figure:
+        """Runs a subject and its floors in turn and joins what they reached; the arguments are ``make_figure``'s."""
+        num_rounds = self.num_rounds if max_rounds is None else min(self.num_rounds, max_rounds)
+        series = alternate({**(floors or {}), SUBJECT: subject}, num_rounds)
+        return make_figure(workload, name, scale, subject=series.pop(SUBJECT), floors=series, targets=targets)
 
     @property
     def gloo(self) -> GlooFloors:

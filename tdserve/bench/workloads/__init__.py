@@ -9,10 +9,8 @@ from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.chat import measure_chat
 from tdserve.bench.workloads.dataset import measure_dataset
 from tdserve.bench.workloads.mixed import measure_mixed
-from tdserve.bench.workloads.pixels import measure_pixels
-from tdserve.bench.workloads.prioritized import measure_prioritized
+from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized, measure_transitions
 from tdserve.bench.workloads.small import measure_small
-from tdserve.bench.workloads.transitions import measure_transitions
 from tdserve.bench.workloads.weights import measure_weights
 
 WORKLOADS: dict[str, Callable[[Stage], Iterator[Figure]]] = {

@@ -2,27 +2,137 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.bench.figures import Figure, Scale, Target, make_figure
-from tdserve.bench.floors import memcpy_ring
-from tdserve.bench.histories import RAGGED_KEYS, History, check_histories, make_batch, make_histories
-from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate, timed_round
+from tdserve.bench.figures import Figure, Scale, Target
+from tdserve.bench.floors import MEMCPY, memcpy_ring
+from tdserve.bench.measure import Pacing, Task
 from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.row_floors import MEMCPY
-from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
+from tdserve.bench.workloads.sampling import (
+    NUM_BATCHES_UNDER_WAY,
+    pipelined_extends,
+    pipelined_samples,
+    single_samples,
+)
 from tdserve.client.tables.replay import ReplayHandle
+
+WORDS = ("the", "agent", "reads", "a", "page", "and", "answers", "café", "with", "numbers", "from", "two", "tables")
+
+TEXT_CHARACTERS = (50, 500)
+NUM_TOKENS = (10, 2_000)
+VOCABULARY = 128_000
+
+RAGGED_KEYS = ("tokens",)
+"""The leaves whose rows differ in length."""
+
+
+@dataclass(frozen=True)
+class History:
+    """One chat. ``prompt`` starts with its number, so that what is read can be traced to what was written."""
+
+    prompt: str
+    response: str
+    tool_call: dict[str, Any]
+    tokens: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens and of the texts in UTF-8; the tool call as Python prints it."""
+        texts = (self.prompt, self.response, repr(self.tool_call))
+        return self.tokens.nbytes + sum(len(text.encode()) for text in texts)
+
+    def row(self) -> TensorDict:
+        """A tensordict of one row."""
+        return TensorDict(
+            {
+                "prompt": NonTensorData(self.prompt),
+                "response": NonTensorData(self.response),
+                "tool_call": NonTensorData(self.tool_call),
+                "tokens": self.tokens,
+            },
+            [],
+        )
+
+
+def make_histories(num_histories: int) -> list[History]:
+    """The same ones in every run."""
+    chance = random.Random(4)
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for number in range(num_histories):
+        num_tokens = chance.randint(*NUM_TOKENS)
+        tool_call = {
+            "name": chance.choice(("search", "calculate", "open_page")),
+            "call_id": number,
+            "temperature": chance.random(),
+            "arguments": {
+                "query": _text(chance, 40),
+                "limit": chance.randint(1, 50),
+                "is_exact": chance.random() < 0.5,
+            },
+        }
+        tokens = torch.randint(VOCABULARY, (num_tokens,), generator=generator)
+        prompt = f"{number} {_text(chance, chance.randint(*TEXT_CHARACTERS))}"
+        found.append(History(prompt, _text(chance, chance.randint(*TEXT_CHARACTERS)), tool_call, tokens))
+    return found
+
+
+def make_batch(histories: Sequence[History]) -> TensorDict:
+    """One tensordict of all of them; the tokens as a jagged nested tensor."""
+    tokens = torch.nested.nested_tensor([history.tokens for history in histories], layout=torch.jagged)
+    return TensorDict(
+        {
+            "prompt": NonTensorStack(*[history.prompt for history in histories]),
+            "response": NonTensorStack(*[history.response for history in histories]),
+            "tool_call": NonTensorStack(*[history.tool_call for history in histories]),
+            "tokens": tokens,
+        },
+        [len(histories)],
+    )
+
+
+def check_histories(batch: TensorDictBase, histories: Sequence[History], *, what: str) -> None:
+    """Compares every row with the history that its prompt names.
+
+    Raises:
+        CorruptDataError: Some leaf differs in type or value, or a row is none of these histories.
+    """
+    prompts, responses, calls = (batch.get(key).tolist() for key in ("prompt", "response", "tool_call"))
+    rows = zip(prompts, responses, calls, batch.get("tokens").unbind(), strict=True)
+    for prompt, response, tool_call, tokens in rows:
+        number = str(prompt).partition(" ")[0]
+        history = histories[int(number)] if number.isdecimal() and int(number) < len(histories) else None
+        if history is None or prompt != history.prompt:
+            raise CorruptDataError(path=f"{what}, key 'prompt'", expected="a history", actual=repr(prompt)[:100])
+        for key, found, expected in (
+            ("response", response, history.response),
+            ("tool_call", tool_call, history.tool_call),
+        ):
+            if repr(found) != repr(expected):  # 1 == 1.0 == True, and they are printed apart
+                raise CorruptDataError(path=f"{what}, key {key!r}", expected=str(expected), actual=str(found)[:200])
+        if tokens.dtype != history.tokens.dtype or not torch.equal(tokens, history.tokens):
+            raise CorruptDataError(
+                path=f"{what}, key 'tokens'", expected=f"{len(history.tokens)} tokens", actual=f"{tuple(tokens.shape)}"
+            )
+
+
+def _text(chance: random.Random, num_characters: int) -> str:
+    words: Iterator[str] = cycle(chance.sample(WORDS, len(WORDS)))
+    text = ""
+    while len(text) < num_characters:
+        text += next(words) + " "
+    return text[:num_characters]
+
 
 BATCH_ROWS = 64
 POOL_ROWS = 1_024
@@ -66,14 +176,17 @@ class Chats:
 
 def measure_chat(stage: Stage) -> Iterator[Figure]:
     """Batches of 64 histories: written with several under way, sampled one by one and ahead."""
+    scale = Scale("rows/s", BATCH_ROWS)
     with _open_chats(stage) as chats:
         name = f"extend {BATCH_ROWS} histories, {NUM_EXTENDS_UNDER_WAY} under way"
-        yield _figure(chats, name, _writes(chats), _floor(chats, is_read=False), (WRITTEN[stage.wire],))
+        floors, targets = _floor(chats, is_read=False), (WRITTEN[stage.wire],)
+        yield stage.measure(STORE, name, scale, _writes(chats), floors, targets=targets)
         checked = (chats.replay, BATCH_ROWS, chats.pacing, chats.check)
         name = f"sample {BATCH_ROWS} histories, one by one"
-        yield _figure(chats, name, single_samples(*checked), _floor(chats, is_read=True), ())
+        yield stage.measure(STORE, name, scale, single_samples(*checked), _floor(chats, is_read=True))
         name = f"sample {BATCH_ROWS} histories, {NUM_BATCHES_UNDER_WAY} under way"
-        yield _figure(chats, name, pipelined_samples(*checked), _floor(chats, is_read=True), (READ[stage.wire],))
+        floors, targets = _floor(chats, is_read=True), (READ[stage.wire],)
+        yield stage.measure(STORE, name, scale, pipelined_samples(*checked), floors, targets=targets)
 
 
 @contextmanager
@@ -93,30 +206,14 @@ def _open_chats(stage: Stage) -> Iterator[Chats]:
 
 
 def _writes(chats: Chats) -> Task:
-    next_batch = cycle(chats.batches).__next__
-    under_way: deque[Future[torch.Tensor]] = deque()
-    last: list[tuple[Any, TensorDict]] = []
-
-    def put() -> None:
-        if len(under_way) == NUM_EXTENDS_UNDER_WAY:
-            under_way.popleft().result()
-        batch = next_batch()
-        under_way.append(chats.replay.extend(batch, return_early=True))
-        last[:] = [(under_way[-1], batch)]
-
-    def drain() -> None:
-        while under_way:
-            under_way.popleft().result()
-
-    def check() -> None:
-        future, batch = last[0]
-        found = chats.replay[future.result()]
+    def check(index: torch.Tensor, batch: TensorDictBase) -> None:
+        found = chats.replay[index]
         chats.check(found)
         prompts, expected = (each.get("prompt").tolist() for each in (found, batch))
         if prompts != expected:
             raise CorruptDataError(path="chat histories read back", expected=expected[0], actual=str(prompts[0]))
 
-    return Task(lambda: timed_round(put, chats.pacing, finish=drain), check)
+    return pipelined_extends(chats.replay, cycle(chats.batches).__next__, NUM_EXTENDS_UNDER_WAY, chats.pacing, check)
 
 
 def _floor(chats: Chats, *, is_read: bool) -> dict[str, Task]:
@@ -127,9 +224,3 @@ def _floor(chats: Chats, *, is_read: bool) -> dict[str, Task]:
         return {"gloo stream": stream(nbytes)}
     whole = nbytes * len(chats.batches)
     return {MEMCPY: memcpy_ring(nbytes, source_nbytes=whole, ring_nbytes=whole, pacing=chats.pacing)}
-
-
-def _figure(chats: Chats, name: str, subject: Task, floors: Mapping[str, Task], targets: tuple[Target, ...]) -> Figure:
-    series = alternate({**floors, SUBJECT: subject}, chats.stage.num_rounds)
-    own = series.pop(SUBJECT)
-    return make_figure("chat", name, Scale("rows/s", BATCH_ROWS), subject=own, floors=series, targets=targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
-from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
-from tdserve.bench.measure import SUBJECT, Round, Task, alternate, timed_round
+from tdserve.bench.figures import Figure, Scale, Target, gigabytes
+from tdserve.bench.measure import Round, Task, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.sampling import single_samples
 from tdserve.client.handles.handle import StoreHandle
@@ -56,19 +57,16 @@ def _measure(
         check_rows(batch, pool, source_key=source_key, what=f"a batch of {what}")
 
     with closing(_Loading(store)) as loading:
-        tasks = {
+        floors = {
             SAMPLE: single_samples(replay, BATCH_ROWS, stage.pacing, check),
             "store[rows]": _reads(stage, lambda: store[torch.randint(len(store), (BATCH_ROWS,))], check),
-            SUBJECT: _reads(stage, loading.next_batch, check, num_waiting=NUM_WORKERS * PREFETCH),
         }
-        series = alternate(tasks, stage.num_rounds)
-    loaded = series.pop(SUBJECT)
-    figure_name = f"{what}: DataLoader, {NUM_WORKERS} workers"
-    yield make_figure("dataset", figure_name, scale, subject=loaded, floors=series, targets=(OF_SAMPLE,))
-    own = _reads(stage, _Epochs(store).next_batch, check, num_waiting=PREFETCH)
-    series = alternate({SAMPLE: tasks[SAMPLE], SUBJECT: own}, stage.num_rounds)
-    batched = series.pop(SUBJECT)
-    yield make_figure("dataset", f"{what}: store.batches", scale, subject=batched, floors=series)
+        what_loaded = f"{what}: DataLoader, {NUM_WORKERS} workers"
+        subject = _reads(stage, lambda: next(loading.batches), check, num_waiting=NUM_WORKERS * PREFETCH)
+        yield stage.measure("dataset", what_loaded, scale, subject, floors, targets=(OF_SAMPLE,))
+    epochs = _read_epochs(store)
+    subject = _reads(stage, lambda: next(epochs), check, num_waiting=PREFETCH)
+    yield stage.measure("dataset", f"{what}: store.batches", scale, subject, {SAMPLE: floors[SAMPLE]})
     stage.client.delete(name)
     stage.client.delete(replay_name)
 
@@ -77,17 +75,13 @@ def _reads(
     stage: Stage, next_batch: Callable[[], TensorDict], check: Callable[[TensorDict], None], *, num_waiting: int = 0
 ) -> Task:
     """Batch after batch; those that were ready before the clock starts do not count."""
-    last: list[TensorDict] = []
-
-    def read() -> None:
-        last[:] = [next_batch()]
 
     def run_round() -> Round:
         for _ in range(num_waiting):
             next_batch()
-        return timed_round(read, stage.pacing)
+        return timed_round(next_batch, stage.pacing)
 
-    return Task(run_round, lambda: check(last[0]))
+    return Task(run_round, check)
 
 
 class _Shuffled:
@@ -117,34 +111,18 @@ class _Loading:
                 collate_fn=_as_it_is,
                 multiprocessing_context="fork",
             )
-            self._batches = iter(loader)
-
-    def next_batch(self) -> Any:
-        """The next one."""
-        return next(self._batches)
+            self.batches = iter(loader)
 
     def close(self) -> None:
         """Ends the workers: they do when their iterator is gone."""
-        del self._batches
+        del self.batches
 
 
-class _Epochs:
+def _read_epochs(store: StoreHandle) -> Iterator[TensorDict]:
     """``store.batches``, epoch after epoch."""
-
-    def __init__(self, store: StoreHandle) -> None:
-        self._batches = self._forever(store)
-
-    def next_batch(self) -> TensorDict:
-        """The next one."""
-        return next(self._batches)
-
-    @staticmethod
-    def _forever(store: StoreHandle) -> Iterator[TensorDict]:
-        epoch = 0
-        while True:
-            with store.batches(BATCH_ROWS, sampler=WithoutReplacement(1), epoch=epoch, prefetch=PREFETCH) as batches:
-                yield from batches
-            epoch += 1
+    for epoch in count():
+        with store.batches(BATCH_ROWS, sampler=WithoutReplacement(1), epoch=epoch, prefetch=PREFETCH) as batches:
+            yield from batches
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from tensordict import TensorDictBase
 
 from tdserve.bench.content import row_nbytes, total_nbytes
-from tdserve.bench.floors import MappedRows, memcpy_ring
+from tdserve.bench.floors import MEMCPY, MappedRows, memcpy_ring
 from tdserve.bench.measure import Task
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import TorchRLBuffer
-from tdserve.bench.workloads.sampling import Check, pipelined_samples, single_samples
+from tdserve.bench.workloads.sampling import Batches, Check, pipelined_samples, single_samples
 from tdserve.client.tables.replay import ReplayHandle
 
-MEMCPY = "memcpy, touched pages"
 LOCAL_WRITE = "local memmap"
 LOCAL_GATHER = "local gather, fresh"
 """``index_select`` leaf by leaf into new tensors, with one thread: what a sample has to do at least."""
@@ -24,24 +21,6 @@ LOCAL_GATHER_TOUCHED = "local gather, reused"
 LOCAL_INDEXING = "local rows[index]"
 TORCHRL = "TorchRL in process"
 OVER_GLOO = "tdserve over gloo"
-
-Batches = Callable[[], TensorDictBase]
-
-
-class RowFloors(Protocol):
-    """The floors of the four ways to move rows; the first is the one that a target means which names none."""
-
-    def store(self, num_rows: int, batches: Batches) -> dict[str, Task]:
-        """Of writes that wait for their acknowledgement."""
-
-    def stream_out(self, num_rows: int, batches: Batches) -> dict[str, Task]:
-        """Of writes with several under way."""
-
-    def fetch(self, num_rows: int) -> dict[str, Task]:
-        """Of samples one by one."""
-
-    def stream_in(self, num_rows: int) -> dict[str, Task]:
-        """Of samples with several under way."""
 
 
 @dataclass(frozen=True)
@@ -131,3 +110,7 @@ class ShmRowFloors:
             LOCAL_INDEXING: self.mapped.gather(num_rows, pacing),
             **torchrl,
         }
+
+
+RowFloors = GlooRowFloors | ShmRowFloors
+"""The floors of the four ways to move rows; the first is the one that a target means which names none."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,13 +15,20 @@ import torch
 from tensordict import TensorDictBase
 
 from tdserve.bench.content import check_equal, check_rows, row_nbytes
-from tdserve.bench.figures import Figure, Scale, Target, make_figure
+from tdserve.bench.figures import Figure, Scale, Target
 from tdserve.bench.floors import MappedRows
-from tdserve.bench.measure import SUBJECT, Round, Task, alternate, timed_round
+from tdserve.bench.measure import Round, Task, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import ContentName, TorchRLBuffer, has_torchrl
-from tdserve.bench.workloads.row_floors import TORCHRL, Batches, GlooRowFloors, RowFloors, ShmRowFloors
-from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
+from tdserve.bench.workloads.row_floors import TORCHRL, GlooRowFloors, RowFloors, ShmRowFloors
+from tdserve.bench.workloads.sampling import (
+    NUM_BATCHES_UNDER_WAY,
+    Batches,
+    Check,
+    pipelined_extends,
+    pipelined_samples,
+    single_samples,
+)
 from tdserve.client.tables.replay import ReplayHandle
 
 NUM_EXTENDS_UNDER_WAY = 4
@@ -45,18 +51,18 @@ class Rows:
     Attributes:
         stage: What it stands on.
         workload: Name in the figures.
-        pool: The rows that are written; ``source_key`` holds a row's number in it.
-        source_key: See there.
+        pool: The rows that are written.
         replay: The store.
         floors: What its figures are measured against, over the transport under test.
+        check_sampled: Raises CorruptDataError unless a batch is rows of the pool.
     """
 
     stage: Stage
     workload: str
     pool: TensorDictBase
-    source_key: str
     replay: ReplayHandle
     floors: RowFloors
+    check_sampled: Check
 
     def batches(self, num_rows: int) -> Batches:
         """Returns the pool's batches of ``num_rows`` rows, one after the other, for ever."""
@@ -70,42 +76,23 @@ class Rows:
     def write_one_by_one(self, num_rows: int, scale: Scale, *, targets: Sequence[Target] = ()) -> Figure:
         """Each extend waits for its acknowledgement."""
         next_batch = self.batches(num_rows)
-        last: list[tuple[object, TensorDictBase]] = []
 
-        def put() -> None:
+        def put() -> tuple[torch.Tensor, TensorDictBase]:
             batch = next_batch()
-            last[:] = [(self.replay.extend(batch), batch)]
+            return self.replay.extend(batch), batch
 
         floors = self.floors.store(num_rows, self.batches(num_rows))
-        subject = Task(lambda: timed_round(put, self.stage.pacing), lambda: self._check_written(*last[0]))
-        return self._measure(f"extend {num_rows}, one by one", scale, targets, floors=floors, subject=subject)
+        subject = Task(lambda: timed_round(put, self.stage.pacing), lambda last: self._check_written(*last))
+        return self._measure(f"extend {num_rows}, one by one", scale, subject, floors, targets)
 
     def write_pipelined(
         self, num_rows: int, scale: Scale, *, window: int = NUM_EXTENDS_UNDER_WAY, targets: Sequence[Target] = ()
     ) -> Figure:
         """So many extends are under way; the round ends when all are acknowledged."""
         next_batch = self.batches(num_rows)
-        under_way: deque[tuple[Future[torch.Tensor], TensorDictBase]] = deque()
-        last: list[tuple[object, TensorDictBase]] = []
-
-        def take() -> None:
-            future, batch = under_way.popleft()
-            last[:] = [(future.result(), batch)]
-
-        def put() -> None:
-            if len(under_way) == window:
-                take()
-            batch = next_batch()
-            under_way.append((self.replay.extend(batch, return_early=True), batch))
-
-        def drain() -> None:
-            while under_way:
-                take()
-
+        subject = pipelined_extends(self.replay, next_batch, window, self.stage.pacing, self._check_written)
         floors = self.floors.stream_out(num_rows, self.batches(num_rows))
-        subject = Task(lambda: timed_round(put, self.stage.pacing, finish=drain), lambda: self._check_written(*last[0]))
-        name = f"extend {num_rows}, {window} under way"
-        return self._measure(name, scale, targets, floors=floors, subject=subject)
+        return self._measure(f"extend {num_rows}, {window} under way", scale, subject, floors, targets)
 
     def append(self, batch: int, scale: Scale, *, targets: Sequence[Target] = ()) -> Figure:
         """Single rows through a writer; the round ends when all are acknowledged."""
@@ -115,36 +102,26 @@ class Rows:
             with self.replay.writer(batch=batch) as writer:
                 return timed_round(lambda: writer.append(next_row()), self.stage.pacing, finish=writer.flush)
 
-        series = alternate({SUBJECT: Task(run_round)}, self.stage.num_rounds)
-        return make_figure(
-            self.workload, f"append through writer({batch})", scale, subject=series[SUBJECT], floors={}, targets=targets
-        )
+        return self._measure(f"append through writer({batch})", scale, Task(run_round), {}, targets)
 
     def sample_one_by_one(self, num_rows: int, scale: Scale, *, targets: Sequence[Target] = ()) -> Figure:
         """Each sample is asked for when the one before is there."""
         subject = single_samples(self.replay, num_rows, self.stage.pacing, self.check_sampled)
         floors = self.floors.fetch(num_rows)
-        return self._measure(f"sample {num_rows}, one by one", scale, targets, floors=floors, subject=subject)
+        return self._measure(f"sample {num_rows}, one by one", scale, subject, floors, targets)
 
     def sample_pipelined(self, num_rows: int, scale: Scale, *, targets: Sequence[Target] = ()) -> Figure:
         """The sampler keeps eight batches under way."""
         subject = pipelined_samples(self.replay, num_rows, self.stage.pacing, self.check_sampled)
         floors = self.floors.stream_in(num_rows)
-        name = f"sample {num_rows}, {NUM_BATCHES_UNDER_WAY} under way"
-        return self._measure(name, scale, targets, floors=floors, subject=subject)
-
-    def check_sampled(self, batch: TensorDictBase) -> None:
-        """Raises CorruptDataError unless the batch is rows of the pool."""
-        check_rows(batch, self.pool, source_key=self.source_key, what=f"a sample of {self.workload}")
+        return self._measure(f"sample {num_rows}, {NUM_BATCHES_UNDER_WAY} under way", scale, subject, floors, targets)
 
     def _measure(
-        self, name: str, scale: Scale, targets: Sequence[Target], *, floors: dict[str, Task], subject: Task
+        self, name: str, scale: Scale, subject: Task, floors: dict[str, Task], targets: Sequence[Target]
     ) -> Figure:
         """Without torchrl, the targets that mean it are left out."""
         kept = [target for target in targets if target.floor != TORCHRL or TORCHRL in floors]
-        series = alternate({**floors, SUBJECT: subject}, self.stage.num_rounds)
-        own = series.pop(SUBJECT)
-        return make_figure(self.workload, name, scale, subject=own, floors=series, targets=kept)
+        return self.stage.measure(self.workload, name, scale, subject, floors, targets=kept)
 
     def _check_written(self, index: object, batch: TensorDictBase) -> None:
         check_equal(self.replay[index], batch, what=f"rows of {self.workload} read back")
@@ -164,6 +141,7 @@ def open_rows(
     """Creates the store and its local counterpart, both full: no page is touched for the first time while measured.
 
     Args:
+        source_key: The leaf of the pool that holds a row's number in it.
         torchrl: The content that TorchRL's buffer gets, to be compared with on one machine; ``None`` for none.
     """
     with ExitStack() as stack:
@@ -175,14 +153,12 @@ def open_rows(
         replay = stage.client.create_replay(workload, like=pool[0], capacity=capacity, sampler=sampler)
         stack.callback(stage.client.delete, workload)
 
-        def check(batch: TensorDictBase) -> None:
-            rows.check_sampled(batch)
-
+        check = partial(check_rows, pool=pool, source_key=source_key, what=f"a sample of {workload}")
         floors: RowFloors = GlooRowFloors(stage, pool, mapped)
         if stage.wire == "shm":
             gloo_replay = stage.gloo_client.replay(workload)
             floors = ShmRowFloors(stage, pool, mapped, buffer, gloo_replay, capacity, check)
-        rows = Rows(stage, workload, pool, source_key, replay, floors)
+        rows = Rows(stage, workload, pool, replay, floors, check)
         next_batch = rows.batches(FILL_ROWS)
         for _ in range(capacity // FILL_ROWS):
             replay.extend(next_batch())

@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.bench.figures import Figure, Scale, Target, make_figure
+from tdserve.bench.figures import Figure, Scale, Target
 from tdserve.bench.floor_link import REQUEST_NBYTES
-from tdserve.bench.measure import SUBJECT, Task, alternate, timed_round
+from tdserve.bench.measure import Task, timed_round
 from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
 
@@ -48,14 +48,13 @@ def _get_one(stage: Stage, items: TensorDict) -> Figure:
     num_items = len(list(items.keys()))
     handle = stage.client[STORE]
     numbers = cycle([i * KEY_STRIDE % num_items for i in range(num_items)])
-    last: list[tuple[int, torch.Tensor]] = []
 
-    def get() -> None:
+    def get() -> tuple[int, torch.Tensor]:
         number = next(numbers)
-        last[:] = [(number, handle[f"k{number}"])]
+        return number, handle[f"k{number}"]
 
-    def check() -> None:
-        number, value = last[0]
+    def check(last: tuple[int, torch.Tensor]) -> None:
+        number, value = last
         if value.item() != float(number):
             raise CorruptDataError(path=f"item k{number}", expected=str(float(number)), actual=str(value))
 
@@ -65,39 +64,20 @@ def _get_one(stage: Stage, items: TensorDict) -> Figure:
         def get_local() -> object:
             return local[f"k{next(numbers)}"].clone()
 
-        series = alternate(
-            {
-                **({"gloo round trip": stage.gloo.fetch(REQUEST_NBYTES)} if stage.wire == "gloo" else {}),
-                "local memmap": Task(lambda: timed_round(get_local, stage.pacing)),
-                SUBJECT: Task(lambda: timed_round(get, stage.pacing), check),
-            },
-            stage.num_rounds,
-        )
-    subject = series.pop(SUBJECT)
-    name = f"get one scalar of {num_items:,}"
-    targets = (Target("below", GET_BELOW_US[stage.wire]),)
-    return make_figure("small", name, Scale("us"), subject=subject, floors=series, targets=targets)
+        floors = {"gloo round trip": stage.gloo.fetch(REQUEST_NBYTES)} if stage.wire == "gloo" else {}
+        floors["local memmap"] = Task(lambda: timed_round(get_local, stage.pacing))
+        subject = Task(lambda: timed_round(get, stage.pacing), check)
+        targets = (Target("below", GET_BELOW_US[stage.wire]),)
+        return stage.measure("small", f"get one scalar of {num_items:,}", Scale("us"), subject, floors, targets=targets)
 
 
 def _list(stage: Stage, expected: list[str], name: str, ask: Callable[[], Iterable[Any]]) -> Figure:
     """Compares any collection of names with those expected, whatever their order."""
-    last: list[list[Any]] = []
 
-    def list_names() -> None:
-        last[:] = [list(ask())]
+    def check(found: list[Any]) -> None:
+        if sorted(found) != sorted(expected):
+            raise CorruptDataError(path=name, expected=f"{len(expected)} names", actual=f"{len(found)}, other names")
 
-    def check() -> None:
-        if sorted(last[0]) != sorted(expected):
-            raise CorruptDataError(path=name, expected=f"{len(expected)} names", actual=f"{len(last[0])}, other names")
-
-    nbytes = sum(len(each) + 1 for each in expected)
-    series = alternate(
-        {
-            "gloo, as many bytes": stage.gloo.fetch(nbytes),
-            SUBJECT: Task(lambda: timed_round(list_names, stage.pacing), check),
-        },
-        stage.num_rounds,
-    )
-    subject = series.pop(SUBJECT)
-    targets = (Target("below", LIST_BELOW_MS),)
-    return make_figure("small", name, Scale("ms"), subject=subject, floors=series, targets=targets)
+    subject = Task(lambda: timed_round(lambda: list(ask()), stage.pacing), check)
+    floors = {"gloo, as many bytes": stage.gloo.fetch(sum(len(each) + 1 for each in expected))}
+    return stage.measure("small", name, Scale("ms"), subject, floors, targets=(Target("below", LIST_BELOW_MS),))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 from tensordict import TensorDict, TensorDictBase
 
 from tdserve.base.errors import StoreNotFoundError
 from tdserve.bench import content
-from tdserve.bench.figures import Figure, Scale, Target, gigabytes, make_figure
-from tdserve.bench.floors import GlooFloors, memcpy_fresh, memcpy_touched
-from tdserve.bench.measure import SUBJECT, Pacing, Round, Series, Task, alternate, timed_round
+from tdserve.bench.figures import Figure, Scale, Target, gigabytes
+from tdserve.bench.floors import MEMCPY, GlooFloors, memcpy_fresh, memcpy_touched
+from tdserve.bench.measure import Pacing, Round, Task, timed_round
 from tdserve.bench.options import MIB, Wire
 from tdserve.bench.stage import Stage
 from tdserve.bench.watcher import Watcher
@@ -25,8 +26,6 @@ MESSAGE_NBYTES = 64 * MIB
 
 VERSIONS_KEPT = 2
 """tdserve's default. From two publishes later on, retired version files are recycled."""
-
-MEMCPY = "memcpy, touched pages"
 
 OF_MEMCPY = Target("of floor", 0.7, MEMCPY)
 
@@ -170,63 +169,47 @@ def _publish_first(tree: Tree) -> Figure:
     """Version 1 of a store that nobody knew: its file and its pages are new."""
     stage = tree.stage
     names = (f"{tree.name}-first-{i}" for i in count())
-    last: list[str] = []
 
-    def put() -> None:
-        last[:] = [next(names)]
-        stage.client.publish(last[0], tree.data)
+    def put() -> str:
+        name = next(names)
+        stage.client.publish(name, tree.data)
+        return name
 
-    def check() -> None:
-        tree.check(newest(stage, last[0]))
-        stage.client.delete(last[0])
+    def check(name: str) -> None:
+        tree.check(newest(stage, name))
+        stage.client.delete(name)
 
     once = Pacing(0.0, min_ops=1, max_ops=1)
     floors = {**_gloo_floors(tree, once, is_read=False), **_fresh_memcpy_floor(tree.nbytes, once)}
-    series = alternate(
-        {**floors, SUBJECT: Task(lambda: timed_round(put, once), check)}, min(stage.num_rounds, MAX_FIRST_ROUNDS)
-    )
-    return _figure(tree, "first publish", series)
+    subject = Task(lambda: timed_round(put, once), check)
+    return _measure(tree, "first publish", subject, floors, max_rounds=MAX_FIRST_ROUNDS)
 
 
 def _publish_recycled(tree: Tree) -> Figure:
     subject = Task(
         lambda: timed_round(tree.publish, tree.pacing, before=tree.change),
-        lambda: tree.check(newest(tree.stage, tree.name)),
+        lambda _: tree.check(newest(tree.stage, tree.name)),
     )
-    floors = {
-        **_gloo_floors(tree, tree.pacing, is_read=False),
-        MEMCPY: memcpy_touched(tree.nbytes, tree.pacing),
-    }
-    series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
-    return _figure(tree, "publish, recycled", series, targets=tree.targets.moved)
+    floors = {**_gloo_floors(tree, tree.pacing, is_read=False), MEMCPY: memcpy_touched(tree.nbytes, tree.pacing)}
+    return _measure(tree, "publish, recycled", subject, floors, targets=tree.targets.moved)
 
 
 def _latest_into(tree: Tree) -> Figure:
-    def pull() -> None:
-        tree.stage.client.latest(tree.name, out=tree.out)
-
     def run_round() -> Round:
         tree.out.zero_()  # so that the check sees what this round has brought
-        return timed_round(pull, tree.pacing, before=tree.renew)
+        return timed_round(lambda: tree.stage.client.latest(tree.name, out=tree.out), tree.pacing, before=tree.renew)
 
-    floors = {
-        **_gloo_floors(tree, tree.pacing, is_read=True),
-        MEMCPY: memcpy_touched(tree.nbytes, tree.pacing),
-    }
-    series = alternate({**floors, SUBJECT: Task(run_round, lambda: tree.check(tree.out))}, tree.stage.num_rounds)
-    return _figure(tree, "latest(out=)", series, targets=tree.targets.moved)
+    floors = {**_gloo_floors(tree, tree.pacing, is_read=True), MEMCPY: memcpy_touched(tree.nbytes, tree.pacing)}
+    subject = Task(run_round, lambda _: tree.check(tree.out))
+    return _measure(tree, "latest(out=)", subject, floors, targets=tree.targets.moved)
 
 
 def _latest_fresh(tree: Tree) -> Figure:
-    last: list[TensorDictBase] = []
-
-    def pull() -> None:
-        last[:] = [newest(tree.stage, tree.name)]
-
     floors = {**_gloo_floors(tree, tree.pacing, is_read=True), **_fresh_memcpy_floor(tree.nbytes, tree.pacing)}
-    subject = Task(lambda: timed_round(pull, tree.pacing, before=tree.renew), lambda: tree.check(last[0]))
-    series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
-    return _figure(tree, "latest()", series)
+    subject = Task(
+        lambda: timed_round(lambda: newest(tree.stage, tree.name), tree.pacing, before=tree.renew), tree.check
+    )
+    return _measure(tree, "latest()", subject, floors)
 
 
 def _latest_together(tree: Tree) -> Figure:
@@ -247,30 +230,21 @@ def _latest_together(tree: Tree) -> Figure:
         def pull() -> None:
             list(threads.map(lambda reader, out: reader.latest(tree.name, out=out), readers, outs))
 
-        def check() -> None:
+        def check(_: None) -> None:
             for out in outs:
                 tree.check(out)
 
         subject = Task(lambda: timed_round(pull, once, before=tree.renew), check)
-        series = alternate({"gloo, one link": Task(one_link), SUBJECT: subject}, stage.num_rounds)
-    own = series.pop(SUBJECT)
-    scale = Scale("GB/s", gigabytes(NUM_READERS * tree.nbytes))
-    name = f"{tree.label}: latest(out=), {NUM_READERS} at once"
-    return make_figure("weights", name, scale, subject=own, floors=series, targets=(TOGETHER,))
+        scale = Scale("GB/s", gigabytes(NUM_READERS * tree.nbytes))
+        name = f"latest(out=), {NUM_READERS} at once"
+        return _measure(tree, name, subject, {"gloo, one link": Task(one_link)}, targets=(TOGETHER,), scale=scale)
 
 
 def _latest_mapped(tree: Tree) -> Figure:
     """The version's own memory, nothing copied."""
-    stage = tree.stage
-    last: list[TensorDictBase] = []
-
-    def pull() -> None:
-        last[:] = [newest(stage, tree.name, copy=False)]
-
-    subject = Task(lambda: timed_round(pull, tree.pacing), lambda: tree.check(last[0]))
-    series = alternate({SUBJECT: subject}, stage.num_rounds)
-    name = f"{tree.label}: latest(copy=False)"
-    return make_figure("weights", name, Scale("ms"), subject=series[SUBJECT], floors={}, targets=tree.targets.mapped)
+    pull = partial(newest, tree.stage, tree.name, copy=False)
+    subject = Task(lambda: timed_round(pull, tree.pacing), tree.check)
+    return _measure(tree, "latest(copy=False)", subject, {}, targets=tree.targets.mapped, scale=Scale("ms"))
 
 
 def _until_visible(tree: Tree) -> Figure:
@@ -278,14 +252,12 @@ def _until_visible(tree: Tree) -> Figure:
     stage = tree.stage
     subject = Task(
         lambda: timed_round(tree.publish, stage.pacing, before=tree.change),
-        lambda: tree.check(newest(stage, tree.name)),
+        lambda _: tree.check(newest(stage, tree.name)),
     )
     floors = _gloo_floors(tree, stage.pacing, is_read=False)
     floors = floors or {MEMCPY: memcpy_touched(tree.nbytes, stage.pacing)}
-    series = alternate({**floors, SUBJECT: subject}, stage.num_rounds)
-    own = series.pop(SUBJECT)
-    name = f"{tree.label}: publish until visible"
-    return make_figure("weights", name, Scale("ms"), subject=own, floors=series, targets=VISIBLE[stage.wire])
+    targets = VISIBLE[stage.wire]
+    return _measure(tree, "publish until visible", subject, floors, targets=targets, scale=Scale("ms"))
 
 
 def _until_seen(tree: Tree, watcher: Watcher) -> Figure:
@@ -303,12 +275,10 @@ def _until_seen(tree: Tree, watcher: Watcher) -> Figure:
     if tree.stage.wire == "shm":
         floors = {MEMCPY: memcpy_touched(tree.nbytes, tree.pacing)}
     subject = Task(
-        lambda: timed_round(put, tree.pacing, before=before), lambda: watcher.check(*tree.shape, tree.number)
+        lambda: timed_round(put, tree.pacing, before=before), lambda _: watcher.check(*tree.shape, tree.number)
     )
-    series = alternate({**floors, SUBJECT: subject}, tree.stage.num_rounds)
-    own = series.pop(SUBJECT)
-    name = f"{tree.label}: publish until seen elsewhere"
-    return make_figure("weights", name, Scale("ms"), subject=own, floors=series, targets=tree.targets.seen)
+    name = "publish until seen elsewhere"
+    return _measure(tree, name, subject, floors, targets=tree.targets.seen, scale=Scale("ms"))
 
 
 def _gloo_floors(tree: Tree, pacing: Pacing, *, is_read: bool) -> dict[str, Task]:
@@ -328,9 +298,25 @@ def _fresh_memcpy_floor(nbytes: int, pacing: Pacing) -> dict[str, Task]:
     return {"memcpy, fresh pages": memcpy_fresh(nbytes, pacing)} if nbytes > MESSAGE_NBYTES else {}
 
 
-def _figure(tree: Tree, name: str, series: dict[str, Series], *, targets: tuple[Target, ...] = ()) -> Figure:
-    """Puts the fastest gloo floor first: that is the one that a target means which names none."""
-    subject = series.pop(SUBJECT)
-    gloo = sorted((key for key in series if key.startswith("gloo")), key=lambda key: -series[key].ops_per_s)
-    floors = {key: series[key] for key in [*gloo, *(key for key in series if key not in gloo)]}
-    return make_figure("weights", f"{tree.label}: {name}", tree.scale, subject=subject, floors=floors, targets=targets)
+def _measure(
+    tree: Tree,
+    name: str,
+    subject: Task,
+    floors: Mapping[str, Task],
+    *,
+    targets: tuple[Target, ...] = (),
+    scale: Scale | None = None,
+    max_rounds: int | None = None,
+) -> Figure:
+    """Gigabytes per second by default. The fastest gloo floor comes first: a target that names none means that one."""
+    figure = tree.stage.measure(
+        "weights",
+        f"{tree.label}: {name}",
+        scale or tree.scale,
+        subject,
+        floors,
+        targets=targets,
+        max_rounds=max_rounds,
+    )
+    gloo_first = sorted(figure.floors, key=lambda floor: -floor.value if floor.name.startswith("gloo") else 0.0)
+    return replace(figure, floors=tuple(gloo_first))

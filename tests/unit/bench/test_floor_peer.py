@@ -10,7 +10,7 @@ from tests.unit.transport.bonds import SECRET
 
 
 def test_peer_when_ordered_then_answers_every_operation_and_says_when_it_has_everything() -> None:
-    with closing(Child("tdserve.bench.floor_peer")) as child:
+    with closing(Child("tdserve.bench.floor_link")) as child:
         assert child.hear() == {"ready": True}
         child.tell({"connect": HOST, "secret": SECRET.hex()})
         channel = GlooChannel(child.pipe.kv_store, CLIENT_RANK, host=HOST, bond=Bond(SECRET, PURPOSE), peer="the peer")

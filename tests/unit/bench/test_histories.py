@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.bench.histories import NUM_TOKENS, History, check_histories, make_batch, make_histories
+from tdserve.bench.workloads.chat import NUM_TOKENS, History, check_histories, make_batch, make_histories
 
 HISTORIES = make_histories(8)
 

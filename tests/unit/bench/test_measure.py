@@ -73,7 +73,7 @@ def test_alternate_when_run_then_floors_and_subject_take_turns_and_the_first_tur
             events.append(name)
             return Round((float(len(events)),), 1.0)
 
-        return Task(run_round, lambda: events.append(f"check {name}"))
+        return Task(run_round, lambda _: events.append(f"check {name}"))
 
     found = alternate({"floor": task("floor"), "own": task("own")}, 2)
     assert events == ["floor", "check floor", "own", "check own"] * 3

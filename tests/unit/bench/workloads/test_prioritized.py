@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.prioritized import measure_prioritized
+from tdserve.bench.workloads.replays import measure_prioritized
 
 pytestmark = pytest.mark.integration
 

@@ -27,10 +27,11 @@ def test_samples_when_a_round_is_done_then_every_one_is_timed_and_the_last_is_ch
 ) -> None:
     with open_rows(stage, "sampled", content.transitions(512), source_key="reward", capacity=512) as rows:
         task = way(rows.replay, 8, PACING, refuse)
-        assert len(task.run_round().op_s) == 3
+        done = task.run_round()
+        assert len(done.op_s) == 3
         assert task.check is not None
         with pytest.raises(CorruptDataError, match="found 8"):
-            task.check()
+            task.check(done.last)
 
 
 def test_samples_when_something_is_done_after_each_then_gets_every_batch(stage: Stage) -> None:

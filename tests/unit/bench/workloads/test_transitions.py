@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
+from tdserve.bench.floors import MEMCPY
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
+from tdserve.bench.workloads.replays import measure_transitions
 from tdserve.bench.workloads.row_floors import (
     LOCAL_GATHER,
     LOCAL_GATHER_TOUCHED,
     LOCAL_INDEXING,
     LOCAL_WRITE,
-    MEMCPY,
     OVER_GLOO,
     TORCHRL,
 )
-from tdserve.bench.workloads.transitions import measure_transitions
 
 pytestmark = pytest.mark.integration
 
