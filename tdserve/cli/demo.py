@@ -67,10 +67,10 @@ def demo(**settings: Any) -> int:
     options = _role_options(settings)
     with _missing_explained():
         if role == "actor":
-            from tdserve.examples.demo.actor_role import act_alone
+            from tdserve.examples.demo.actor import act_alone
 
             return act_alone(options)
-        from tdserve.examples.demo.learner_role import learn_alone
+        from tdserve.examples.demo.learner import learn_alone
 
         return learn_alone(options)
 

@@ -6,18 +6,17 @@ import tempfile
 import time
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.examples.demo import figures
-from tdserve.examples.demo.goal import SOLVED, Ending, Goal, target_of
 from tdserve.examples.demo.options import DemoOptions
 from tdserve.examples.demo.processes import Processes, Signals
-from tdserve.examples.demo.progress import Progress, print_summary
-from tdserve.examples.demo.result import Result, summary
+from tdserve.examples.demo.report import SOLVED, Ending, Goal, Progress, Result, print_summary, summary, write_json
 from tdserve.examples.demo.stores import open_stores, sizes
-from tdserve.examples.demo.watch import Begun, Watch
+from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Begun, Watch
 
 POLL_INTERVAL_S = 0.5
 
@@ -44,7 +43,7 @@ def run(options: DemoOptions) -> int:
 def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
     started_s = time.time()
     console = Console()
-    target = target_of(options)
+    goal = Goal.of(options)
     processes = Processes(folder)
     with tdserve.Server(options.root or folder / "root") as server:
         console.print(f"server {server.address}; look inside: tdserve ls --address {server.address}", highlight=False)
@@ -55,13 +54,13 @@ def _run_all(options: DemoOptions, folder: Path, signals: Signals) -> int:
                 watch = Watch(client, stores, Begun.now(client, stores)._replace(seconds=time.time() - started_s))
                 _start_all(processes, options, server.address)
                 console.print(STARTING.format(options.num_actors), highlight=False, soft_wrap=True)
-                with Progress(console, title=f"{options.env}, seed {options.seed}", target=target) as progress:
-                    goal = Goal(target, options.max_seconds)
+                with Progress(console, title=f"{options.env}, seed {options.seed}", target=goal.target) as progress:
                     ending = _follow(watch, progress, server, processes=processes, signals=signals, goal=goal)
         finally:
             processes.stop()
-    result = Result(options, target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
-    figures.write(result)
+    result = Result(options, goal.target, ending.reason, ending == SOLVED, watch.newest, watch.episodes)
+    write_json(result, options.figures_path)
+    draw(result, options.curve_path)
     print_summary(console, "tdserve demo", summary(result))
     if ending.details:
         Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
@@ -111,3 +110,25 @@ def _make_folders(options: DemoOptions) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as fault:
             raise InvalidRequestError(argument="out", reason=f"cannot make {path.parent}: {fault.strerror}") from fault
+
+
+def draw(result: Result, path: Path) -> None:
+    """Draws the learning curve: every episode a dot, the mean of the last 20 a line."""
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)  # needs no display, and no state of pyplot
+    axes = figure.add_subplot()
+    for actor in sorted({episode.actor for episode in result.episodes}):
+        mine = [episode for episode in result.episodes if episode.actor == actor]
+        returns = [episode.episode_return for episode in mine]
+        axes.plot([episode.seconds for episode in mine], returns, ".", alpha=0.4, label=f"episodes of actor {actor}")
+    if result.curve:
+        seconds, means = zip(*result.curve, strict=True)
+        axes.plot(seconds, means, "k-", label=f"mean of the last {NUM_EPISODES_OF_MEAN}")
+    if result.target is not None:
+        axes.axhline(result.target, color="tab:green", linestyle="--", label=f"solved: {result.target:g}")
+    title = f"{result.options.env}, seed {result.options.seed}: {result.ending}"
+    axes.set(xlabel="seconds", ylabel="return", title=title)
+    axes.legend(loc="upper left")
+    axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import tdserve
-from tdserve.base.config import TRANSPORTS, TransportName, check_transport
+from tdserve.base.config import TransportName
 from tdserve.base.errors import InvalidRequestError
 
 Role = Literal["server", "actor", "learner"]
@@ -60,12 +61,13 @@ class DemoOptions:
     linger_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InvalidRequestError(argument="seed", reason=f"{self.seed} is negative")
-        if not self.max_seconds > 0:
-            raise InvalidRequestError(argument="max_seconds", reason=f"{self.max_seconds} is not above 0")
-        if self.num_actors < 1:
-            raise InvalidRequestError(argument="num_actors", reason=f"{self.num_actors} is not at least 1")
+        for name, is_fine, bound in (
+            ("seed", self.seed >= 0, "at least 0"),
+            ("max_seconds", self.max_seconds > 0, "above 0"),
+            ("num_actors", self.num_actors >= 1, "at least 1"),
+        ):
+            if not is_fine:
+                raise InvalidRequestError(argument=name, reason=f"{getattr(self, name)} is not {bound}")
         if (self.role is None) != (self.address is None):
             raise InvalidRequestError(argument="role", reason="a role needs an address, and an address a role")
 
@@ -102,10 +104,8 @@ class DemoOptions:
 
     def arguments(self, *, address: str, index: int = 0) -> list[str]:
         """The command line of an actor or learner of this run; ``parse`` reads it."""
-        return [
-            f"--address={address}", f"--index={index}", f"--seed={self.seed}", f"--max-seconds={self.max_seconds}",
-            f"--transport={self.transport}", f"--env={self.env}",
-        ]  # fmt: skip
+        shared = {name: getattr(self, name) for name in ("seed", "max_seconds", "transport", "env")}
+        return [json.dumps({**shared, "address": address, "index": index})]
 
 
 def index_of_host(hostname: str) -> int:
@@ -120,12 +120,6 @@ def index_of_host(hostname: str) -> int:
 
 
 def parse(role: Role, arguments: Sequence[str] | None = None) -> DemoOptions:
-    """Reads the command line of ``python -m tdserve.examples.demo.actor`` or ``.learner``."""
-    parser = argparse.ArgumentParser(prog=f"python -m tdserve.examples.demo.{role}")
-    parser.add_argument("--address", required=True, metavar="HOST:PORT")
-    parser.add_argument("--index", type=int, default=0, help="number of this actor, from 0")
-    parser.add_argument("--seed", type=int, default=DemoOptions.seed)
-    parser.add_argument("--max-seconds", type=float, default=DemoOptions.max_seconds)
-    parser.add_argument("--transport", type=check_transport, default=DemoOptions.transport, choices=TRANSPORTS)
-    parser.add_argument("--env", default=DemoOptions.env)
-    return DemoOptions(role=role, **vars(parser.parse_args(arguments)))
+    """Reads the command line of ``python -m tdserve.examples.demo.actor`` or ``.learner``, as a run has written it."""
+    (options,) = sys.argv[1:] if arguments is None else arguments
+    return DemoOptions(role=role, **json.loads(options))

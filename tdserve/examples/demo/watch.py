@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 import tdserve
@@ -57,18 +58,16 @@ class Rates:
     def between(cls, first: Snapshot, last: Snapshot) -> Rates:
         """The rates; all 0 when no time passed."""
         span_s = last.seconds - first.seconds
-        per_s = 1.0 / span_s if span_s > 0 else 0.0
+
+        def rate(before: float, after: float) -> float:
+            return (after - before) / span_s if span_s > 0 else 0.0
+
         return cls(
-            transitions=(last.num_transitions - first.num_transitions) * per_s,
-            samples=(last.num_samples - first.num_samples) * per_s,
-            updates=(last.num_updates - first.num_updates) * per_s,
-            num_bytes={name: (count - first.num_bytes.get(name, 0)) * per_s for name, count in last.num_bytes.items()},
+            transitions=rate(first.num_transitions, last.num_transitions),
+            samples=rate(first.num_samples, last.num_samples),
+            updates=rate(first.num_updates, last.num_updates),
+            num_bytes={name: rate(first.num_bytes.get(name, 0), count) for name, count in last.num_bytes.items()},
         )
-
-
-def _growth(first: int, last: int) -> int:
-    """How much a counter grew. A restarted server counts from 0 again: what it counted since then is a lower bound."""
-    return last - first if last >= first else last
 
 
 class Begun(NamedTuple):
@@ -147,7 +146,7 @@ class Watch:
             num_samples=info["samples"] - self._begun.first_sample,
             num_updates=self._num_updates - self._begun.first_update,
             version=self._version,
-            staleness=self._version - sum(versions) / len(versions) if versions else None,
+            staleness=self._version - fmean(versions) if versions else None,
             num_bytes=self._count_bytes(),
         )
         self._polls.append(snapshot)
@@ -169,7 +168,9 @@ class Watch:
         """What was moved since the watch began, over restarts of the server too, which counts from 0 again."""
         before, self._server_bytes = self._server_bytes, self._read_bytes()
         for name, num_bytes in self._server_bytes.items():
-            self._num_bytes[name] = self._num_bytes.get(name, 0) + _growth(before.get(name, 0), num_bytes)
+            first = before.get(name, 0)
+            growth = num_bytes - first if num_bytes >= first else num_bytes  # after a restart: a lower bound
+            self._num_bytes[name] = self._num_bytes.get(name, 0) + growth
         return dict(self._num_bytes)
 
     def _read_policy(self) -> None:
@@ -187,7 +188,7 @@ class Watch:
 def mean_return(episodes: list[Episode]) -> float | None:
     """Of the last 20 episodes; None before there are so many."""
     returns = [episode.episode_return for episode in episodes[-NUM_EPISODES_OF_MEAN:]]
-    return sum(returns) / len(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None
+    return fmean(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None
 
 
 def parts(first: int, end: int, capacity: int) -> list[slice]:
