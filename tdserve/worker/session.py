@@ -3,12 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
-from tdserve.base.errors import TransferAbortedError
-from tdserve.transport.control_channel import MAX_SENT
-from tdserve.v1 import worker_pb2
+from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
+from tdserve.control.status import encode_failure
+from tdserve.transport.control_channel import MAX_SENT, Mail
+from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.proving import session_bond
+from tdserve.transport.rendezvous import KVStore
+from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, Surroundings
-from tdserve.worker.mailbox import Mailbox
+
+REAP_TIMEOUT_S = 30.0
+"""For a client to take answers that were sent long ago."""
+
+
+class Mailbox:
+    """The mail of one session, over a channel of its own: messages never wait behind content.
+
+    gloo's thread spins on a connection that another thread is just writing a long message to (measured: a third of a
+    core); on a connection for mail alone nobody writes long.
+
+    Args:
+        session: Its number.
+        report: Sends a report to control; thread-safe.
+        answer: Gives the answer to a message that control need not see, b"" where none is due; None for any other.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        report: Callable[[worker_pb2.Report], None],
+        answer: Callable[[bytes], bytes | None],
+    ) -> None:
+        self._session = session
+        self._report = report
+        self._answer = answer
+        self._kv_store = KVStore(self._publish)
+        self._channel: GlooChannel | None = None
+        self._mail: Mail | None = None
+        self._is_closed = False
+
+    def open(self, order: worker_pb2.Order) -> None:
+        """Forms the channel, in a thread of its own."""
+        Thread(target=self._open, args=(order,), name="tdserve-open-mail", daemon=True).start()
+
+    def feed(self, entry: control_pb2.Rendezvous) -> None:
+        """Takes an entry of the client's rendezvous."""
+        self._kv_store.feed(entry.key, entry.value)
+
+    def send(self, content: bytes) -> bool:
+        """Sends a message of control at once; returns whether ``reap`` is to be called."""
+        mail = self._mail
+        if mail is None:
+            return False
+        try:
+            mail.send(content)
+        except TransportError as error:
+            self._on_lost(error)
+        return mail.num_sent >= 2 * MAX_SENT
+
+    def reap(self, timeout_s: float) -> None:
+        """Waits until the client has taken what was sent long ago; one that takes nothing loses its session."""
+        mail = self._mail
+        if mail is not None:
+            try:
+                mail.reap(timeout_s)
+            except (TransportError, DeadlineExceededError) as error:
+                self._on_lost(error)
+
+    def close(self) -> None:
+        """Ends the channel and with it the thread that reads. Idempotent."""
+        self._is_closed = True
+        self._kv_store.close()
+        channel = self._channel
+        if channel is not None:
+            channel.close()
+
+    def _open(self, order: worker_pb2.Order) -> None:
+        report = worker_pb2.Report(order=order.order, session=self._session)
+        peer = f"the client of session {self._session}"
+        try:
+            opening = order.open_session
+            check_room(1)
+            bond = session_bond(opening.secret, self._session, is_mail=True)
+            self._channel = GlooChannel(self._kv_store, WORKER_RANK, host=opening.host, bond=bond, peer=peer)
+            name = f"tdserve-mail-{self._session}"
+            self._mail = Mail(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)
+            self._mail.begin()
+            report.done.SetInParent()
+        except TDServeError as error:
+            report.failure.CopyFrom(encode_failure(error))
+        if self._is_closed:
+            self.close()
+        self._report(report)
+
+    def _publish(self, key: str, value: bytes) -> None:
+        report = worker_pb2.Report(session=self._session)
+        report.rendezvous.key, report.rendezvous.value, report.rendezvous.is_mail = key, value, True
+        self._report(report)
+
+    def _on_message(self, content: bytes) -> None:
+        answer = self._answer(content)
+        if answer is None:
+            self._report(worker_pb2.Report(session=self._session, mail=content))
+        elif answer and self.send(answer):
+            self.reap(REAP_TIMEOUT_S)
+
+    def _on_lost(self, error: TDServeError) -> None:
+        if not self._is_closed:
+            lost = worker_pb2.Report(session=self._session)
+            lost.session_lost.reason = str(error)[:500]
+            self._report(lost)
 
 
 class WorkerSession:

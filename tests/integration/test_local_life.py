@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.local.attach import open_local
+from tdserve.client.local.end import open_local
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 from tests.integration.nursery import Nursery

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session import missing_names, pending
+from tdserve.client.session import catalog_client, pending
 from tests.integration.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
 def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_end(
     client: tdserve.Client, name: str, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module, constant in ((missing_names, "LOOK_AFTER_S"), (pending, "SLOW_S")):
+    for module, constant in ((catalog_client, "LOOK_AFTER_S"), (pending, "SLOW_S")):
         monkeypatch.setattr(module, constant, 0.02)
     client.init_remote(TD, name)
     misspelt = f"{name[:-2]}{name[-1]}"
@@ -48,7 +48,7 @@ def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_e
 def test_call_when_the_store_comes_after_the_warning_then_it_goes_on(
     client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(missing_names, "LOOK_AFTER_S", 0.02)
+    monkeypatch.setattr(catalog_client, "LOOK_AFTER_S", 0.02)
     waiting = client.later(lambda: client.replay(name, timeout_s=30.0))
     wait_for(lambda: f"store {name!r}: there is none yet" in caplog.text, "a warning")
     client.create_replay(name, TD[0], 8)

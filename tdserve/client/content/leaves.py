@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -9,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import write_layout
-from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout
+from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.capture import Captured
 from tdserve.structure.files import FileTensor, strided_piece
 from tdserve.structure.tree import Path
-from tdserve.transport.piecewise_source import Read, ReadEnd
 from tdserve.transport.sources_sinks import LeafEnd, Source, as_bytes
 
 _OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
@@ -86,3 +87,42 @@ def contents_of(captured: Captured) -> dict[Path, NDArray[np.uint8]]:
     leaves = leaves_of(captured, layout)
     contents = leaves.contents or [as_bytes(tensor.cpu().contiguous()).numpy() for tensor in leaves.tensors]
     return dict(zip((slot.path for slot in layout.slots), contents, strict=True))
+
+
+Read = Callable[[int, int], NDArray[np.uint8]]
+"""Bytes ``[start, stop)`` of a leaf, in C order."""
+
+
+class ReadEnd:
+    """Source: one leaf per slot. No more is in memory at a time than the messages that are under way.
+
+    Args:
+        leaves: The bytes of a leaf where they lie in memory, in C order; or what reads them.
+    """
+
+    def __init__(self, leaves: Sequence[NDArray[np.uint8] | Read]) -> None:
+        self._leaves = leaves
+
+    def direct(self, message: Message) -> torch.Tensor | None:
+        part = message.parts[0]
+        leaf = self._leaves[part.slot]
+        if len(message.parts) > 1 or callable(leaf):
+            return None
+        return torch.from_numpy(leaf[part.start : part.stop])
+
+    def fill(self, message: Message, staging: torch.Tensor) -> None:
+        """Raises InvalidRequestError where a leaf cannot be read."""
+        target = staging.numpy()
+        for slot, start, stop, offset in message.parts:
+            leaf = self._leaves[slot]
+            target[offset : offset + stop - start] = _read(leaf, start, stop) if callable(leaf) else leaf[start:stop]
+        for start, stop in message.gaps:
+            target[start:stop] = 0
+
+
+def _read(read: Read, start: int, stop: int) -> NDArray[np.uint8]:
+    try:
+        return read(start, stop)
+    except Exception as fault:  # whatever the library raises that reads the file
+        reason = f"its content cannot be read any more: {fault!r}"[:300]
+        raise InvalidRequestError(argument="tensordict", reason=reason) from fault

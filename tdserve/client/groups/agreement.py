@@ -1,13 +1,17 @@
 """What members agree on before content moves: that all make the same call, and that their structures fit.
 
 Rank 0 hears what everybody is about to do, and tells everybody what comes of it. Of a call of two members either hears
-the other. A refusal reaches all of them, and the group goes on.
+the other. A refusal reaches all of them, and the group goes on. They agree by notes: short messages of any length, a
+page first, the rest behind it if it is longer.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from tdserve.base.errors import (
     InvalidRequestError,
@@ -20,8 +24,55 @@ from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.transport.group_content import Wire
-from tdserve.transport.group_notes import post_note, recv_notes
+from tdserve.transport.group_gloo import LinkWork
 from tdserve.v1 import group_pb2
+
+PAGE_BYTES = 512
+"""What a call says of itself fits, but for structures; those are told once."""
+
+MAX_NOTE_BYTES = 256 * 1024 * 1024
+"""As of gRPC's messages: specs of a hundred thousand leaves fit."""
+
+_LENGTH = struct.Struct("<Q")
+_ROOM_BYTES = PAGE_BYTES - _LENGTH.size
+
+
+def post_note(wire: Wire, content: bytes, peers: Sequence[int]) -> list[LinkWork]:
+    """Starts to send a note to each of some ranks."""
+    page = bytearray(PAGE_BYTES)
+    _LENGTH.pack_into(page, 0, len(content))
+    page[_LENGTH.size : _LENGTH.size + min(len(content), _ROOM_BYTES)] = content[:_ROOM_BYTES]
+    buffers = [torch.frombuffer(page, dtype=torch.uint8)]
+    if len(content) > _ROOM_BYTES:
+        buffers.append(torch.frombuffer(bytearray(content[_ROOM_BYTES:]), dtype=torch.uint8))
+    return [wire.post(buffer, peer) for peer in peers for buffer in buffers]
+
+
+def recv_notes(wire: Wire, peers: Sequence[int], sent: Sequence[LinkWork] = ()) -> list[bytes]:
+    """The next note of each of some ranks, in their order.
+
+    Args:
+        sent: Notes on their way, waited for too.
+
+    Raises:
+        PeerLostError, DeadlineExceededError: The link is closed.
+        RemoteProtocolError: What came is no note.
+    """
+    pages = [torch.empty(PAGE_BYTES, dtype=torch.uint8) for _ in peers]
+    wire.wait([*(wire.expect(page, peer) for page, peer in zip(pages, peers, strict=True)), *sent])
+    notes, works = [], []
+    for page, peer in zip(pages, peers, strict=True):
+        content = page.numpy().tobytes()
+        (nbytes,) = _LENGTH.unpack_from(content)
+        if nbytes > MAX_NOTE_BYTES:
+            raise RemoteProtocolError(expected=f"a note of at most {MAX_NOTE_BYTES} bytes", received=f"{nbytes}")
+        rest = torch.empty(max(nbytes - _ROOM_BYTES, 0), dtype=torch.uint8)
+        if nbytes > _ROOM_BYTES:
+            works.append(wire.expect(rest, peer))
+        notes.append((content[_LENGTH.size : _LENGTH.size + min(nbytes, _ROOM_BYTES)], rest))
+    wire.wait(works)
+    return [head + rest.numpy().tobytes() for head, rest in notes]
+
 
 Check = Callable[[Spec], None]
 """Raises a TDServeError unless content of this structure fits what the member holds."""

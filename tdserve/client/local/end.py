@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path as FilePath
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Condition, Lock
 from typing import Protocol
 from weakref import WeakSet
 
 from tdserve.base.errors import (
     ConnectError,
     CorruptDataError,
+    NotLocalError,
     NotSupportedError,
     PeerLostError,
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.base.machine import pid_namespace
-from tdserve.client.local.overwrites import Overwrites
+from tdserve.base.machine import pid_namespace, why_not_shared
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import OpenStore, OpenStores
 from tdserve.messages.values.columns import Buffer
@@ -33,6 +34,61 @@ from tdserve.store.spools import Spool
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
+
+
+class Overwrites:
+    """The overwrites of one session, from their request to their answer. Threads: safe.
+
+    New rows of a writer that goes away are nobody's. Rows that were there, and that it was about to overwrite, are lost
+    to all. So whoever ends a session gives up the overwrites that still wait, and waits for those that the server has
+    let it do: which these are, only the answers tell.
+
+    Args:
+        place: Where the session is, for errors.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._changed = Condition()
+        self._under_way: set[int] = set()
+        self._is_ending = False
+
+    def begin(self, message: control_pb2.ClientMessage) -> None:
+        """A message is sent now. Raises ConnectError when it would begin an overwrite and none may begin any more."""
+        if message.HasField("write"):
+            with self._changed:
+                if self._is_ending:
+                    raise ConnectError(address=self._place, reason="the session is being closed by this client")
+                self._under_way.add(message.request)
+
+    def on_message(self, message: control_pb2.ServerMessage) -> None:
+        """A message of the server was dealt with."""
+        if self._under_way and not message.HasField("accepted"):
+            with self._changed:
+                self._under_way.discard(message.request)
+                self._changed.notify_all()
+
+    def end(self, give_up: Callable[[int], None], timeout_s: float) -> None:
+        """None begins any more; waits for the end of those under way, or so long.
+
+        Args:
+            give_up: Asks the server to give up a request that still waits.
+        """
+        with self._changed:
+            self._is_ending = True
+            under_way = list(self._under_way)
+        for request in under_way:
+            give_up(request)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way, timeout_s)
+
+    def lose(self) -> None:
+        """The session is over: no answer comes any more."""
+        with self._changed:
+            self._is_ending = True
+            self._under_way.clear()
+            self._changed.notify_all()
+
 
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent along faster than they are written to a file and read again."""
@@ -310,3 +366,43 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 # A thread that the interpreter's end meets inside torch takes the whole process with it.
 atexit.register(_close_all)
+
+
+def open_local(
+    welcome: control_pb2.Welcome,
+    *,
+    transport: str,
+    root: str | None,
+    address: str,
+    on_message: Callable[[control_pb2.ServerMessage], None],
+    on_lost: Callable[[], None],
+    machine: str | None = None,
+) -> tuple[LocalEnd | None, str]:
+    """The client's end of the local socket, where it sees the server's files; else why there is none.
+
+    Args:
+        transport: That was asked for: with ``"shm"`` there must be one.
+        address: Of the server, for errors.
+        root, on_message, on_lost: As of ``LocalEnd.open``.
+        machine: Kind of processor; None is that of this machine.
+
+    Raises:
+        NotLocalError: Shared memory was asked for, and cannot be had.
+        PeerLostError: It was asked for, and the server does not let this client in any more.
+    """
+    unordered = why_not_shared(platform.machine() if machine is None else machine)
+    if unordered or not welcome.HasField("local"):
+        error = ConnectError(address=address, reason=unordered or "the server runs on another machine")
+    else:
+        try:
+            return LocalEnd.open(welcome, root=root, on_message=on_message, on_lost=on_lost), ""
+        except PeerLostError as failure:
+            if transport == "shm":
+                raise
+            return None, str(failure.fields["reason"])
+        except ConnectError as failure:
+            error = failure
+    reason = str(error.fields["reason"])
+    if transport == "shm":
+        raise NotLocalError(address=address, reason=reason) from error
+    return None, reason

@@ -19,8 +19,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.content.gpu import NO_GPU, Gpu, agreed
-from tdserve.client.local.attach import open_local
-from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.relays.relay import Relays
 from tdserve.client.session.abandoned_requests import Brings, GivenUp
 from tdserve.client.session.content_channel import ContentChannel, ContentChannels

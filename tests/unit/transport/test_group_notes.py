@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.client.groups.agreement import PAGE_BYTES, post_note, recv_notes
 from tdserve.transport.group_content import Wire
-from tdserve.transport.group_notes import PAGE_BYTES, post_note, recv_notes
 from tests.unit.transport.links import linked
 
 SIZES = (0, 1, PAGE_BYTES - 9, PAGE_BYTES - 8, PAGE_BYTES - 7, 100_000)

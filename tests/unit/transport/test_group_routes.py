@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.transport.group_routes import CHAIN_BYTES, route
+from tdserve.client.groups.movers import CHAIN_BYTES, route
 
 
 @pytest.mark.parametrize("nbytes", [0, CHAIN_BYTES - 1, CHAIN_BYTES, 1 << 30])

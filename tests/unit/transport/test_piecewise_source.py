@@ -6,9 +6,9 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.client.content.leaves import ReadEnd
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout
 from tdserve.structure.tree import Node, Spec, TensorLeaf
-from tdserve.transport.piecewise_source import ReadEnd
 from tdserve.transport.sources_sinks import FlatEnd
 
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotLocalError
-from tdserve.client.local.attach import open_local
+from tdserve.client.local.end import open_local
 from tdserve.v1 import control_pb2
 
 TD = TensorDict({"a": torch.arange(3)}, [3])

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tdserve.base.errors import ConnectError
-from tdserve.client.local.overwrites import Overwrites
+from tdserve.client.local.end import Overwrites
 from tdserve.v1 import control_pb2
 
 TIMEOUT_S = 20.0

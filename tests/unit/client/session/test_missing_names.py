@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from tdserve.base.errors import ClosedError, StoreNotCreatedError
-from tdserve.client.session import missing_names
-from tdserve.client.session.missing_names import MAX_WARNED, MissingNames
+from tdserve.client.session import catalog_client
+from tdserve.client.session.catalog_client import MAX_WARNED, MissingNames
 from tests.integration.processes import wait_for
 
 NAMES = ["policy", "replay", "replay-2", "replica"]
@@ -61,6 +61,6 @@ def test_watch_when_the_block_lasts_then_warned_meanwhile(
     with missing.watch("polcy"):
         pass
     assert not caplog.records
-    monkeypatch.setattr(missing_names, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(catalog_client, "LOOK_AFTER_S", 0.0)
     with missing.watch("polcy"):
         wait_for(lambda: "but 'policy'" in caplog.text, "a warning")

@@ -13,7 +13,7 @@ import tdserve
 from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
 from tdserve.client.transfers.read import Destination
 from tdserve.client.weights.deltas import MAX_PLACES, MIN_NBYTES, HeldVersions, Rest
-from tdserve.client.weights.modules import ModuleDestination
+from tdserve.client.weights.versions import ModuleDestination
 from tdserve.store.version_checksums import leaf_checksum
 from tdserve.structure.capture import capture
 from tdserve.structure.version_subset import encode_numbers

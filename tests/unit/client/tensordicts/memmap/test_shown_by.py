@@ -5,7 +5,7 @@ import gc
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.tensordicts.memmap.shown_by import ShownStores
+from tdserve.client.tensordicts.memmap.loading import ShownStores
 
 
 def made() -> TensorDict:
