@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.bench.measure import Series, latency_ratio, rate_ratio
+from tdserve.bench.measure import Series
 
 Unit = Literal["us", "ms", "rows/s", "GB/s"]
 
@@ -122,21 +123,21 @@ class Scale:
     unit: Unit
     amount: float = 1.0
 
-    def value(self, series: Series) -> float:
-        """Median in the unit."""
-        if self.unit in PER_SECOND:
-            return series.median_s * PER_SECOND[self.unit]
-        return series.ops_per_s * self.amount
+    @property
+    def is_time(self) -> bool:
+        """Whether less is better."""
+        return self.unit in PER_SECOND
 
     def rounds(self, series: Series) -> tuple[float, ...]:
-        """The value of each round."""
-        if self.unit in PER_SECOND:
+        """The value of each round, in the unit."""
+        if self.is_time:
             return tuple(each.median_s * PER_SECOND[self.unit] for each in series.rounds)
         return tuple(each.ops_per_s * self.amount for each in series.rounds)
 
     def ratio(self, floor: Series, subject: Series) -> float:
-        """How near the subject comes to the floor."""
-        return latency_ratio(floor, subject) if self.unit in PER_SECOND else rate_ratio(floor, subject)
+        """How near the subject comes to the floor: the median over pairs of neighbouring rounds."""
+        pairs = zip(self.rounds(floor), self.rounds(subject), strict=True)
+        return median(low / own if self.is_time else own / low for low, own in pairs)
 
 
 def gigabytes(nbytes: int) -> float:
@@ -170,14 +171,14 @@ def make_figure(
         if target.kind == "of floor" and not (target.floor in floors if target.floor else floors):
             raise InvalidRequestError(argument="targets", reason=f"{name!r} has no floor {target.floor!r}")
     found = [
-        FloorFigure(key, scale.value(series), scale.ratio(series, subject), scale.rounds(series))
+        FloorFigure(key, median(scale.rounds(series)), scale.ratio(series, subject), scale.rounds(series))
         for key, series in floors.items()
     ]
     return Figure(
         workload=workload,
         name=name,
         unit=scale.unit,
-        value=scale.value(subject),
+        value=median(scale.rounds(subject)),
         op_median_ms=subject.median_s * 1e3,
         op_p99_ms=subject.p99_s * 1e3,
         floors=tuple(found),

@@ -137,13 +137,3 @@ def alternate(tasks: Mapping[str, Task], num_rounds: int) -> dict[str, Series]:
             if turn > 0:
                 rounds[name].append(Round(done.op_s, done.elapsed_s))
     return {name: Series(tuple(each)) for name, each in rounds.items()}
-
-
-def latency_ratio(floor: Series, subject: Series) -> float:
-    """Floor seconds by subject seconds, per pair of neighbouring rounds; the median of these."""
-    return median(low.median_s / own.median_s for low, own in zip(floor.rounds, subject.rounds, strict=True))
-
-
-def rate_ratio(floor: Series, subject: Series) -> float:
-    """Subject rate by floor rate, per pair of neighbouring rounds; the median of these."""
-    return median(own.ops_per_s / low.ops_per_s for low, own in zip(floor.rounds, subject.rounds, strict=True))

@@ -18,7 +18,7 @@ from tdserve.bench.floors import MEMCPY, memcpy_ring
 from tdserve.bench.measure import Pacing, Task
 from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.sampling import (
+from tdserve.bench.workloads.replay_rounds import (
     NUM_BATCHES_UNDER_WAY,
     pipelined_extends,
     pipelined_samples,

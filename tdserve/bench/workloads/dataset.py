@@ -16,7 +16,7 @@ from tdserve.bench.content import check_rows, pixels, row_nbytes, transitions
 from tdserve.bench.figures import Figure, Scale, Target, gigabytes
 from tdserve.bench.measure import Round, Task, timed_round
 from tdserve.bench.stage import Stage
-from tdserve.bench.workloads.sampling import single_samples
+from tdserve.bench.workloads.replay_rounds import single_samples
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 

@@ -13,9 +13,9 @@ from tdserve.bench.floors import MEMCPY
 from tdserve.bench.measure import Task, timed_round
 from tdserve.bench.options import Wire
 from tdserve.bench.stage import Stage
+from tdserve.bench.workloads.replay_rounds import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
 from tdserve.bench.workloads.row_floors import LOCAL_GATHER, OVER_GLOO, TORCHRL
 from tdserve.bench.workloads.rows import MANY_EXTENDS_UNDER_WAY, open_rows
-from tdserve.bench.workloads.sampling import NUM_BATCHES_UNDER_WAY, pipelined_samples, single_samples
 from tdserve.rules.replay.prioritized import Prioritized
 
 Targets = dict[Wire, dict[str, tuple[Target, ...]]]

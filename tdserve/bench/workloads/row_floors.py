@@ -11,7 +11,7 @@ from tdserve.bench.floors import MEMCPY, MappedRows, memcpy_ring
 from tdserve.bench.measure import Task
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import TorchRLBuffer
-from tdserve.bench.workloads.sampling import Batches, Check, pipelined_samples, single_samples
+from tdserve.bench.workloads.replay_rounds import Batches, Check, pipelined_samples, single_samples
 from tdserve.client.tables.replay import ReplayHandle
 
 LOCAL_WRITE = "local memmap"

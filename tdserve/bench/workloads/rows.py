@@ -20,8 +20,7 @@ from tdserve.bench.floors import MappedRows
 from tdserve.bench.measure import Round, Task, timed_round
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import ContentName, TorchRLBuffer, has_torchrl
-from tdserve.bench.workloads.row_floors import TORCHRL, GlooRowFloors, RowFloors, ShmRowFloors
-from tdserve.bench.workloads.sampling import (
+from tdserve.bench.workloads.replay_rounds import (
     NUM_BATCHES_UNDER_WAY,
     Batches,
     Check,
@@ -29,6 +28,7 @@ from tdserve.bench.workloads.sampling import (
     pipelined_samples,
     single_samples,
 )
+from tdserve.bench.workloads.row_floors import TORCHRL, GlooRowFloors, RowFloors, ShmRowFloors
 from tdserve.client.tables.replay import ReplayHandle
 
 NUM_EXTENDS_UNDER_WAY = 4

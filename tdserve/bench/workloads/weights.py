@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from tdserve.base.errors import StoreNotFoundError
 from tdserve.bench import content
@@ -71,21 +71,17 @@ MAX_FIRST_ROUNDS = 3
 
 @dataclass
 class Tree:
-    """One tree under test. ``number`` is stamped into the content and grows with every publish."""
+    """One tree under test. ``number`` is stamped into the content and grows with every change."""
 
     stage: Stage
     shape: tuple[int, int]
     targets: TreeTargets
-    data: TensorDict = field(init=False)
-    out: TensorDict = field(init=False)
-    numbers: Iterator[int] = field(init=False)
     number: int = 0
     version: int = 0
 
     def __post_init__(self) -> None:
         self.data = content.weights(*self.shape)
         self.out = self.data.clone()
-        self.numbers = count(1)
 
     @property
     def name(self) -> str:
@@ -115,7 +111,7 @@ class Tree:
 
     def change(self) -> None:
         """Gives the content the next number; not part of any timing."""
-        self.number = next(self.numbers)
+        self.number += 1
         content.stamp(self.data, self.number)
 
     def publish(self) -> None:

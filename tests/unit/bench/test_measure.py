@@ -3,15 +3,14 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.bench.figures import Scale
 from tdserve.bench.measure import (
     Pacing,
     Round,
     Series,
     Task,
     alternate,
-    latency_ratio,
     percentile,
-    rate_ratio,
     timed_round,
 )
 
@@ -89,5 +88,5 @@ def test_series_when_one_round_is_disturbed_then_its_median_and_rate_are_those_o
 
 def test_ratios_when_both_slow_down_in_the_same_round_then_do_not_move() -> None:
     floor, own = series(1.0, 10.0, 1.0), series(2.0, 20.0, 2.0)
-    assert latency_ratio(floor, own) == 0.5
-    assert rate_ratio(floor, own) == 0.5
+    assert Scale("us").ratio(floor, own) == 0.5
+    assert Scale("rows/s").ratio(floor, own) == 0.5
