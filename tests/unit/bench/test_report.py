@@ -75,6 +75,20 @@ def test_table_when_the_console_is_narrow_then_no_figure_is_cut() -> None:
         assert word in words
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_table_when_it_goes_into_a_pipe_then_every_column_is_there_and_no_line_is_broken(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    show_figures(console, [figure()], title="w", is_judged=True)
+    assert isinstance(console.file, io.StringIO)
+    heading, first = (line for line in console.file.getvalue().splitlines() if "measured" in line or "extend" in line)
+    assert [name.strip() for name in heading.split("┃")] == [
+        "measured", "median", "reached", "floor", "its median", "p99/op", "target",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in first.split("│")] == [
+        "extend", "1.28 Mrows/s", "50%", "gloo", "2.56 Mrows/s", "200 us", ">= 1,000,000 met",
+    ]  # fmt: skip
+
+
 def test_machine_when_shown_then_every_fact_stands_there() -> None:
     console = Console(file=io.StringIO(), width=120)
     show_machine(console, {"cores": 2, "memory_gib": 23.5})
