@@ -57,17 +57,19 @@ class Actor:
         self.is_over = False
         self.num_sent = 0
 
-    def look(self) -> None:
-        """Takes the newest policy if there is one."""
-        self._take(0.0)
-
     def follow_policy(self, timeout_s: float | None = None) -> float:
-        """Waits for a newer policy and takes it. Returns the share of random actions to go with it."""
-        return self._take(PATIENCE_S if timeout_s is None else timeout_s)
+        """Waits for a newer policy and takes it; with 0 seconds, takes it if there is one.
 
-    def _take(self, timeout_s: float) -> float:
-        policy = self._client.latest(POLICY, newer_than=self.version, timeout_s=timeout_s, out=self._parameters)
-        if policy is None:  # only when asked without waiting
+        Returns:
+            The share of random actions to go with the policy; 1 where there was none.
+        """
+        policy = self._client.latest(
+            POLICY,
+            newer_than=self.version,
+            timeout_s=PATIENCE_S if timeout_s is None else timeout_s,
+            out=self._parameters,
+        )
+        if policy is None:
             return 1.0
         self.version = policy.version
         self.is_over = bool(policy.metadata.get("is_over"))
@@ -143,7 +145,7 @@ def act_alone(options: DemoOptions) -> int:
 
 def _act(actor: Actor, patience: Patience, *, max_seconds: float, say: Callable[[str], None]) -> str:
     """Acts; returns why it has ended."""
-    patience.call(actor.look)
+    patience.call(lambda: actor.follow_policy(0))
     if actor.is_over:
         say("the run there is over; waits for another one")
         try:
