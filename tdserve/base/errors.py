@@ -91,7 +91,7 @@ def _rebuild(cls: type[TDServeError], fields: dict[str, Field]) -> TDServeError:
 
 
 class RequestError(TDServeError):
-    """The caller asked for something that cannot be; nothing was changed anywhere."""
+    """The caller asked for something impossible; nothing was changed anywhere."""
 
     code = "INVALID_ARGUMENT"
 
@@ -111,15 +111,17 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class SpecMismatchError(RequestError, ValueError, RuntimeError):
-    """A tensordict does not fit the store; a RuntimeError in tensordict. Checked before the first byte: nothing was
-    written."""
+    """A tensordict does not fit the store. This is checked before the first byte moves: nothing was written.
+
+    Also a RuntimeError, since tensordict raises one.
+    """
 
     template = "store {store!r}, key {key!r}: expected {expected}, got {actual}"
     defaults = {"store": "", "key": "", "expected": "", "actual": ""}
 
 
 class StructureChangedError(SpecMismatchError):
-    """A store has other keys by now than the caller knew. Nothing was changed; handles look, and ask once more."""
+    """The keys of a store have changed since the caller looked. Nothing was changed; handles look again and retry."""
 
     code = "FAILED_PRECONDITION"
 
@@ -128,7 +130,7 @@ class StoreNotFoundError(RequestError, LookupError):
     """No store has this name (any more)."""
 
     code = "NOT_FOUND"
-    template = "there is no store {name!r}; client.stores() lists what there is"
+    template = "there is no store {name!r}; client.stores() lists the stores"
     defaults = {"name": ""}
 
 
@@ -144,10 +146,10 @@ class KeyNotFoundError(RequestError, KeyError):
 
 
 class KeyExistsError(RequestError, KeyError):
-    """The store has this key already, and the call asked not to replace it. Nothing was changed."""
+    """The store already has this key, and the call asked not to replace it. Nothing was changed."""
 
     code = "ALREADY_EXISTS"
-    template = "store {store!r} has key {key!r} already; without safe=True it is replaced"
+    template = "store {store!r} already has key {key!r}; leave out safe=True to replace it"
     defaults = {"store": "", "key": ""}
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
@@ -155,7 +157,7 @@ class KeyExistsError(RequestError, KeyError):
 
 
 class StoreExistsError(RequestError):
-    """A store of this name exists, and the call did not say ``exists_ok=True``, or it differs from what was asked."""
+    """A store of this name exists: ``exists_ok=True`` was not passed, or the store differs from what was asked for."""
 
     code = "ALREADY_EXISTS"
     template = "store {name!r} exists already: {reason}"
@@ -163,7 +165,7 @@ class StoreExistsError(RequestError):
 
 
 class SelectionError(RequestError, IndexError):
-    """An index selects what is not there. Nothing was read or written."""
+    """An index selects something that does not exist. Nothing was read or written."""
 
     code = "OUT_OF_RANGE"
     template = "index {selection} does not fit: {reason}"
@@ -187,7 +189,7 @@ class ReadOnlyError(RequestError):
 
 
 class LockedError(RequestError, RuntimeError):
-    """A store, or a part of it, is locked: its keys stay as they are. Nothing was changed."""
+    """A store, or a part of it, is locked: its keys cannot change. Nothing was changed."""
 
     code = "FAILED_PRECONDITION"
     template = (
@@ -210,7 +212,7 @@ class UnauthenticatedError(RequestError):
 
 
 class NotSupportedError(RequestError, NotImplementedError):
-    """The thing exists, tdserve cannot do it (yet). Nothing was changed."""
+    """tdserve cannot do this, or not yet. Nothing was changed."""
 
     code = "UNIMPLEMENTED"
     template = "{feature} is not supported: {reason}"
@@ -227,8 +229,10 @@ class CapacityError(TDServeError):
 
 
 class ServerBusyError(TDServeError):
-    """The server has no room: it holds as much content of waiting requests as its ``--memory-limit`` allows, or has too
-    few descriptors left for another client. Nothing was changed; calls try again until their deadline."""
+    """The server has reached a limit: ``--memory-limit`` for the content of waiting requests, or its file descriptors.
+
+    Nothing was changed. Calls retry until their deadline.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     retryable = True
@@ -237,22 +241,24 @@ class ServerBusyError(TDServeError):
 
 
 class DeadlineExceededError(TDServeError, TimeoutError):
-    """The time of a call ran out. Reads changed nothing; a write may or may not have been stored, a retry stores it
-    once."""
+    """A call did not finish before its deadline.
+
+    A read changed nothing. A write may or may not have been stored; a retry stores it once.
+    """
 
     code = "DEADLINE_EXCEEDED"
     retryable = True
     template = "{what} did not happen within {timeout_s} s"
     defaults = {"what": "", "timeout_s": 0}
 
-    def _message(self) -> str:  # what is left of a call's time has many digits
+    def _message(self) -> str:  # the time left of a call has many digits
         timeout_s = self.fields["timeout_s"]
         shown = f"{round(timeout_s, 3):g}" if isinstance(timeout_s, (int, float)) else str(timeout_s)
         return self.template.format(**{**self.fields, "timeout_s": shown})
 
 
 class StoreNotCreatedError(DeadlineExceededError):
-    """A store that the call waited for does not exist, and nobody created it in time. Nothing was changed."""
+    """A store that the call waited for was not created in time. Nothing was changed."""
 
     template = "{what} did not happen within {timeout_s} s: there is no store {name!r}{near}"
     defaults = {"what": "", "timeout_s": 0, "name": "", "near": ""}
@@ -273,14 +279,14 @@ class ConnectError(TransportError, ConnectionError):
 
 
 class NotLocalError(ConnectError):
-    """Shared memory was asked for, and this process does not share the server's. Nothing was sent."""
+    """Shared memory was asked for, but this process does not share the server's root. Nothing was sent."""
 
     retryable = False
     template = "no shared memory with the server at {address}: {reason}"
 
 
 class NcclUnavailableError(ConnectError):
-    """NCCL was asked for, and the GPUs of the two ends cannot use it. Nothing was sent."""
+    """NCCL was asked for, but the GPUs of the two ends cannot use it. Nothing was sent."""
 
     retryable = False
     template = "no NCCL with the server at {address}: {reason}"
@@ -294,7 +300,7 @@ class PeerLostError(TransportError, ConnectionError):
 
 
 class TransferAbortedError(TransportError):
-    """A transfer was given up by one of its ends. A destination that was being filled is undefined."""
+    """One end of a transfer aborted it. A destination that was being filled is undefined."""
 
     code = "ABORTED"
     template = "transfer {transfer} was aborted: {reason}"
@@ -312,7 +318,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other end broke the protocol: a bug there, or not a tdserve peer."""
+    """The other end broke the protocol: it has a bug, or is not tdserve."""
 
     template = "the peer broke the protocol: expected {expected}, received {received}"
     defaults = {"expected": "", "received": ""}
@@ -323,13 +329,14 @@ class ProtocolVersionError(ProtocolError):
 
     code = "FAILED_PRECONDITION"
     template = (
-        "the server at {address} speaks protocol version {actual}, this client {expected}; install matching versions"
+        "the server at {address} speaks protocol version {actual}, this client version {expected}; install the same "
+        "version of tdserve at both ends"
     )
     defaults = {"address": "", "expected": 0, "actual": 0}
 
 
 class CorruptDataError(TDServeError):
-    """Stored bytes are damaged; they are reported and never served."""
+    """Stored bytes are damaged. They are never served."""
 
     code = "DATA_LOSS"
     template = "damaged data in {path}: expected {expected}, found {actual}"
@@ -337,10 +344,10 @@ class CorruptDataError(TDServeError):
 
 
 class EndOfStreamError(TDServeError):
-    """A queue was closed, and everything in it was taken and acknowledged. Nothing more will come."""
+    """A queue was closed, and all its rows were taken and acknowledged. No more will come."""
 
     code = "OUT_OF_RANGE"
-    template = "queue {name!r} was closed and is drained"
+    template = "queue {name!r} is closed and drained"
     defaults = {"name": ""}
 
 
@@ -353,16 +360,16 @@ class RootInUseError(TDServeError):
 
 
 class WriterFailedError(TDServeError):
-    """A writer of single rows has ended, and says what became of its rows; the cause is chained.
+    """A writer of single rows has failed; the cause is chained.
 
-    ``num_acknowledged`` are stored, ``num_unsent`` are not, of ``num_unknown`` that were under way all, some or none
-    are: those that are stored came in order behind the acknowledged ones.
+    ``num_acknowledged`` rows are stored and ``num_unsent`` rows are not. Of the ``num_unknown`` rows under way all,
+    some or none are stored; those that are follow the acknowledged ones in order.
     """
 
     code = "UNAVAILABLE"
     template = (
         "the writer of {store!r} has failed: {reason}; {num_acknowledged} rows are stored, {num_unknown} were under "
-        "way and may be, {num_unsent} were not sent"
+        "way and may be stored, {num_unsent} were not sent"
     )
     defaults = {"store": "", "num_acknowledged": 0, "num_unknown": 0, "num_unsent": 0, "reason": ""}
 
@@ -376,14 +383,16 @@ class ClosedError(TDServeError):
 
 
 class ForkedClientError(ClosedError):
-    """A client made before ``fork()`` was used in the child, where its threads and sockets do not live."""
+    """A client that was opened before ``fork()`` was used in the child, which has none of its threads."""
 
-    template = "{what} was opened in process {pid} and this is its fork: call tdserve.connect() again in the child"
+    template = (
+        "{what} was opened in process {pid}, of which this process is a fork: call tdserve.connect() in the child"
+    )
     defaults = {"what": "", "pid": 0}
 
 
 def error_classes() -> dict[str, type[TDServeError]]:
-    """Every class of this module by name, for the trip over the wire; what others derive from them does not travel."""
+    """Returns every class of this module by name, for decoding. Subclasses defined elsewhere do not cross the wire."""
     found: dict[str, type[TDServeError]] = {}
     todo = [TDServeError]
     while todo:

@@ -1,4 +1,4 @@
-"""``tdserve adopt PATH NAME``: serves a folder that tensordict has written, where it lies."""
+"""``tdserve adopt PATH NAME``: serves a folder that tensordict has written, in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tdserve.cli.options import CONNECT_TIMEOUT_S, client_options, endpoint
 from tdserve.cli.render import nbytes_text, print_json, printable
 
 ADOPTION_TIMEOUT_S = 120.0
-"""All files are looked at; a folder of 100,000 leaves takes some seconds, more on a disk far away."""
+"""Every file is checked: a folder of 100,000 leaves takes some seconds, longer on a remote disk."""
 
 
 @click.command()
@@ -30,8 +30,8 @@ def adopt(
 ) -> None:
     """Serve the memory-mapped tensordict in folder PATH as store NAME, without copying it.
 
-    Writes to the store change the files in PATH, unless --read-only is given. Deleting the store leaves them as they
-    are.
+    Writes to the store change the files in PATH, unless --read-only is given. Deleting the store leaves them as
+    they are.
     """
     with endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
         client.adopt(path, name, read_only=read_only, exists_ok=exists_ok, timeout_s=ADOPTION_TIMEOUT_S)

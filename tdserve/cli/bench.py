@@ -1,4 +1,4 @@
-"""``tdserve bench``: how fast it is here, beside the floors of the same machine in the same minutes."""
+"""``tdserve bench``: measures tdserve beside the floors of the same machine in the same minutes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bench(
     simulate_fanout: bool,
     parent: Path | None,
 ) -> int:
-    """Measure WORKLOADS (all of them unless told) and their ratio to the floor."""
+    """Measure WORKLOADS (by default all) and their ratios to the floor."""
     if simulate_fanout:
         from tdserve.bench.fanout_simulation import table
 

@@ -51,8 +51,8 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Command], Command]:
 def demo(**settings: Any) -> int:
     """Train CartPole: a server, two actors and a learner as separate processes that talk over TCP.
 
-    Ends when the mean return of the last 20 episodes is high enough, or after --max-seconds. With --role it is only one
-    of these processes: each waits for the others, survives their restarts, and ends by itself after the learner's word.
+    Ends when the mean return of the last 20 episodes is high enough, or after --max-seconds. With --role it runs only
+    one of these processes. Each waits for the others, survives their restarts, and ends after the learner has finished.
     """
     role = settings["role"]
     if role is None:

@@ -34,7 +34,7 @@ def guide(topic: str | None) -> None:
 
 
 def _read_pages() -> Iterator[tuple[str, str]]:
-    """Every topic and its page, sorted."""
+    """Yields every topic and its page, sorted."""
     folder = files("tdserve").joinpath("guide")
     for page in sorted(folder.iterdir(), key=lambda file: file.name):
         name, dot, kind = page.name.rpartition(".")
@@ -43,5 +43,5 @@ def _read_pages() -> Iterator[tuple[str, str]]:
 
 
 def _summary(page: str) -> str:
-    """The paragraph below the title, which has one sentence."""
+    """Returns the paragraph below the title, which is one sentence."""
     return " ".join(page.split("\n\n")[1].split())

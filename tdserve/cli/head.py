@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show.")
 @client_options
 def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path | None, as_json: bool) -> None:
-    """Show the first rows of store NAME; of a replay buffer live ones, of weights the newest version.
+    """Show the first rows of store NAME: live rows of a table, the newest version of weights.
 
-    Reading rows of a replay buffer here does not count as sampling.
+    Rows of a table that are read here do not count as sampled.
     """
     with endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
         content = first_rows(client, name, num_rows)
@@ -39,7 +39,7 @@ def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path
 
 
 def first_rows(client: Client, name: str, num_rows: int) -> Any:
-    """Up to ``num_rows`` rows of a store; the whole of what has no rows: a tensordict or tensorclass.
+    """Reads up to ``num_rows`` rows of a store, or all of a tensordict or tensorclass that has no rows.
 
     Raises:
         StoreNotFoundError: There is no such store.
@@ -57,7 +57,7 @@ def first_rows(client: Client, name: str, num_rows: int) -> Any:
 
 
 class Column(NamedTuple):
-    """One leaf: a tensor or a plain value, and whether its first dimension are the rows."""
+    """One leaf: a tensor or a plain value, and whether its first dimension counts the rows."""
 
     path: Path
     type: str

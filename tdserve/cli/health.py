@@ -1,4 +1,4 @@
-"""``tdserve health``: whether a server serves, for a health check; the answer is the exit code."""
+"""``tdserve health``: a health check of a server; the answer is the exit code."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tdserve.cli.render import one_line, print_json
 from tdserve.control.connection import check_health
 
 CHECK_TIMEOUT_S = 3.0
-"""For one answer: orchestrators give a check a few seconds, the start of Python included."""
+"""Timeout of one check: orchestrators allow a few seconds, including the start of Python."""
 
 POLL_INTERVAL_S = 0.2
-"""Between two questions of one that waits."""
+"""Pause between two checks of a command that waits."""
 
 SERVING = "SERVING"
 
@@ -30,7 +30,7 @@ SERVING = "SERVING"
 def health(address: str | None, wait_s: float, as_json: bool) -> int:
     """Ask whether a server serves: exit code 0 if so, 1 if not. Needs no token.
 
-    A server does not serve while it reads its stores, and from the moment it is told to end.
+    A server does not serve while it loads its stores, nor once it has been told to shut down.
     """
     asked = address or ClientConfig.from_env().address
     deadline_s = time.monotonic() + wait_s
@@ -48,7 +48,7 @@ def health(address: str | None, wait_s: float, as_json: bool) -> int:
 
 
 def check(address: str, *, timeout_s: float) -> tuple[str, str]:
-    """Asks once.
+    """Checks once.
 
     Returns:
         ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``, and the reason for the last.

@@ -15,7 +15,7 @@ from tdserve.cli.options import catalog_client, client_options
 from tdserve.cli.render import jsonable, nbytes_text, print_json, print_table, printable
 
 HIDDEN = ("spec", "name")
-"""Facts that the header or the table of leaves shows already."""
+"""Facts that the header or the table of leaves already shows."""
 
 
 @click.command()
@@ -52,7 +52,7 @@ def message_facts(message: Message) -> dict[str, Any]:
 
 
 def fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One row per fact; bytes and moments readable, a list of mappings one row per entry."""
+    """Returns one row per fact, with readable sizes and times; a list of mappings gives one row per entry."""
     rows: list[tuple[str, str]] = []
     for name, value in facts.items():
         if isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):

@@ -1,4 +1,4 @@
-"""Commands that last until they are told to end, as a container's: how they hear of it, and how they fail."""
+"""Commands that run until they are told to end, such as a container's: how they end and how they fail."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tdserve.base.errors import TDServeError
 from tdserve.cli.render import one_line
 
 UNWINDING_S = 5.0
-"""Seconds that a process which was told to end has for its clean-up: half of what ``docker stop`` grants."""
+"""Seconds for the clean-up of a process that was told to end: half of what ``docker stop`` grants."""
 
 FAILED = 1
 """Exit code after an error of tdserve."""
 
 
 def lasting(command: Callable[..., int]) -> Callable[..., int]:
-    """Makes a command end with 0 by SIGTERM, from its first line on.
+    """Makes a command exit with 0 on SIGTERM, from its first line on.
 
-    It fails with ``FAILED`` and one line, which is there at once; the process only ends ``TDSERVE_FAIL_DELAY_S`` later:
-    whoever starts it again, as often as it fails, does nothing else all day otherwise.
+    On an error the command prints one line at once, and exits with ``FAILED`` after ``TDSERVE_FAIL_DELAY_S``. The pause
+    slows down an engine that restarts every failed command at once.
     """
 
     @wraps(command)
@@ -49,14 +49,14 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def tell(error: TDServeError) -> None:
-    """Says an error in one line on stderr."""
+    """Prints an error as one line on stderr."""
     click.echo(f"tdserve: {one_line(str(error))}", err=True)
 
 
 def end_on_sigterm() -> None:
-    """From now on SIGTERM unwinds this process, and its exit code is 0; one that was held back comes now.
+    """Lets SIGTERM unwind this process with exit code 0; a signal that was held back arrives now.
 
-    The first process of a container hears no signal that it has no handler for, not even while it imports torch.
+    The kernel drops signals for which a container's first process has no handler, also while it imports torch.
     """
 
     def end(*_: object) -> None:
@@ -73,7 +73,7 @@ def end_on_sigterm() -> None:
 
 
 def hear_sigterm() -> None:
-    """Lets SIGTERM end this process at once where it was held back, as the image does while nobody can hear it."""
+    """Lets SIGTERM end this process at once, if it was held back as the image's entry point does at the start."""
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -1,4 +1,4 @@
-"""A spec as rows of a table and as JSON: what lies under every key, in the order of the keys."""
+"""A structure as rows of a table and as JSON: the leaf of every key, in the order of the keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("key", "type", "shape", "bytes")
 
 
 class Leaf(NamedTuple):
-    """One key; ``type`` is a dtype, "value", "tensordict" or a tensorclass; ``nbytes`` None where it is not fixed."""
+    """One key. ``type`` is a dtype, "value", "tensordict" or a tensorclass; ``nbytes`` is None if it is not fixed."""
 
     key: str | Path
     type: str
@@ -30,7 +30,7 @@ class Leaf(NamedTuple):
 
 
 def describe_leaves(spec: Spec, *, leaves_only: bool = False, sort: bool = False) -> list[Leaf]:
-    """Every key of a spec, nested ones included."""
+    """Lists every key of a structure, nested ones included."""
     return [_describe(spec, key) for key in spec.keys(include_nested=True, leaves_only=leaves_only, sort=sort)]
 
 

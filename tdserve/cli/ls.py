@@ -1,4 +1,4 @@
-"""``tdserve ls``: which stores there are."""
+"""``tdserve ls``: lists the stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command group ``tdserve`` and what becomes of errors: one line on stderr, exit code 1."""
+"""The command group ``tdserve``. Errors become one line on stderr and exit code 1."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for command in (serve, health, adopt, ls, keys, head, info, bench, demo, guide):
     cli.add_command(command)
 
 LASTING = (serve.name, demo.name)
-"""They hear SIGTERM by themselves."""
+"""They handle SIGTERM themselves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

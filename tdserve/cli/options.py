@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tdserve.client.client import Client
 
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds that a command waits for a server: a person sits in front of it, and typed the address."""
+"""Seconds that a command waits for a server: it was typed by a person, who also typed the address."""
 
 Command = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def client_options(command: Command) -> Command:
 
 
 class Endpoint(NamedTuple):
-    """Where a command's server is, what opens it, and how content travels."""
+    """The server of a command: its address, its token, and how content travels."""
 
     address: str
     token: str | None
@@ -46,16 +46,16 @@ class Endpoint(NamedTuple):
     root: str | None = None  # where this process sees the server's root, if elsewhere than the server does
 
     def connect(self, *, timeout_s: float) -> Client:
-        """A client of that server."""
+        """Opens a client of that server."""
         said = self._asdict()
         return tdserve.connect(said.pop("address"), timeout_s=timeout_s, **said)
 
 
 def endpoint(address: str | None, token_file: Path | None) -> Endpoint:
-    """The server that the options name, or else the environment.
+    """Returns the server that the options name, or else the environment.
 
     Raises:
-        InvalidRequestError: The token file cannot be read, or a variable holds no such value.
+        InvalidRequestError: The token file cannot be read, or a variable has an invalid value.
     """
     settings = ClientConfig.from_env()
     token = settings.token if token_file is None else read_token(token_file)
@@ -65,17 +65,17 @@ def endpoint(address: str | None, token_file: Path | None) -> Endpoint:
 
 
 def catalog_client(address: str | None, token_file: Path | None) -> CatalogClient:
-    """A client for commands that read no content: it does not wait for torch to be imported."""
+    """Opens a client for commands that read no content; it does not import torch."""
     server = endpoint(address, token_file)
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)
 
 
 def read_token(path: Path, argument: str = "--token-file") -> str:
-    """The token in a file, white space at its ends removed, because editors end files with a line feed.
+    """Reads a token from a file and strips white space, because editors end files with a line feed.
 
     Args:
-        path: Of the file.
-        argument: Who named it, for the message.
+        path: Path of the file.
+        argument: The option or variable that named it, for the error message.
 
     Raises:
         InvalidRequestError: The file cannot be read, or holds no text.

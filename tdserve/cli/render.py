@@ -1,7 +1,7 @@
-"""How things look in a terminal and as JSON. Knows neither clients nor commands.
+"""How things look in a terminal and as JSON. Imports neither clients nor commands.
 
-Keys and values come from other processes: whatever a terminal would obey (escape sequences, control characters) and
-whatever an output encoding refuses (surrogates) is shown escaped.
+Keys and values come from other processes. So characters that a terminal would obey (escape sequences, controls) or an
+output encoding would refuse (surrogates) are shown escaped.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ MAX_CELL = 40
 
 
 def printable(text: str) -> str:
-    """``text`` with everything that is not printable escaped as Python does it."""
+    """Escapes everything in ``text`` that is not printable, as Python does."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line."""
+    """Puts ``text`` on one line."""
     return printable(" ".join(text.split()))
 
 
 def key_text(key: str | Sequence[str]) -> str:
-    """A key as ``store[...]`` takes it: bare at the root, a tuple when nested, so that dots stay unambiguous."""
+    """Shows a key as ``store[...]`` takes it: bare at the root, a tuple if nested, so that dots stay unambiguous."""
     return printable(key) if isinstance(key, str) else printable(repr(tuple(key)))
 
 
 def nbytes_text(nbytes: int) -> str:
-    """A number of bytes with a binary unit and three digits."""
+    """Shows a number of bytes with a binary unit and three digits."""
     amount, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1000:
@@ -57,7 +57,7 @@ def nbytes_text(nbytes: int) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A tensor, a value, or nested lists of values, shortened to fit a table's cell."""
+    """Shows a tensor, a value or nested lists of values, shortened to fit a table's cell."""
     text = _shortened(_corner(value))
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 
@@ -81,7 +81,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Prints a table of which nothing is cut: unfolded in a pipe, wider than a terminal that is too narrow for it."""
+    """Prints a table without cutting anything: unfolded in a pipe, wider than the terminal where that is too narrow."""
     for column in table.columns:
         column.overflow = "fold"
     before = console.width
@@ -104,7 +104,7 @@ def print_json(document: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON can say of a value: tensors and arrays as nested lists, nan and infinities as strings, bytes as hex."""
+    """Converts a value for JSON: tensors and arrays to nested lists, nan and infinities to strings, bytes to hex."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -123,7 +123,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _corner(value: Any) -> Any:
-    """Of a tensor only what is shown, and one more per dimension: it may have a hundred million elements."""
+    """Cuts a tensor to what is shown and one more per dimension: it may have a hundred million elements."""
     if not (hasattr(value, "tolist") and hasattr(value, "ndim")):
         return value
     return value[(slice(MAX_ITEMS + 1),) * value.ndim].tolist()

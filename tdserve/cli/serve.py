@@ -14,9 +14,9 @@ from tdserve.cli.lasting import lasting
 
 @click.command()
 @click.argument("root", required=False)
-@click.option("--host", help="Address to listen on; 127.0.0.1 unless told.")
-@click.option("--port", type=int, help="TCP port; 7707 unless told, 0 picks a free one.")
-@click.option("--workers", "num_workers", type=int, metavar="N", help="Data worker processes; 1 unless told.")
+@click.option("--host", help="Address to listen on; by default 127.0.0.1.")
+@click.option("--port", type=int, help="TCP port; by default 7707; 0 picks a free one.")
+@click.option("--workers", "num_workers", type=int, metavar="N", help="Data worker processes; by default 1.")
 @click.option(
     "--device",
     "devices",
@@ -26,15 +26,33 @@ from tdserve.cli.lasting import lasting
     help="GPU of a data worker, for content by NCCL; given once per worker, or separated by commas.",
 )
 @click.option("--token-file", help="File with the token that every call must bring.")
-@click.option("--insecure", is_flag=True, default=None, help="Listen on other than loopback without a token.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="By what others know it: for the ready line only.")
-@click.option("--interface", metavar="ADDRESS", help="Interface for content, by address or name; the one reached.")
-@click.option("--grace", "grace_s", type=float, metavar="SECONDS", help="Time for calls under way at shutdown; 10.")
+@click.option("--insecure", is_flag=True, default=None, help="Listen on other addresses than loopback without a token.")
+@click.option("--advertise", metavar="HOST[:PORT]", help="The server's name for itself; opens nothing.")
 @click.option(
-    "--transfer-timeout", "transfer_timeout_s", type=float, metavar="SECONDS", help="Ends a silent transfer; 30."
+    "--interface",
+    metavar="ADDRESS",
+    help="Interface for content, by address or name; by default the one that clients reach.",
 )
 @click.option(
-    "--worker-timeout", "worker_timeout_s", type=float, metavar="SECONDS", help="Replaces a data worker that hangs; 10."
+    "--grace",
+    "grace_s",
+    type=float,
+    metavar="SECONDS",
+    help="Time for calls under way to end at shutdown; by default 10.",
+)
+@click.option(
+    "--transfer-timeout",
+    "transfer_timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Ends a transfer without progress; by default 30.",
+)
+@click.option(
+    "--worker-timeout",
+    "worker_timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Replaces a data worker that hangs; by default 10.",
 )
 @click.option(
     "--sync-interval",
@@ -43,7 +61,9 @@ from tdserve.cli.lasting import lasting
     metavar="SECONDS",
     help="Between syncs to the disk; 30, 0 is none.",
 )
-@click.option("--inline-bytes", type=int, metavar="N", help="Largest payload that rides inside a message; 32768.")
+@click.option(
+    "--inline-bytes", type=int, metavar="N", help="Largest payload that travels inside a message; by default 32768."
+)
 @click.option(
     "--memory-limit",
     "memory_limit_bytes",
@@ -76,8 +96,8 @@ from tdserve.cli.lasting import lasting
 def serve(**settings: Any) -> int:
     """Serve the stores under the folder ROOT until SIGTERM or Ctrl-C.
 
-    Prints one line when it is ready: "tdserve ready at HOST:PORT". What is not said here is read from TDSERVE_ROOT,
-    TDSERVE_HOST, TDSERVE_PORT and so on.
+    Prints one line when it is ready: "tdserve ready at HOST:PORT". Options that are not given are read from
+    TDSERVE_ROOT, TDSERVE_HOST, TDSERVE_PORT and so on.
     """
     config = ServerConfig.from_env(**settings).validate()
 
