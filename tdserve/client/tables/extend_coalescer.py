@@ -33,9 +33,7 @@ from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.content import write_layout
 from tdserve.messages.row_numbers import decode_rows
-from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.slices import Slices
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
@@ -103,9 +101,9 @@ class Joining:
         cls, client: SessionClient, target: Target, settings: Settings, capacity: int, *, told: ToldCounts
     ) -> Joining:
         """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
-        max_rows = capacity // 4 if isinstance(settings.limiter, MinSize) else 1
+        max_rows = 1 if settings.limiter.blocks_writers else capacity // 4
         return cls(
-            client, target, settings, max_rows=max_rows, is_ordered=isinstance(settings.sampler, Slices), told=told
+            client, target, settings, max_rows=max_rows, is_ordered=settings.sampler.uses_trajectories, told=told
         )
 
     @property

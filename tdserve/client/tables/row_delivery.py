@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from tdserve.base.errors import CapacityError, InvalidRequestError
 from tdserve.client.tables.row_buffer import Batch
-from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.tree import Spec
 
@@ -41,9 +40,8 @@ class Table(Protocol):
 
 
 def most_rows(table: Table) -> int:
-    """Rows of a batch at most: half of a queue, so that a batch finds room while takers wait for another half."""
-    limiter = table.settings.limiter
-    return max(1, limiter.max_size // 2) if isinstance(limiter, Queue) else table.capacity
+    """Rows of a batch at most."""
+    return table.settings.limiter.max_batch_rows(table.capacity)
 
 
 class Delivery:
@@ -66,7 +64,7 @@ class Delivery:
 
         Not where a limiter makes writers wait: there more than was asked for could wait for ever.
         """
-        return isinstance(self._table.settings.limiter, MinSize)
+        return not self._table.settings.limiter.blocks_writers
 
     @property
     def max_rows(self) -> int:

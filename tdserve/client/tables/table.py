@@ -44,7 +44,6 @@ from tdserve.client.transfers.upload import Target
 from tdserve.messages.content import rows_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
-from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured, capture
@@ -350,8 +349,8 @@ class TableHandle(TableRows, ByAddress):
             is_lease=is_lease,
             pad=pad,
             device=device,
-            is_ordered=isinstance(self.settings.sampler, (Fifo, Lifo)),
-            is_exact=not is_lease and getattr(self.settings.sampler, "strict_length", True),
+            is_ordered=self.settings.sampler.is_ordered,
+            is_exact=not is_lease and self.settings.sampler.is_exact,
         )
 
     def _following(self, act: Callable[[], T]) -> T:

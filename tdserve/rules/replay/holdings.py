@@ -116,7 +116,7 @@ class Holdings:
         live = ring.live_rows()
         if "priority" in self._needs and len(live):  # updates are not on record but in the column
             self._highest = max(self._highest, float(self.columns.priority[live].max()))
-        if settings.sampler.kind == "slices":
+        if settings.sampler.uses_trajectories:
             self.columns.trajectories = Trajectories(self.columns, ring.capacity)
             self.columns.trajectories.restore(np.union1d(live, held))
         self.views = Views(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -33,8 +34,71 @@ class Counts:
     reserved: int = 0
 
 
+class Limiter(ABC):
+    """What every limiter has: a frozen dataclass whose fields go into JSON.
+
+    Attributes:
+        kind: Its name there.
+        blocks_writers: Whether writers ever wait for it. Where none does, extends may be stored together.
+    """
+
+    kind: ClassVar[str]
+    blocks_writers: ClassVar[bool] = True
+
+    def check(self, capacity: int) -> None:  # noqa: B027 (some refuse nothing)
+        """Refuses a setting under which no sample could ever be drawn, or rows would be lost.
+
+        Raises:
+            InvalidRequestError: As said, with the reason.
+        """
+
+    def check_times_sampled(self, max_times_sampled: int) -> None:  # noqa: B027 (some refuse nothing)
+        """Refuses a table whose rows leave it too early for this setting.
+
+        Args:
+            max_times_sampled: After so many samples a row leaves; 0: never.
+
+        Raises:
+            InvalidRequestError: As said, with the reason.
+        """
+
+    def check_sample(self, capacity: int, num_rows: int) -> None:  # noqa: B027 (some refuse nothing)
+        """Refuses a sample of more rows than may ever be drawn at once.
+
+        Raises:
+            InvalidRequestError: As said. Nothing was changed.
+        """
+
+    def check_insert(self, capacity: int, num_rows: int) -> None:  # noqa: B027 (some refuse nothing)
+        """Refuses a write of more rows than may ever be inserted at once.
+
+        Raises:
+            InvalidRequestError: As said. Nothing was changed.
+        """
+
+    @abstractmethod
+    def can_sample(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be drawn now."""
+
+    @abstractmethod
+    def can_insert(self, counts: Counts, num_rows: int) -> bool:
+        """Whether ``num_rows`` may be reserved now."""
+
+    @abstractmethod
+    def why_sample(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a sample waits for, for the error of one that waited too long."""
+
+    @abstractmethod
+    def why_insert(self, counts: Counts, table: str, num_rows: int) -> str:
+        """What a write waits for, for the error of one that waited too long."""
+
+    def max_batch_rows(self, capacity: int) -> int:
+        """Rows that a writer may send together, so that it and those who sample do not wait for each other."""
+        return capacity
+
+
 @dataclass(frozen=True)
-class MinSize:
+class MinSize(Limiter):
     """Samples wait until the table has enough rows; writers never wait.
 
     Attributes:
@@ -44,6 +108,7 @@ class MinSize:
     min_size: int = 1
 
     kind: ClassVar[str] = "min_size"
+    blocks_writers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_size", check_integer("min_size", self.min_size, 1))
@@ -55,12 +120,6 @@ class MinSize:
             InvalidRequestError: ``min_size`` is above the capacity.
         """
         _check_min_size(self.min_size, capacity)
-
-    def check_sample(self, capacity: int, num_rows: int) -> None:
-        """Every number of rows may be drawn some day."""
-
-    def check_insert(self, capacity: int, num_rows: int) -> None:
-        """Every number of rows may be inserted."""
 
     def can_sample(self, counts: Counts, num_rows: int) -> bool:
         """Whether ``num_rows`` may be drawn now."""
@@ -81,7 +140,7 @@ class MinSize:
 
 
 @dataclass(frozen=True)
-class SampleToInsertRatio:
+class SampleToInsertRatio(Limiter):
     """Holds ``samples / inserts`` near a ratio: whoever is ahead waits for the others.
 
     With ``diff = inserts * ratio - samples``, which is ``min_size * ratio`` when the table has just been filled far
@@ -137,6 +196,19 @@ class SampleToInsertRatio:
                 f"rows would wait for each other for ever; {enough:g} is enough for these"
             )
             raise InvalidRequestError(argument="error_buffer", reason=reason)
+
+    def check_times_sampled(self, max_times_sampled: int) -> None:
+        """Refuses rows that leave before the ratio is reached.
+
+        Raises:
+            InvalidRequestError: As said.
+        """
+        if 0 < max_times_sampled < self.ratio:
+            reason = (
+                f"a ratio of {self.ratio:g} samples per insert is never reached with max_times_sampled "
+                f"{max_times_sampled}, and writers would wait for ever"
+            )
+            raise InvalidRequestError(argument="limiter", reason=reason)
 
     def check_sample(self, capacity: int, num_rows: int) -> None:
         """Refuses a sample that is wider than the window.
@@ -216,7 +288,7 @@ class SampleToInsertRatio:
 
 
 @dataclass(frozen=True)
-class Queue:
+class Queue(Limiter):
     """Writers wait while the table is full, samples while it has fewer rows than they want.
 
     Attributes:
@@ -275,14 +347,14 @@ class Queue:
         need = "" if self.can_insert(counts, num_rows) else f"needs a size, reserved rows included, of at most {room}"
         return _waiting("insert", counts, table, num_rows, self, need)
 
+    def max_batch_rows(self, capacity: int) -> int:
+        """Half of the queue, so that a batch finds room while takers wait for another half."""
+        return max(1, self.max_size // 2)
+
     def _check_rows(self, event: str, num_rows: int) -> None:
         if num_rows > self.max_size:
             reason = f"{event} of {num_rows} rows never fits a queue of max_size {self.max_size}; ask for fewer at once"
             raise InvalidRequestError(argument="num_rows", reason=reason)
-
-
-Limiter = MinSize | SampleToInsertRatio | Queue
-"""Every limiter there is: a frozen dataclass with ``kind``, and the methods of :class:`MinSize`."""
 
 
 def _check_min_size(min_size: int, capacity: int) -> None:

@@ -11,11 +11,12 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.columns import Columns
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.ordered_rows import OrderedRows
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 
 
 @dataclass(frozen=True)
-class Fifo:
+class Fifo(Sampler):
     """First in, first out.
 
     As a sampler: the oldest rows that may be drawn, each once per sample, oldest first; a sample waits until there are
@@ -24,9 +25,8 @@ class Fifo:
 
     kind: ClassVar[str] = "fifo"
     columns: ClassVar[tuple[str, ...]] = ("sequence",)
-
-    def check(self, capacity: int) -> None:
-        """There is nothing to refuse."""
+    is_ordered: ClassVar[bool] = True
+    is_ring: ClassVar[bool] = True
 
     def selector(self, columns: Columns, capacity: int) -> OrderSelector:
         """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
@@ -37,15 +37,13 @@ class Fifo:
 
 
 @dataclass(frozen=True)
-class Lifo:
+class Lifo(Sampler):
     """Last in, first out: the newest rows that may be drawn, each once per sample, newest first; a sample waits until
     there are enough."""
 
     kind: ClassVar[str] = "lifo"
     columns: ClassVar[tuple[str, ...]] = ("sequence",)
-
-    def check(self, capacity: int) -> None:
-        """There is nothing to refuse."""
+    is_ordered: ClassVar[bool] = True
 
     def selector(self, columns: Columns, capacity: int) -> OrderSelector:
         """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""

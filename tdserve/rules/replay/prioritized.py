@@ -13,6 +13,7 @@ from tdserve.rules.replay.arguments import finite_number
 from tdserve.rules.replay.columns import Columns
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.priorities import PriorityTree
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 
 # A large priority to a large power is no float any more. Of weights up to this one every table has a finite sum.
@@ -25,7 +26,7 @@ _FEW = 512
 
 
 @dataclass(frozen=True)
-class Prioritized:
+class Prioritized(Sampler):
     """Row i with probability ``P(i) = (priority_i + eps) ** alpha / sum``, each draw independent of the others.
 
     Samples carry ``"priority"``, ``"probability"`` and ``"priority_weight"``, each float32. The last is
@@ -43,14 +44,13 @@ class Prioritized:
     eps: float = 1e-8
 
     kind: ClassVar[str] = "prioritized"
-    columns: ClassVar[tuple[str, ...]] = ("priority",)
+    columns: ClassVar[tuple[str, ...]] = ("priority", "times_sampled")
+    adds: ClassVar[tuple[str, ...]] = ("priority", "probability", "priority_weight")
+    is_independent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for argument in ("alpha", "beta", "eps"):
             object.__setattr__(self, argument, finite_number(argument, getattr(self, argument)))
-
-    def check(self, capacity: int) -> None:
-        """There is nothing to refuse."""
 
     def selector(self, columns: Columns, capacity: int) -> PrioritizedSelector:
         """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""

@@ -40,10 +40,12 @@ class Remover(Protocol):
     Attributes:
         kind: Its name there.
         columns: Names of the columns that its evictor, where it has one, reads.
+        is_ring: Whether the oldest rows go: the ring does that by itself, and keeps no columns for it.
     """
 
     kind: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
+    is_ring: ClassVar[bool]
 
     def evictor(self, columns: Columns, capacity: int) -> Evictor | None:
         """The rule at work, without rows yet; None where the ring is that rule."""
@@ -55,6 +57,7 @@ class LowestPriority:
 
     kind: ClassVar[str] = "lowest_priority"
     columns: ClassVar[tuple[str, ...]] = ("priority",)
+    is_ring: ClassVar[bool] = False
 
     def evictor(self, columns: Columns, capacity: int) -> LowestEvictor:
         """As of :class:`Remover`."""

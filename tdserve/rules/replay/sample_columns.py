@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY, SLICE_END_KEY
+from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.rules.replay.settings import Settings
-
-_GIVEN = {"prioritized": ("priority", "probability", "priority_weight"), "slices": (SLICE_END_KEY,)}
 
 
 def added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str, ...]:
@@ -14,6 +12,6 @@ def added_columns(settings: Settings, *, is_grouped: bool = False) -> tuple[str,
     Args:
         is_grouped: Whether whole groups are asked for, instead of what the sampler draws.
     """
-    names = set() if is_grouped else set(_GIVEN.get(settings.sampler.kind, ()))
+    names = set() if is_grouped else set(settings.sampler.adds)
     names.update({"priority", "times_sampled", POLICY_VERSION_KEY} & set(settings.columns))
     return tuple(name for name in ADDED_DTYPES if name in names)

@@ -291,7 +291,7 @@ class Views:
             low, high = before[key.max_lag], staleness.floor(key.max_lag)
             if not is_other and not staleness.count(low, high):
                 continue
-            remembers = self._settings.sampler.kind == "without_replacement" and not key.group
+            remembers = self._settings.sampler.keeps_epoch and not key.group
             if is_other or (not remembers and staleness.count(low, high) > staleness.count(high)):
                 del self._selectors[key]  # built again, of those that are left, when it is asked for
             else:

@@ -22,12 +22,14 @@ from tdserve.rules.replay.without_replacement import WithoutReplacement
 MAX_SETTINGS_BYTES = 1 << 16
 """They lie in the catalog, and every description of the table tells them."""
 
-# The only place where a setting's name and its class meet.
-_CLASSES: dict[str, dict[str, type[Any]]] = {
+RULES: dict[str, dict[str, type[Any]]] = {
     "sampler": {cls.kind: cls for cls in (Uniform, Prioritized, Fifo, Lifo, WithoutReplacement, Slices)},
     "remover": {cls.kind: cls for cls in (Fifo, LowestPriority)},
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
+"""The classes of each part of the settings, by their names in JSON. A new sampler, remover or limiter is registered
+here, and named nowhere else but in tdserve/__init__.py."""
+
 _DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
 
 
@@ -52,7 +54,7 @@ class Settings:
     policy: str = _DEFAULTS["policy"]
 
     def __post_init__(self) -> None:
-        for part, classes in _CLASSES.items():
+        for part, classes in RULES.items():
             value = getattr(self, part)
             if type(value) not in classes.values():
                 known = ", ".join(cls.__name__ for cls in classes.values())
@@ -62,35 +64,30 @@ class Settings:
             raise InvalidRequestError(argument="is_queue", reason=f"{self.is_queue!r} is not a bool")
         if self.policy != "":
             check_store_name(self.policy)
-        if isinstance(self.sampler, Slices) and (self.max_times_sampled or self.is_queue):
+        if self.sampler.uses_trajectories and (self.max_times_sampled or self.is_queue):
             reason = "rows of a slice belong together, and cannot leave the table one by one"
             raise InvalidRequestError(argument="sampler", reason=reason)
         if self.is_queue and self.max_times_sampled:
             raise InvalidRequestError(argument="max_times_sampled", reason="rows of a queue are taken once anyway")
-        if isinstance(self.limiter, SampleToInsertRatio) and 0 < self.max_times_sampled < self.limiter.ratio:
-            reason = (
-                f"a ratio of {self.limiter.ratio:g} samples per insert is never reached with max_times_sampled "
-                f"{self.max_times_sampled}, and writers would wait for ever"
-            )
-            raise InvalidRequestError(argument="limiter", reason=reason)
+        self.limiter.check_times_sampled(self.max_times_sampled)
 
     @property
     def is_plain_ring(self) -> bool:
         """Whether all that is to be decided of rows that come is that they are the next: no writer waits, the oldest
         go, and nothing is asked of their content, their order or who made them."""
         return (
-            isinstance(self.limiter, MinSize)
-            and isinstance(self.remover, Fifo)
-            and not (self.rule_keys or isinstance(self.sampler, Slices) or self.max_times_sampled or self.policy)
+            self.remover.is_ring
+            and not self.limiter.blocks_writers
+            and not (self.rule_keys or self.sampler.uses_trajectories or self.max_times_sampled or self.policy)
         )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that a table with these settings keeps, sorted."""
         names = set(self.sampler.columns)
-        if not isinstance(self.remover, Fifo):
+        if not self.remover.is_ring:
             names.update(self.remover.columns)
-        if self.max_times_sampled or isinstance(self.sampler, Prioritized):
+        if self.max_times_sampled:
             names.add("times_sampled")
         if self.policy:
             names.add(POLICY_VERSION_KEY)
@@ -99,8 +96,7 @@ class Settings:
     @property
     def rule_keys(self) -> tuple[tuple[str, ...], ...]:
         """Keys of the rows that the sampler's rule looks at; every row must have them."""
-        keys = (getattr(self.sampler, "end_key", None), getattr(self.sampler, "trajectory_key", None))
-        return tuple((key,) if isinstance(key, str) else tuple(key) for key in keys if key)
+        return self.sampler.rule_keys
 
     def check(self, capacity: int) -> None:
         """Refuses settings that would never let anything through in a table of so many rows.
@@ -123,7 +119,7 @@ class Settings:
     def to_json(self) -> str:
         """The one text of these settings; numbers that have their default are left out."""
         values: dict[str, Any] = {
-            part: {"kind": getattr(self, part).kind, **_told(getattr(self, part))} for part in _CLASSES
+            part: {"kind": getattr(self, part).kind, **_told(getattr(self, part))} for part in RULES
         }
         values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -145,10 +141,10 @@ class Settings:
             values = json.loads(text) if text else {}
         except (ValueError, RecursionError) as fault:
             raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
-        known = _CLASSES.keys() | _DEFAULTS.keys()
+        known = RULES.keys() | _DEFAULTS.keys()
         if not isinstance(values, dict) or not values.keys() <= known:
             raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
-        parts = {name: _from_part(name, value) if name in _CLASSES else value for name, value in values.items()}
+        parts = {name: _from_part(name, value) if name in RULES else value for name, value in values.items()}
         return cls(**{"limiter": MinSize(min_size), **parts})
 
 
@@ -166,9 +162,9 @@ def _from_part(part: str, value: Any) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise InvalidRequestError(argument=part, reason=f"{str(value)[:80]!r} has no kind")
     kind = value["kind"]
-    if kind not in _CLASSES[part]:
-        raise NotSupportedError(feature=f"{part} {kind!r}", reason=f"there is {', '.join(_CLASSES[part])}")
-    cls = _CLASSES[part][kind]
+    if kind not in RULES[part]:
+        raise NotSupportedError(feature=f"{part} {kind!r}", reason=f"there is {', '.join(RULES[part])}")
+    cls = RULES[part][kind]
     arguments = {name: given for name, given in value.items() if name != "kind"}
     fields = {field.name: field for field in dataclasses.fields(cls)}
     if not arguments.keys() <= fields.keys():

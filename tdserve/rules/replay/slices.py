@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
+from tdserve.messages.content import SLICE_END_KEY
 from tdserve.messages.row_numbers import each_once
 from tdserve.rules.replay.columns import Columns
 from tdserve.rules.replay.live_rows import LiveRows, Rows
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 from tdserve.rules.replay.trajectories import Trajectories
 
@@ -30,7 +32,7 @@ _STEPS_PER_LOOK = 8
 
 
 @dataclass(frozen=True)
-class Slices:
+class Slices(Sampler):
     """Slices of trajectories. A sample of ``n`` rows holds ``n / slice_len`` of them, one after the other.
 
     A slice holds consecutive rows of one trajectory of one writer. Each is drawn independently of the others, from all
@@ -60,6 +62,8 @@ class Slices:
 
     kind: ClassVar[str] = "slices"
     columns: ClassVar[tuple[str, ...]] = ("sequence", "previous", "is_end")
+    adds: ClassVar[tuple[str, ...]] = (SLICE_END_KEY,)
+    uses_trajectories: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (self.slice_len is None) == (self.num_slices is None):
@@ -74,6 +78,21 @@ class Slices:
             object.__setattr__(self, argument, _as_key(argument, getattr(self, argument)))
         if not isinstance(self.strict_length, bool):
             raise InvalidRequestError(argument="strict_length", reason=f"{self.strict_length!r} is not a bool")
+
+    @property
+    def is_exact(self) -> bool:
+        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        return self.strict_length
+
+    @property
+    def marks_ends(self) -> bool:
+        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        return self.end_key is not None
+
+    @property
+    def rule_keys(self) -> tuple[tuple[str, ...], ...]:
+        """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        return tuple((key,) if isinstance(key, str) else key for key in (self.end_key, self.trajectory_key) if key)
 
     def check(self, capacity: int) -> None:
         """Refuses a setting under which no slice could ever be drawn.

@@ -19,9 +19,6 @@ from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, check_p
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.selections import OWN, PLAIN, ViewKey
 
-_INDEPENDENT = ("uniform", "prioritized")
-"""Samplers whose draws do not depend on one another: several batches are drawn as one."""
-
 
 class Table(Holdings):
     """Decides for one replay table. Whoever gets ``None`` waits until something has changed, and asks again.
@@ -444,7 +441,7 @@ class Table(Holdings):
 
     def _first_piece(self, key: ViewKey, num_rows: int, num_batches: int, max_drawn: int) -> tuple[int, int, int]:
         """Rows and batches that are drawn at once, and rows that are drawn later."""
-        if key.group or self.settings.sampler.kind not in _INDEPENDENT:
+        if key.group or not self.settings.sampler.is_independent:
             return num_rows, num_batches, 0
         total = num_rows * num_batches
         num_drawn = min(total, max_drawn) if max_drawn and not self.settings.max_times_sampled else total
@@ -465,7 +462,7 @@ class Table(Holdings):
     def _waits_for_more(self, key: ViewKey, num_rows: int, num_members: int) -> bool:
         """Whether its sampler would refuse so many rows, though more may come: that are young enough, or to which
         somebody writes just now."""
-        if self.settings.sampler.kind != "without_replacement" or key.group:
+        if not self.settings.sampler.keeps_epoch or key.group:
             return False
         most = num_members + self.ring.num_held + self.num_suspended if key.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most

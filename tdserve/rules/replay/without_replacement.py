@@ -11,13 +11,14 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.rules.replay.columns import Columns
 from tdserve.rules.replay.live_rows import Rows
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn
 
 _ABSENT = -1
 
 
 @dataclass(frozen=True)
-class WithoutReplacement:
+class WithoutReplacement(Sampler):
     """Every row once per epoch, in random order; all who sample share the epoch.
 
     A sample that meets the end of an epoch is filled from the next one, with rows that it does not have yet. Rows that
@@ -34,14 +35,11 @@ class WithoutReplacement:
     seed: int | None = field(default=None, metadata={"is_omitted": True})
 
     kind: ClassVar[str] = "without_replacement"
-    columns: ClassVar[tuple[str, ...]] = ()
+    keeps_epoch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.seed is not None:
             object.__setattr__(self, "seed", check_integer("seed", self.seed, 0))
-
-    def check(self, capacity: int) -> None:
-        """There is nothing to refuse."""
 
     def selector(self, columns: Columns, capacity: int) -> EpochSelector:
         """As of :class:`~tdserve.rules.replay.sampler.Sampler`."""

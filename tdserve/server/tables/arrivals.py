@@ -34,8 +34,8 @@ class Coming:
             return self.arrival
         sampler = entry.replay_table().settings.sampler
         ends, ids = self.arrival.ends, None
-        for path in entry.replay_table().settings.rule_keys:
-            if getattr(sampler, "end_key", None):
+        for path in sampler.rule_keys:
+            if sampler.marks_ends:
                 flags = as_bools(found[path], self.num_rows)
                 ends = flags if ends is None else ends | flags
             else:

@@ -1,0 +1,89 @@
+"""A sampler that nobody but this test knows: a class and an entry in the registry are all that a new one needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tdserve.rules.replay import settings as replay_settings
+from tdserve.rules.replay.columns import Columns
+from tdserve.rules.replay.live_rows import Rows
+from tdserve.rules.replay.sample_columns import added_columns
+from tdserve.rules.replay.sampler import Sampler
+from tdserve.rules.replay.selector import Drawn
+from tdserve.rules.replay.settings import Settings
+from tests.unit.rules.replay.tables import rng, table_of, write
+
+
+@dataclass(frozen=True)
+class Every(Sampler):
+    """Every ``step``-th row number, from the lowest, with the row's priority."""
+
+    step: int
+
+    kind: ClassVar[str] = "every"
+    columns: ClassVar[tuple[str, ...]] = ("priority",)
+    adds: ClassVar[tuple[str, ...]] = ("priority",)
+    is_ordered: ClassVar[bool] = True
+
+    def selector(self, columns: Columns, capacity: int) -> EverySelector:
+        """As of Sampler."""
+        return EverySelector(self.step, columns)
+
+
+class EverySelector:
+    """The selector of Every."""
+
+    def __init__(self, step: int, columns: Columns) -> None:
+        self._step = step
+        self._columns = columns
+        self._rows: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, rows: Rows) -> None:
+        """Takes rows in."""
+        self._rows.update(rows.tolist())
+
+    def remove(self, rows: Rows) -> None:
+        """Drops rows."""
+        self._rows.difference_update(rows.tolist())
+
+    def update(self, rows: Rows) -> None:
+        """Priorities change nothing."""
+
+    def draw(self, num_rows: int, *, rng: np.random.Generator) -> Drawn | None:
+        """The lowest of every ``step`` rows; None while there are too few."""
+        rows = np.asarray(sorted(self._rows)[:: self._step][:num_rows], np.int64)
+        return Drawn(rows, {"priority": self._columns.priority[rows]}) if len(rows) == num_rows else None
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of registration."""
+    monkeypatch.setitem(replay_settings.RULES["sampler"], Every.kind, Every)
+
+
+def test_settings_when_of_a_new_sampler_then_they_come_back_from_their_text() -> None:
+    settings = Settings(sampler=Every(step=2))
+    assert Settings.from_json(settings.to_json()) == settings
+    assert settings.columns == ("priority",)
+    assert added_columns(settings) == ("priority",)
+
+
+def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:
+    table = table_of(8, sampler=Every(step=3))
+    write(table, 7)
+    assert table.plan_sample(4, rng=rng()) is None
+    plan = table.plan_sample(3, rng=rng())
+    assert plan is not None
+    assert plan.rows.tolist() == [0, 3, 6]
+    assert plan.columns["priority"].tolist() == [1.0] * 3
+    table.delete(np.asarray([0]))
+    plan = table.plan_sample(2, rng=rng())
+    assert plan is not None
+    assert plan.rows.tolist() == [1, 4]
