@@ -16,10 +16,10 @@ from threading import Event
 from tdserve.base.errors import ConnectError, InvalidRequestError
 
 RESOLVE_INTERVAL_S = 0.5
-"""Between two questions for a name that nobody knows yet: a container's name is there when the container is."""
+"""Pause between two attempts to resolve a name: a container's name resolves once the container is up."""
 
 PROBE_TIMEOUT_S = 0.2
-"""Of a connection that is opened only to say why others do not come about: its reader has waited long enough."""
+"""Timeout of a connection that is opened only to explain why others fail: the user has waited long enough."""
 
 _SIOCGIFADDR = 0x8915
 _IFNAME_BYTES = 15
@@ -31,19 +31,19 @@ _ADDRESS = re.compile(
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, an IPv6 address in brackets."""
+    """Returns ``host:port``, with an IPv6 address in brackets."""
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(argument: str, text: str) -> tuple[str, int | None]:
-    """Host and port of ``host``, ``host:port``, ``[::1]:port`` or a bare IPv6 address.
+    """Parses ``host``, ``host:port``, ``[::1]:port`` or a bare IPv6 address.
 
     Args:
-        argument: Who said it, for the message.
-        text: What was said.
+        argument: The option or variable, for the error message.
+        text: Its value.
 
     Returns:
-        The host without brackets, and the port, None where none is said.
+        The host without brackets, and the port, or None if there is none.
 
     Raises:
         InvalidRequestError: It is none of these.
@@ -68,16 +68,16 @@ def resolve(
     given_up: Event | None = None,
     on_unknown: Callable[[str], None] = lambda _reason: None,
 ) -> list[str]:
-    """The addresses of the host of ``host:port``, sorted; a name that nobody knows yet is asked for again.
+    """Resolves the host of ``host:port`` to its sorted addresses, and retries a name that does not resolve yet.
 
     Args:
         address: As a user gives it.
-        timeout_s: Until then. One question may itself take some seconds.
-        given_up: Set by who does not want to know any more.
-        on_unknown: Told each time that nobody knows it, and why.
+        timeout_s: For all attempts. A single one may take some seconds.
+        given_up: Ends the attempts when it is set.
+        on_unknown: Called with the reason each time that the name does not resolve.
 
     Raises:
-        ConnectError: Nobody knew the name in time.
+        ConnectError: The name did not resolve in time.
         InvalidRequestError: It is no address.
     """
     host, _ = parse_address("address", address)
@@ -96,7 +96,7 @@ def resolve(
 
 
 def explain_unreachable(address: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str:
-    """Why no connection to ``host:port`` comes about, by an attempt to open one; "" when one was opened."""
+    """Tries to connect to ``host:port`` and returns why that fails, or "" if it does not."""
     try:
         host, port = parse_address("address", address)
         socket.create_connection((host.strip("[]"), port or 0), timeout=timeout_s).close()
@@ -108,7 +108,7 @@ def explain_unreachable(address: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> 
 
 
 def address_towards(host: str) -> str:
-    """The address of the interface through which this machine reaches a numeric address.
+    """Returns the address of the interface by which this machine reaches a numeric address.
 
     Raises:
         ConnectError: There is no route, or it is no address.
@@ -123,7 +123,7 @@ def address_towards(host: str) -> str:
 
 
 def check_listenable(host: str, port: int) -> None:
-    """Raises unless a server may listen there now; grpc itself would only say that it may not.
+    """Raises unless a server may listen there now; grpc would not give the reason.
 
     Raises:
         InvalidRequestError: The port is in use or privileged, or the host is no address of this machine.
@@ -144,7 +144,7 @@ def check_listenable(host: str, port: int) -> None:
 
 
 def interface_name(interface: str) -> str | None:
-    """The name of an interface that is given by it, or by its IPv4 address; None where none here has that address."""
+    """Returns the name of an interface, given by name or IPv4 address; None if no interface here has that address."""
     try:
         address = str(ipaddress.ip_address(interface.strip("[]")))
     except ValueError:
@@ -157,7 +157,7 @@ def interface_name(interface: str) -> str | None:
 
 
 def interface_address(interface: str) -> str:
-    """The address of an interface, which may itself be given by one: ``eth0`` or ``10.0.0.7``.
+    """Returns the address of an interface, given by name or address: ``eth0`` or ``10.0.0.7``.
 
     Raises:
         InvalidRequestError: There is no such interface here, or it has no IPv4 address.

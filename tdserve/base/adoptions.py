@@ -1,4 +1,4 @@
-"""How settings name folders that are served where they lie. No I/O."""
+"""How settings name folders that are served in place. No I/O."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tdserve.base.ids import check_store_name
 
 
 def parse_folders(text: str) -> tuple[str, ...]:
-    """Folders separated by colons, as in ``PATH``; relative ones are made absolute."""
+    """Parses folders separated by colons, as in ``PATH``; relative ones are made absolute."""
     return tuple(os.path.abspath(folder) for folder in text.split(os.pathsep) if folder)
 
 
 def parse_adoptions(text: str) -> tuple[str, ...]:
-    """Folders and names of stores, ``PATH=NAME``, separated by commas; relative paths are made absolute."""
+    """Parses folders and names of stores, ``PATH=NAME``, separated by commas; relative paths are made absolute."""
     return tuple(os.path.abspath(adoption) for adoption in text.split(",") if adoption)
 
 
 def split_adoption(text: str) -> tuple[str, str, bool]:
-    """Path, name and whether it is read-only, of ``PATH=NAME`` or ``PATH=NAME:ro``.
+    """Returns path, name and whether it is read-only, of ``PATH=NAME`` or ``PATH=NAME:ro``.
 
     Raises:
         InvalidRequestError: It is neither.

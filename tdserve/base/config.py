@@ -22,7 +22,7 @@ TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("auto", "shm", "nccl", "gloo", "grpc")
 
 PROTOCOL_VERSION = 5
-"""Grows when an old peer could misread a new one; a mismatch ends the session at Hello."""
+"""Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707
 
@@ -33,11 +33,11 @@ DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
 """Two of the largest messages and change: enough for thousands of waiting writers, and no danger to a small machine."""
 
 HEARTBEAT_S = 1.0
-"""Between two signs of life of a data worker."""
+"""Pause between two heartbeats of a data worker."""
 
 DEFAULT_SYNC_INTERVAL_S = 30.0
-"""As old as the kernel lets a written page get before it brings it to the disk by itself: to do so more often costs
-writers, and less often saves little."""
+"""The age at which the kernel writes a dirty page to disk by itself: syncing more often slows writers, and less often
+saves little."""
 
 MAIL_BYTES = 4092
 """Longest message of a session that rides the channel to the data worker; longer ones take the gRPC stream. One page
@@ -50,7 +50,7 @@ _CUDA_DEVICE = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 
 _variables_lock = Lock()
 _variable_blocks: dict[str, int] = {}
-"""How many blocks of ``variable_set`` want a variable now."""
+"""How many blocks of ``variable_set`` use a variable now."""
 
 _PREFIX = "TDSERVE_"
 _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -58,16 +58,16 @@ _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a server is told at its start. Immutable: a change means a restart.
+    """The settings of a server. Immutable: a change means a restart.
 
     Attributes:
-        root: Folder that the server owns; made when it is not there.
+        root: Folder that the server owns; created if it does not exist.
         host: Address to listen on. Loopback by default: nothing is reachable from outside unless asked for.
         port: TCP port, 0 picks a free one.
         num_workers: Data workers. 1 suits two cores; a worker keeps about one core busy while it moves bytes.
-        devices: GPUs such as ``"cuda:0"``, one per data worker, for content that goes by NCCL; none without.
+        devices: GPUs such as ``"cuda:0"``, one per data worker, for content that travels by NCCL; empty for no NCCL.
         token_file: File whose content clients must send as bearer token; ``None`` asks for none.
-        insecure: Listen on other than loopback without a token, by explicit wish.
+        insecure: Explicitly allows listening on other addresses than loopback without a token.
         advertise: ``host`` or ``host:port`` by which others know the server, where it differs from what it listens on:
             in its ready line, and in the refusal of a second server. A name only: it opens no way.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one that the client
@@ -162,7 +162,7 @@ class ServerConfig:
             return False  # another host name: what it resolves to is not ours to promise
 
     def child_environment(self) -> dict[str, str]:
-        """This process's environment with these settings in it, for a process that reads them by ``from_env``."""
+        """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         said["devices"] = ",".join(self.devices)
         said["adopt"] = ",".join(self.adopt)
@@ -179,8 +179,8 @@ class ServerConfig:
 
         Args:
             environ: The variables; ``None`` reads the process's own.
-            defaults: Fields that are taken where neither a variable nor ``given`` says them.
-            **given: Fields that were said explicitly, and win; ``None`` counts as not said.
+            defaults: Used for fields that neither a variable nor ``given`` sets.
+            **given: Explicit fields, which win; ``None`` counts as not given.
 
         Raises:
             InvalidRequestError: A variable holds no such value, or nothing says the root. Not yet validated otherwise.
@@ -283,8 +283,7 @@ def client_interface() -> str | None:
 def fail_delay_s() -> float:
     """Seconds between the last line of a command that failed and its end, of ``TDSERVE_FAIL_DELAY_S``; 0 unless told.
 
-    For whoever starts it again as often as it fails. What is no number of seconds counts as not told: another thing has
-    failed, and was said.
+    Slows restart loops. An invalid value is ignored: the original failure has already been reported.
     """
     try:
         delay_s: float = _from_variable("fail_delay_s", float, None) or 0.0
@@ -305,7 +304,7 @@ def single_threaded_environment() -> dict[str, str]:
 
 
 def set_variables(values: Mapping[str, str]) -> None:
-    """Sets variables of this process for the rest of its life, but those that its user has set himself.
+    """Sets variables of this process for the rest of its life, except those that the user has set.
 
     Threads: safe. Whoever reads them does so after the call that set them, or after any later one.
     """
@@ -316,7 +315,7 @@ def set_variables(values: Mapping[str, str]) -> None:
 
 @contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """Sets a variable of this process for the length of a block, unless the user has set it himself.
+    """Sets a variable of this process for the length of a block, unless the user has set it.
 
     Threads: safe; of blocks that overlap the last one takes it away.
     """
@@ -338,7 +337,7 @@ def variable_set(name: str, value: str) -> Iterator[None]:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes, such as ``1048576``, ``512M`` or ``2GiB``.
+    """Parses a number of bytes, such as ``1048576``, ``512M`` or ``2GiB``.
 
     Raises:
         ValueError: The text is none.
@@ -349,12 +348,12 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Names of devices, separated by commas: ``cuda:0,cuda:1``."""
+    """Parses names of devices, separated by commas: ``cuda:0,cuda:1``."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def check_cuda_device(argument: str, name: object) -> str:
-    """Returns ``name`` if it says which CUDA device is meant, such as ``"cuda:1"``; whether there is one is not asked.
+    """Returns ``name`` if it names a CUDA device by number (``"cuda:1"``); the device may not exist.
 
     Raises:
         InvalidRequestError: It does not.
@@ -413,7 +412,7 @@ def _parse_bool(text: str) -> bool:
 
 
 def parse_umask(text: str) -> int:
-    """A mask as shells write it, such as ``002``: octal.
+    """Parses a mask as shells write it, such as ``002``: octal.
 
     Raises:
         ValueError: The text is none.

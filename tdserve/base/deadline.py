@@ -12,21 +12,21 @@ from typing import ClassVar
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
 
 GRACE_S = 0.4
-"""Beyond a call's deadline, for a server that is there: it ends waits at the deadline by itself, and its answer takes a
-moment. One that is not there is noticed no sooner."""
+"""Seconds beyond a call's deadline for the answer of a server that is up: it ends waits at the deadline itself. A server that
+is down is noticed no sooner."""
 
 ONCE_GRACE_S = 2.0
-"""The same for a call that asks once without waiting: all the time that it has, also for a server that is busy."""
+"""The same for a call that asks once without waiting: all the time that it has, even if the server is busy."""
 
 
 def grace_s(timeout_s: float | None) -> float:
-    """How long beyond its time a call waits for what must come then, by what its caller asked for."""
+    """Returns how long beyond its deadline a call waits for the answer, given the caller's ``timeout_s``."""
     return ONCE_GRACE_S if timeout_s == 0 else GRACE_S
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a call must have ended. Made once where the call begins, handed to every step.
+    """When a call must have ended. Created once at the start of the call and passed to every step.
 
     Attributes:
         at_s: Reading of ``clock`` at which the time is up, seconds; ``None`` is never.
@@ -80,7 +80,7 @@ class Deadline:
 
 
 def _seconds(timeout_s: float) -> float:
-    """A number of seconds of any type, NumPy's too; what is larger than any float is infinite."""
+    """Converts a number of seconds of any type, also NumPy's; a number too large for a float becomes infinity."""
     if type(timeout_s) is not float:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real):
             raise InvalidRequestError(argument="timeout_s", reason=f"{timeout_s!r} is not a number of seconds")
