@@ -24,13 +24,11 @@ import torch
 import torch.distributed as dist
 
 from tdserve.base.errors import CapacityError, ConnectError, NotSupportedError, PeerLostError
-from tdserve.transport.channel import Channel
-from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl_groups import abort_group, make_group
-from tdserve.transport.ordered import PIECE_BYTES, PIECES_UNDER_WAY, OrderedChannel
-from tdserve.transport.proving import Bond
-from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, Branch, KVStore
+from tdserve.transport.ordered import PIECE_BYTES, PIECES_UNDER_WAY
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.staging_pool import Slot, StagingPool
 
 POLL_S = 0.0001
@@ -319,7 +317,12 @@ class NcclWire:
         (self.send(piece) if rank == WORKER_RANK else self.recv(piece, None)).finish(timeout_s)
 
 
-def _make_wire(kv_store: KVStore, rank: int, *, device: str, peer: str, timeout_s: float) -> NcclWire:
+def open_wire(kv_store: KVStore, rank: int, *, device: str, peer: str, timeout_s: float) -> NcclWire:
+    """One end of a wire between two GPUs. Arguments as of :class:`NcclWire`, with the GPU by its name.
+
+    Raises:
+        ConnectError: It did not form, or the GPU cannot be used. Nothing was sent.
+    """
     there = torch.device(device)
     try:
         gpu, staging = CudaGpu(there), prepare_staging(device, num_ready=1)
@@ -358,45 +361,3 @@ def _make_slot(device: torch.device) -> Slot:
         torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True),
         torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device),
     )
-
-
-def open_channel(
-    kv_store: KVStore,
-    rank: int,
-    *,
-    host: str,
-    bond: Bond,
-    device: str,
-    peer: str,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-) -> Channel:
-    """One end of a session's channel for content: between two GPUs, or by gloo alone.
-
-    Args:
-        kv_store: Rendezvous; kept alive by the channel.
-        rank: ``WORKER_RANK`` (which decides the order of messages) or ``CLIENT_RANK``.
-        host: Address of the interface for small messages.
-        bond: What both ends prove to know over gloo; NCCL asks for a number of its own, which comes the same way.
-        device: This end's GPU, another than the other end's; "" for gloo.
-        peer: Name of the other end, for errors.
-        timeout_s: Seconds for each of its pairs to form.
-
-    Raises:
-        ConnectError: It did not form. Nothing was sent.
-    """
-    small = GlooChannel(kv_store, rank, host=host, bond=bond, peer=peer, timeout_s=timeout_s)
-    if not device:
-        return small
-    try:
-        order, ordered = Branch(kv_store, "order"), bond.narrowed("order")
-        mail = GlooChannel(order, rank, host=host, bond=ordered, peer=peer, timeout_s=timeout_s)
-    except ConnectError:
-        small.close()
-        raise
-    try:
-        wire = _make_wire(Branch(kv_store, "nccl"), rank, device=device, peer=peer, timeout_s=timeout_s)
-    except BaseException:
-        mail.close()
-        small.close()
-        raise
-    return OrderedChannel(small, mail, wire, is_leader=rank == WORKER_RANK, transport="nccl", peer=peer)

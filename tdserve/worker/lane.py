@@ -23,10 +23,10 @@ from tdserve.messages.layout import Message
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.gloo import WORKER_RANK
-from tdserve.transport.nccl import open_channel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
+from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2, worker_pb2
@@ -244,7 +244,8 @@ class Lane:
             check_room(1)
             device = self.surroundings.device if opening.transport == "nccl" else ""
             bond = session_bond(opening.secret, self.session, channel_number=self.channel_number)
-            self._channel = open_channel(kv_store, WORKER_RANK, host=opening.host, bond=bond, device=device, peer=peer)
+            end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
+            self._channel = open_channel(opening.transport, end)
             report.done.SetInParent()
         except TDServeError as error:
             report.failure.CopyFrom(encode_failure(error))

@@ -7,10 +7,12 @@ from threading import Thread
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
 from tdserve.control.status import encode_failure
+from tdserve.transport.channel import Channel
 from tdserve.transport.control_channel import MAX_SENT, Mail
-from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import KVStore
+from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, Surroundings
@@ -41,7 +43,7 @@ class Mailbox:
         self._report = report
         self._answer = answer
         self._kv_store = KVStore(self._publish)
-        self._channel: GlooChannel | None = None
+        self._channel: Channel | None = None
         self._mail: Mail | None = None
         self._is_closed = False
 
@@ -88,7 +90,9 @@ class Mailbox:
             opening = order.open_session
             check_room(1)
             bond = session_bond(opening.secret, self._session, is_mail=True)
-            self._channel = GlooChannel(self._kv_store, WORKER_RANK, host=opening.host, bond=bond, peer=peer)
+            self._channel = open_channel(
+                opening.transport, ChannelEnd(self._kv_store, WORKER_RANK, opening.host, bond, peer)
+            )
             name = f"tdserve-mail-{self._session}"
             self._mail = Mail(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)
             self._mail.begin()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK
-from tdserve.transport.nccl import open_channel
 from tdserve.transport.ordered import LARGE_BYTES, PIECE_BYTES
 from tdserve.transport.rendezvous import KVStore
+from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tests.conformance.transport_suite import TIMEOUT_S, Connect, Ends, TransportSuite, content
 from tests.unit.transport.bonds import BOND
 
@@ -29,7 +29,9 @@ def nccl_pair() -> Ends:
     with ThreadPoolExecutor(2) as threads:
         ends = [
             threads.submit(
-                open_channel, store, rank, host="127.0.0.1", bond=BOND, device=f"cuda:{rank}", peer="the other end"
+                open_channel,
+                "nccl",
+                ChannelEnd(store, rank, "127.0.0.1", BOND, "the other end", device=f"cuda:{rank}"),
             )
             for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
         ]

@@ -12,12 +12,11 @@ from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from tdserve.base.config import TransportName, check_transport
+from tdserve.base.config import TransportName, check_available, check_transport
 from tdserve.base.deadline import Deadline, grace_s
 from tdserve.base.errors import (
     ClosedError,
     ConnectError,
-    NotSupportedError,
     ServerBusyError,
     TDServeError,
     TransferAbortedError,
@@ -96,8 +95,7 @@ class SessionClient(CatalogClient):
         device: Any = None,
     ) -> None:
         chosen = check_transport(transport)
-        if chosen == "grpc":
-            raise NotSupportedError(feature=f"transport {chosen!r}", reason="this version has shm, nccl and gloo")
+        check_available(chosen)
         self._gpu = named_gpu(device, transport=chosen)
         super().__init__(address, token=token, timeout_s=timeout_s)
         self.transport = chosen

@@ -10,9 +10,10 @@ from tdserve.base.errors import ClosedError, TDServeError
 from tdserve.transport.channel import Channel
 from tdserve.transport.channel_opener import Forming
 from tdserve.transport.control_channel import Mail
-from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
+from tdserve.transport.gloo import CLIENT_RANK
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import KVStore
+from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
 
 REAP_TIMEOUT_S = 30.0
@@ -108,8 +109,8 @@ class Mailbox:
         if mail is not None:
             mail.join()
 
-    def _make(self) -> GlooChannel:
-        return GlooChannel(self._kv_store, CLIENT_RANK, host=self._make_host(), bond=self._bond, peer=self._peer)
+    def _make(self) -> Channel:
+        return open_channel("gloo", ChannelEnd(self._kv_store, CLIENT_RANK, self._make_host(), self._bond, self._peer))
 
     def _begin_mail(self, channel: Channel) -> None:
         with self._lock:

@@ -34,9 +34,9 @@ from tdserve.control.status import encode_failure
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
-from tdserve.transport.nccl import open_channel
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
+from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
 
 LOSS_NOTICE_S = 1.0
@@ -366,9 +366,8 @@ class Session:
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
         host, timeout_s = self.interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
         bond = session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
-        return open_channel(
-            kv_store, CLIENT_RANK, host=host, bond=bond, device=self.device, peer=self._peer, timeout_s=timeout_s
-        )
+        end = ChannelEnd(kv_store, CLIENT_RANK, host, bond, self._peer, device=self.device, timeout_s=timeout_s)
+        return open_channel("nccl" if self.device else "gloo", end)
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))

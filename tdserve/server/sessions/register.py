@@ -7,11 +7,10 @@ import secrets
 from collections.abc import Iterator
 
 from tdserve.base.addresses import interface_address
-from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.config import PROTOCOL_VERSION, ServerConfig, check_available
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     DeadlineExceededError,
-    NotSupportedError,
     ProtocolVersionError,
     TransferAbortedError,
 )
@@ -35,8 +34,6 @@ END_GRACE_S = 5.0
 FIRST_NUMBER_BITS = 40
 """Random bits of a run's first session number: of a thousand sessions one comes again once in a thousand million
 restarts."""
-
-TRANSPORTS_HERE = ("auto", "gloo", "shm", "nccl")
 
 
 class Sessions:
@@ -138,9 +135,7 @@ class Sessions:
             raise ProtocolVersionError(
                 address=self._server_id, expected=hello.protocol_version, actual=PROTOCOL_VERSION
             )
-        if hello.transport not in TRANSPORTS_HERE:
-            reason = "this server has gloo, shm and nccl"
-            raise NotSupportedError(feature=f"transport {hello.transport!r}", reason=reason)
+        check_available(hello.transport)
         check_client_id(hello.client_id)
         for argument in ("host", "boot_id", "gpu"):
             check_text(argument, getattr(hello, argument))

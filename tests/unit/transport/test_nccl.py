@@ -12,40 +12,22 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError, NotSupportedError, PeerLostError
-from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.graveyard import GRAVEYARD
 from tdserve.transport.nccl import (
     CudaGpu,
     NcclWire,
     gpu_uuid,
-    open_channel,
     prepare_staging,
     why_unavailable,
 )
 from tdserve.transport.ordered import PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import Branch, KVStore
 from tests.unit.transport.bonds import BOND
+from tests.unit.transport.joined import joined_stores
 from tests.unit.transport.kernels import Kernels, joined_wires, make_staging, make_wire
 
 TIMEOUT_S = 20.0
-
-
-def joined_stores() -> tuple[KVStore, KVStore]:
-    """Two ends of one rendezvous."""
-    stores: list[KVStore] = []
-    for other in (1, 0):
-        stores.append(KVStore(lambda key, value, other=other: stores[other].feed(key, value)))  # type: ignore[misc]
-    return stores[0], stores[1]
-
-
-def open_both(stores: tuple[KVStore, KVStore], device: str) -> tuple[Channel, Channel]:
-    with ThreadPoolExecutor(2) as threads:
-        ends = [
-            threads.submit(open_channel, store, rank, host="127.0.0.1", bond=BOND, device=device, peer="it")
-            for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
-        ]
-        return ends[0].result(), ends[1].result()
 
 
 def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() -> None:
@@ -68,25 +50,6 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
         assert received.item() == number
         first.close()
         second.close()
-
-
-def test_open_channel_when_no_gpu_is_named_then_gloo() -> None:
-    ends = open_both(joined_stores(), "")
-    assert [type(end) for end in ends] == [GlooChannel, GlooChannel]
-    for end in ends:
-        end.close()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
-def test_open_channel_when_the_gpu_cannot_be_used_then_connect_error_and_no_pair_stays() -> None:
-    for end in open_both(joined_stores(), ""):  # makes what the first pair of a process leaves
-        end.close()
-    before = len(os.listdir("/proc/self/task"))
-    with pytest.raises(ConnectError, match="nccl"):
-        open_both(joined_stores(), "cuda:0")
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(os.listdir("/proc/self/task")) > before:  # gloo's threads end a moment later
-        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:999"])

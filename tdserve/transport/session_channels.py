@@ -1,0 +1,74 @@
+"""How the channel of a session is opened: one entry for each transport whose content moves over a channel.
+
+A new transport is a function here, an entry in ``OPENERS``, and its name in :mod:`tdserve.base.config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.transport.channel import Channel
+from tdserve.transport.gloo import WORKER_RANK, GlooChannel
+from tdserve.transport.nccl import open_wire
+from tdserve.transport.ordered import OrderedChannel
+from tdserve.transport.proving import Bond
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, Branch, KVStore
+
+
+@dataclass(frozen=True)
+class ChannelEnd:
+    """What one end of a session knows of a channel that is to be opened.
+
+    Attributes:
+        kv_store: Rendezvous; kept alive by the channel.
+        rank: ``WORKER_RANK`` (which decides the order of messages) or ``CLIENT_RANK``.
+        host: Address of the interface for what goes by gloo.
+        bond: What both ends prove to know over gloo; NCCL asks for a number of its own, which comes the same way.
+        peer: Name of the other end, for errors.
+        device: This end's GPU, another than the other end's; "" where the transport needs none.
+        timeout_s: Seconds for each pair of processes to connect.
+    """
+
+    kv_store: KVStore
+    rank: int
+    host: str
+    bond: Bond
+    peer: str
+    device: str = ""
+    timeout_s: float = CONNECT_TIMEOUT_S
+
+
+def open_channel(transport: str, end: ChannelEnd) -> Channel:
+    """Opens one end of a session's channel; blocks until the other end has opened its own.
+
+    Raises:
+        ConnectError: It did not form. Nothing was sent.
+        InvalidRequestError: No such transport has channels.
+    """
+    opener = OPENERS.get(transport)
+    if opener is None:
+        raise InvalidRequestError(argument="transport", reason=f"{transport!r} is none of {', '.join(OPENERS)}")
+    return opener(end)
+
+
+def _open_gloo(end: ChannelEnd) -> GlooChannel:
+    return GlooChannel(end.kv_store, end.rank, host=end.host, bond=end.bond, peer=end.peer, timeout_s=end.timeout_s)
+
+
+def _open_nccl(end: ChannelEnd) -> OrderedChannel:
+    """Small messages and the order of large ones go by gloo, large ones from GPU to GPU."""
+    with ExitStack() as unfinished:
+        small = _open_gloo(end)
+        unfinished.callback(small.close)
+        mail = _open_gloo(replace(end, kv_store=Branch(end.kv_store, "order"), bond=end.bond.narrowed("order")))
+        unfinished.callback(mail.close)
+        branch = Branch(end.kv_store, "nccl")
+        wire = open_wire(branch, end.rank, device=end.device, peer=end.peer, timeout_s=end.timeout_s)
+        unfinished.pop_all()
+    return OrderedChannel(small, mail, wire, is_leader=end.rank == WORKER_RANK, transport="nccl", peer=end.peer)
+
+
+OPENERS: Mapping[str, Callable[[ChannelEnd], Channel]] = {"gloo": _open_gloo, "nccl": _open_nccl}
