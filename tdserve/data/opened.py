@@ -35,7 +35,7 @@ from tdserve.v1 import spec_pb2, worker_pb2
 
 
 @dataclass
-class OpenStore:
+class MappedStore:
     """One mapped store.
 
     Attributes:
@@ -182,8 +182,8 @@ class OpenStores:
         self._writes_values = writes_values
         self._is_read_only = is_read_only
         self._lock = Lock()
-        self._stores: dict[str, OpenStore] = {}
-        self._granted: dict[str, OpenStore] = {}
+        self._stores: dict[str, MappedStore] = {}
+        self._granted: dict[str, MappedStore] = {}
         self._specs: dict[bytes, Spec] = {}
         self._specs_before: dict[bytes, Spec] = {}
 
@@ -203,11 +203,11 @@ class OpenStores:
             raise LocalProtocolError(reason="control names a spec that this process was never told")
         return spec
 
-    def find(self, uid: str) -> OpenStore | None:
+    def find(self, uid: str) -> MappedStore | None:
         """The store of this incarnation, if it is mapped already."""
         return self._stores.get(uid)
 
-    def get(self, ref: worker_pb2.StoreRef, spec: Spec | None = None) -> OpenStore:
+    def get(self, ref: worker_pb2.StoreRef, spec: Spec | None = None) -> MappedStore:
         """The store of a reference, mapped.
 
         Args:
@@ -228,11 +228,11 @@ class OpenStores:
                 store = self._stores[ref.uid] = self._open(ref, spec)
             return store
 
-    def grant(self, store: OpenStore) -> None:
+    def grant(self, store: MappedStore) -> None:
         """Control has let somebody read this store: its name means this one, until its files say otherwise."""
         self._granted[store.name] = store
 
-    def granted(self, name: str) -> OpenStore | None:
+    def granted(self, name: str) -> MappedStore | None:
         """The tensordict store of a name, if control has let somebody read it and it was not deleted or altered
         since."""
         store = self._granted.get(name)
@@ -265,7 +265,7 @@ class OpenStores:
             self._stores = {}
             self._granted = {}
 
-    def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> OpenStore:
+    def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> MappedStore:
         folder = FilePath(ref.folder)
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
         adopted = Adopted.load(folder)
@@ -279,7 +279,7 @@ class OpenStores:
         if generations.is_deleted:  # what lies in the folder by now may be of the next store of this name
             raise StoreNotFoundError(name=folder.name)
         max_object_bytes = ref.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES
-        return OpenStore(
+        return MappedStore(
             ref.uid,
             folder,
             spec,

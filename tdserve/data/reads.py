@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.messages.content import ReadStatus, read_layout, selected_spec, status_column
 from tdserve.messages.layout import Layout
 from tdserve.messages.selection.selection import Selection, from_message
@@ -63,7 +63,7 @@ class ReadPlan:
         is_list = isinstance(only, torch.Tensor) and only.dtype is torch.int64 and only.ndim == 1
         return only.numpy() if is_list and only is not None else None
 
-    def source(self, store: OpenStore, trailer: Trailer) -> IndexedEnd | RowEnd:
+    def source(self, store: MappedStore, trailer: Trailer) -> IndexedEnd | RowEnd:
         """The selected content of the store's leaves."""
         if self.rows is not None:
             return RowEnd(self.layout, store.tables_of(self.layout), self.rows, trailer)
@@ -74,7 +74,7 @@ class ReadPlan:
 
         return IndexedEnd(self.layout, leaf_of, trailer)
 
-    def trailer(self, store: OpenStore, before: NDArray[np.int64]) -> Trailer:
+    def trailer(self, store: MappedStore, before: NDArray[np.int64]) -> Trailer:
         """The status that ends the read: whether the watched generations are still as they were."""
         version = store.generations.content_version
 
@@ -85,7 +85,7 @@ class ReadPlan:
         return trail
 
 
-def plan_selection(store: OpenStore, selection: Selection, keys: Sequence[Path]) -> ReadPlan:
+def plan_selection(store: MappedStore, selection: Selection, keys: Sequence[Path]) -> ReadPlan:
     """The plan of a read. Raises as ``plan_read``."""
     if selection.listed is not None:  # a message of it would be long, and not be met again
         return _plan(store, selection, keys)
@@ -95,7 +95,7 @@ def plan_selection(store: OpenStore, selection: Selection, keys: Sequence[Path])
     return plan_read(store, asked)
 
 
-def plan_read(store: OpenStore, asked: Asked) -> ReadPlan:
+def plan_read(store: MappedStore, asked: Asked) -> ReadPlan:
     """The plan of a read as a message has it; kept for next time.
 
     Raises:
@@ -116,7 +116,7 @@ def plan_read(store: OpenStore, asked: Asked) -> ReadPlan:
     return plan
 
 
-def _plan(store: OpenStore, expression: Selection, keys: Sequence[Path]) -> ReadPlan:
+def _plan(store: MappedStore, expression: Selection, keys: Sequence[Path]) -> ReadPlan:
     batch_size = store.spec.batch_size
     selection = expression.canonical(batch_size, store=store.name)
     spec = selected_spec(store.spec, selection, keys, store=store.name)

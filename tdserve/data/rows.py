@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.messages.content import ReadStatus, mark_moved, status_column
 from tdserve.messages.layout import Layout
 from tdserve.transport.sources_sinks import RowEnd
 
 
 def rows_source(
-    store: OpenStore,
+    store: MappedStore,
     layout: Layout,
     rows: NDArray[np.int64],
     expected: NDArray[np.int64],

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
 from tdserve.messages.values.bundles import Unbundled, bundles_of
@@ -38,7 +38,7 @@ class ReadBlock(NamedTuple):
 
 
 def read_columns(
-    store: OpenStore, paths: Sequence[Path], elements: Elements | None, *, splits: bool = False
+    store: MappedStore, paths: Sequence[Path], elements: Elements | None, *, splits: bool = False
 ) -> list[ValueColumn]:
     """The values of these elements of the store's flattened batch, as of one moment; ``None`` is all of it, in order.
 
@@ -63,7 +63,7 @@ def read_columns(
 
 
 def _checked(
-    store: OpenStore, path: Path, rows: Elements, per_row: bool, values: Sequence[bytes | None]
+    store: MappedStore, path: Path, rows: Elements, per_row: bool, values: Sequence[bytes | None]
 ) -> ValueColumn:
     if isinstance(values, JoinedValues):
         return ValueColumn(per_row, values)
@@ -84,13 +84,13 @@ def _lacking(rows: Elements, values: Sequence[bytes | None]) -> Elements:
     return rows[[value is None for value in values]]
 
 
-def _are_nobodys(store: OpenStore, path: Path, rows: Elements) -> bool:
+def _are_nobodys(store: MappedStore, path: Path, rows: Elements) -> bool:
     """Whether all of these have left their table, and their values perhaps too: who reads them sees that they moved."""
     num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]
     return bool((store.generations.values[rows // max(num_each, 1)] & 1).all())
 
 
-def _ragged(store: OpenStore, splits: bool) -> dict[Path, int]:
+def _ragged(store: MappedStore, splits: bool) -> dict[Path, int]:
     """The paths of ragged tensors, and how many bytes of each element come apart."""
     found: dict[Path, int] | None = store.spec.memo.get(("ragged", splits))
     if found is None:
@@ -102,17 +102,17 @@ def _ragged(store: OpenStore, splits: bool) -> dict[Path, int]:
     return found
 
 
-def read_block(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> ReadBlock:
+def read_block(store: MappedStore, paths: Sequence[Path], elements: Elements | None) -> ReadBlock:
     """``read_columns`` as what a message would hold, for who reads them in this process."""
     return ReadBlock(read_columns(store, paths, elements, splits=True))
 
 
-def read_values(store: OpenStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
+def read_values(store: MappedStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
     """``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
     return encode_block(read_columns(store, paths, elements))
 
 
-def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes = b"") -> None:
+def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes = b"") -> None:
     """Stores a ValueBlock; only the one writing worker is asked to.
 
     Args:
@@ -138,7 +138,7 @@ def put_values(store: OpenStore, order: worker_pb2.PutValues, *, before: bytes =
 
 
 def _put_bundles(
-    store: OpenStore, paths: Sequence[Path], elements: Elements, block: Sequence[ValueColumn], *, is_bundled: bool
+    store: MappedStore, paths: Sequence[Path], elements: Elements, block: Sequence[ValueColumn], *, is_bundled: bool
 ) -> None:
     columns = [_views(column, path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
     if is_bundled:
@@ -151,7 +151,7 @@ def _put_bundles(
 
 
 def _put_columns(
-    store: OpenStore,
+    store: MappedStore,
     order: worker_pb2.PutValues,
     paths: Sequence[Path],
     elements: Elements | None,
@@ -180,7 +180,7 @@ def _views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
     return values
 
 
-def move_values(store: OpenStore, order: worker_pb2.MoveValues) -> None:
+def move_values(store: MappedStore, order: worker_pb2.MoveValues) -> None:
     """Moves the values of leaves to other keys; only the one writing worker is asked to.
 
     Raises:
@@ -190,7 +190,7 @@ def move_values(store: OpenStore, order: worker_pb2.MoveValues) -> None:
     store.writable_objects().move(moves, cleared=map(_path, order.cleared), cleared_below=order.cleared_below)
 
 
-def drop_values(store: OpenStore, rows: Elements) -> int:
+def drop_values(store: MappedStore, rows: Elements) -> int:
     """Deletes the values of rows; returns how many there were. Only the one writing worker is asked to.
 
     Raises:
@@ -200,7 +200,7 @@ def drop_values(store: OpenStore, rows: Elements) -> int:
     return store.writable_objects().drop([(path, _numbers(store, path, elements)) for path, _ in store.spec.values])
 
 
-def _numbers(store: OpenStore, path: Path, elements: Elements | None) -> Elements:
+def _numbers(store: MappedStore, path: Path, elements: Elements | None) -> Elements:
     """Positions in a leaf's own flattened batch that belong to elements of the store's."""
     return _spread(store.value_batch_sizes[path], len(store.spec.batch_size), elements)
 

@@ -25,7 +25,7 @@ class Holder(Protocol):
     held_nbytes: int
 
 
-class HeldContent:
+class AdmissionBudget:
     """Counts the bytes of requests under way: of each its message and ``REQUEST_BYTES``.
 
     Args:

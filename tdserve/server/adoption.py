@@ -25,8 +25,8 @@ from tdserve.messages.values.values import encode_bytes, encode_many
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
@@ -48,7 +48,7 @@ class Adoption:
     """
 
     def __init__(
-        self, stores: Stores, answers: Answers, *, values_worker: DataWorker, folders: Sequence[str] = ()
+        self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker, folders: Sequence[str] = ()
     ) -> None:
         self._stores = stores
         self._answers = answers
@@ -83,7 +83,7 @@ class Adoption:
             entry = await self._create(name, found, read_only=read_only)
             await self._show(entry, self._stores.db.transaction())
 
-    async def _show(self, entry: Entry, transaction: AbstractContextManager[Transaction]) -> None:
+    async def _show(self, entry: OpenedStore, transaction: AbstractContextManager[Transaction]) -> None:
         """Makes a store visible; one that cannot be goes again."""
         try:
             with transaction as txn:
@@ -119,7 +119,7 @@ class Adoption:
             raise StoreExistsError(name=name, reason=f"it was adopted with read_only={record.read_only}")
         return True
 
-    async def _create(self, name: str, path: str, *, read_only: bool) -> Entry:
+    async def _create(self, name: str, path: str, *, read_only: bool) -> OpenedStore:
         """A store that nobody sees yet, with its values."""
         if is_within(path, self._root) or is_within(self._root, path):
             reason = f"{path} is the server's own, in its root {self._root}"
@@ -155,7 +155,7 @@ class Adoption:
             raise
         return entry
 
-    async def _store(self, entry: Entry, block: bytes) -> None:
+    async def _store(self, entry: OpenedStore, block: bytes) -> None:
         order = worker_pb2.Order()
         order.put_values.values = block
         order.put_values.everything = True

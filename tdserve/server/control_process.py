@@ -20,16 +20,16 @@ from tdserve.control.parts import PartJoiner
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.server import descriptions
-from tdserve.server.admission_budget import HeldContent
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
 from tdserve.server.groups import Groups
-from tdserve.server.idempotency import Answers
+from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.clients import Clients
-from tdserve.server.sessions.local_listener import LocalDoor
+from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -88,8 +88,8 @@ class ControlProcess:
         self._stores = Stores(root, self._db, self._departures, self._workers)
         self._sessions = Sessions(config, self._workers, root)
         self._traffic = Traffic()
-        self._held = HeldContent(config.memory_limit_bytes)
-        answers = Answers(self._db)
+        self._held = AdmissionBudget(config.memory_limit_bytes)
+        answers = CommittedAnswers(self._db)
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._sessions)
         self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
@@ -130,7 +130,7 @@ class ControlProcess:
             held=self._held,
             syncing=self._syncing,
         )
-        self._door = LocalDoor(root, self._sessions, self._departures, self._take_at_once)
+        self._door = LocalListener(root, self._sessions, self._departures, self._take_at_once)
 
     def _make_worker(self, number: int) -> DataWorker:
         config = self._config

@@ -19,7 +19,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.rules.catalog import StoreKind, StoreRecord, checked_durability, checked_max_object_bytes
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.policies import check_policy, wake_followers
 from tdserve.server.unary_changes import Record
@@ -85,7 +85,7 @@ class Creation:
             existing = self._stores.get_loading(name, request.session)  # asked again: the answer was lost
         if existing is None:
 
-            def begin(entry: Entry) -> AbstractContextManager[Transaction]:
+            def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
                 answer = self._answer(entry, created=True).SerializeToString()
                 return self._stores.db.transaction() if record is None else record(answer)
 
@@ -105,7 +105,7 @@ class Creation:
             return self._answer(made, created=True)
         return self._answer(existing, created=False)
 
-    def _answer(self, entry: Entry, *, created: bool) -> control_pb2.CreateStoreResponse:
+    def _answer(self, entry: OpenedStore, *, created: bool) -> control_pb2.CreateStoreResponse:
         description = descriptions.describe(self._stores, entry, with_spec=False)
         return control_pb2.CreateStoreResponse(description=description, created=created)
 

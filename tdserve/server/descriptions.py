@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of, num_lost
@@ -17,7 +17,7 @@ KINDS = {
 }
 
 
-def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control_pb2.StoreDescription:
+def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> control_pb2.StoreDescription:
     """Everything about one store, as of now."""
     record = entry.record
     spec = entry.row_spec or entry.spec
@@ -67,7 +67,7 @@ def describe(stores: Stores, entry: Entry, *, with_spec: bool = True) -> control
     return description
 
 
-def _num_value_bytes(entry: Entry) -> int:
+def _num_value_bytes(entry: OpenedStore) -> int:
     """Bytes of the file that holds non-tensor values and ragged tensors."""
     generations = entry.generations
     return 0 if generations is None else object_folders.num_bytes(entry.folder, generations.objects_epoch)
@@ -81,7 +81,7 @@ def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> contr
     return control_pb2.ListStoresResponse(names=names, next_page_token=after)
 
 
-def list_keys(entry: Entry, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+def list_keys(entry: OpenedStore, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
     """The keys of a store, as ``TensorDict.keys`` lists them."""
     spec = entry.row_spec or entry.spec
     key = ("keys", request.include_nested, request.leaves_only, request.sort)

@@ -16,7 +16,7 @@ MAX_ANSWERS_PER_CLIENT = 1024
 _REQUEST_BYTES = 8
 
 
-class Answers:
+class CommittedAnswers:
     """The log of committed requests, by client and request number.
 
     Args:

@@ -19,7 +19,7 @@ def _nobody(task: asyncio.Task[None]) -> None:
 
 
 def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _nobody) -> asyncio.Task[None] | None:
-    """Runs a coroutine to its first wait, and the rest in a task; but where it waits for a ``Turn``, without one.
+    """Runs a coroutine to its first wait, and the rest in a task; where it waits for an ``InlineFuture``, without one.
 
     Call it outside a task. Until its first wait the coroutine belongs to none either; ``in_task`` is its way into one.
 
@@ -34,7 +34,7 @@ def start(coroutine: Coroutine[Any, Any, None], *, name: str, keep: _Keep = _nob
         waited_for = coroutine.send(None)
     except StopIteration:
         return None
-    if isinstance(waited_for, Turn):
+    if isinstance(waited_for, InlineFuture):
         waited_for.hold(coroutine, name, keep)
         return None
     return _begin(coroutine, waited_for, name, keep)
@@ -46,7 +46,7 @@ def _begin(coroutine: Coroutine[Any, Any, None], waited_for: Any, name: str, kee
     return task
 
 
-class Turn(Generic[_Result]):
+class InlineFuture(Generic[_Result]):
     """What a coroutine waits for until a message brings it; one that is in no task goes on within that very message.
 
     So a request of two messages needs no task and no further turn of the event loop. Awaited once.

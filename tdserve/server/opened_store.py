@@ -20,7 +20,7 @@ from tdserve.rules.weights import Versions
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.lost_rows import LostRows
 from tdserve.server.waiting import Waiters
-from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.generations import Generations
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec, quote
@@ -28,7 +28,7 @@ from tdserve.v1 import worker_pb2
 
 
 @dataclass
-class Entry:
+class OpenedStore:
     """A store.
 
     Attributes:
@@ -178,7 +178,7 @@ class Entry:
         """How many writes were applied to a tensordict store; 0 before the first."""
         return self.generations.content_version if self.generations is not None else 0
 
-    def ref(self, known_specs: ToldSpecs) -> worker_pb2.StoreRef:
+    def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
         """How orders to a worker name this store; the spec goes along the first time that worker meets it."""
         fingerprint = self.spec.fingerprint
         ref = worker_pb2.StoreRef(

@@ -17,7 +17,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.weights import Versions
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import unfilled_claims
 from tdserve.server.specs import Specs
 from tdserve.server.unfinished import Unfinished
@@ -45,7 +45,7 @@ class TableOpening:
         finish: Makes the entry of it, on the event loop.
     """
 
-    def __init__(self, record: StoreRecord, make: Callable[[], Table], finish: Callable[[Table], Entry]) -> None:
+    def __init__(self, record: StoreRecord, make: Callable[[], Table], finish: Callable[[Table], OpenedStore]) -> None:
         self.record = record
         self._finish = finish
         self._made: Future[Table] = Future()
@@ -69,7 +69,7 @@ class TableOpening:
             await self.wait()
             raise
 
-    def entry(self) -> Entry:
+    def entry(self) -> OpenedStore:
         """The open store; to be called once. It keeps the event loop waiting where the thread is not done.
 
         Raises:
@@ -102,7 +102,7 @@ class Opener:
         """Begins to open a table in a thread. Raises CorruptDataError."""
         return TableOpening(record, *self._table_parts(record))
 
-    def open(self, record: StoreRecord, *, checks: bool = False) -> Entry:
+    def open(self, record: StoreRecord, *, checks: bool = False) -> OpenedStore:
         """Opens a store.
 
         Args:
@@ -123,18 +123,18 @@ class Opener:
             newest = versions.newest
             named = record if newest is None else newest
             spec = self._specs.get(named.fingerprint, named.order)
-            entry = Entry(record, spec, folder, versions=versions)
+            entry = OpenedStore(record, spec, folder, versions=versions)
             entry.hold_newest()
             return entry
         spec = self._specs.get(record.fingerprint, record.order)
         if record.adopted and checks:
             check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
-        entry = Entry(record, spec, folder, generations=generations)
+        entry = OpenedStore(record, spec, folder, generations=generations)
         self._unfinished.restore(entry)
         return entry
 
-    def _table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], Entry]]:
+    def _table_parts(self, record: StoreRecord) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
         """What makes the rules of a table, in any thread, and what makes its entry of them."""
         folder, state = self._root.store_folder(record.name), self._state(record)
         spec = self._specs.get(record.fingerprint, record.order)
@@ -154,8 +154,8 @@ class Opener:
             num_keys=len(spec.tensors) + len(spec.values),
         )
 
-        def finish(table: Table) -> Entry:
-            entry = Entry(record, stored, folder, row_spec=spec, generations=generations, table=table)
+        def finish(table: Table) -> OpenedStore:
+            entry = OpenedStore(record, stored, folder, row_spec=spec, generations=generations, table=table)
             entry.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
             entry.known_groups.update(entry.group_keys)
             left = iter(self._unfinished.restore(entry, reserved))

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import encode_rows
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Path
 from tdserve.v1 import worker_pb2
 
 
 async def read_values(
-    worker: DataWorker, entry: Entry, paths: Sequence[Path], elements: NDArray[np.int64] | None
+    worker: DataWorker, entry: OpenedStore, paths: Sequence[Path], elements: NDArray[np.int64] | None
 ) -> bytes:
     """The ValueBlock of these elements of the flattened batch; None is all of it."""
     order = worker_pb2.Order()

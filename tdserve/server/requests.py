@@ -18,10 +18,10 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.server import inline_tasks
-from tdserve.server.admission_budget import HeldContent
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
-from tdserve.server.idempotency import Answers
+from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -62,7 +62,7 @@ class Requests:
     def __init__(
         self,
         stores: Stores,
-        answers: Answers,
+        answers: CommittedAnswers,
         *,
         replays: Replays,
         samples: Samples,
@@ -74,7 +74,7 @@ class Requests:
         groups: Groups,
         adoption: Adoption,
         dead_values: DeadValues,
-        held: HeldContent,
+        held: AdmissionBudget,
         syncing: Syncing,
     ) -> None:
         self._dead_values = dead_values

@@ -15,7 +15,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import Rows
 from tdserve.rules.replay.plans import no_rows
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.turns import in_turns, over_pieces
 from tdserve.structure.tree import Path
@@ -25,7 +25,7 @@ def do_nothing() -> None:
     """What follows where nothing does."""
 
 
-class Held:
+class RowWriteHold:
     """The rows of a write, also of one that a crash has cut short: from here on nobody else's; odd after ``hold``.
 
     Args:
@@ -38,7 +38,7 @@ class Held:
         numbers: The same, of a table, from ``suspend`` or ``hold`` on.
     """
 
-    def __init__(self, entry: Entry, rows: RowSet, keys: Sequence[Path]) -> None:
+    def __init__(self, entry: OpenedStore, rows: RowSet, keys: Sequence[Path]) -> None:
         self._entry = entry
         self.rows = rows
         self._keys = keys
@@ -129,11 +129,11 @@ class Held:
 
 
 @asynccontextmanager
-async def holding(entry: Entry, rows: RowSet, keys: Sequence[Path]) -> AsyncIterator[Held]:
+async def holding(entry: OpenedStore, rows: RowSet, keys: Sequence[Path]) -> AsyncIterator[RowWriteHold]:
     """A block that checks a write and puts it on record; the rows are held in the turn in which it ends. Where it
     raises, nothing has become of them; so it must of a table whose rows are not all live. Arguments as of
-    :class:`Held`."""
-    held = Held(entry, rows, keys)
+    :class:`RowWriteHold`."""
+    held = RowWriteHold(entry, rows, keys)
     try:
         await held.suspend()
         yield held
@@ -167,12 +167,12 @@ def _count_up(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> No
     values[piece] += 1
 
 
-def is_free(entry: Entry, rows: RowSet) -> bool:
+def is_free(entry: OpenedStore, rows: RowSet) -> bool:
     """Whether nobody is writing one of these rows."""
     return not any(rows.overlaps(others) for others in entry.writes)
 
 
-async def wait_for_others(session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
+async def wait_for_others(session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline) -> None:
     """Waits until nobody else is writing one of these rows. Whoever waited for them too may have them by now.
 
     Raises:

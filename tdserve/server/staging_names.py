@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 
 _VALUES_SUFFIX = ".values"
 
@@ -23,7 +23,7 @@ class StagingNames:
         self._kept: set[str] = set()
 
     @contextmanager
-    def taken(self, entry: Entry, *, is_needed: bool) -> Iterator[str]:
+    def taken(self, entry: OpenedStore, *, is_needed: bool) -> Iterator[str]:
         """A block in which a path, without suffix, belongs to one request; ``""`` if it needs none."""
         if not is_needed:
             yield ""

@@ -27,7 +27,7 @@ from tdserve.base.ids import check_store_name, new_uid
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, OTHER_STRUCTURE, Catalog, StoreRecord, matches
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import Opener, TableOpening, make_files, stored_spec
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.recovery.redo_log import Redo
@@ -76,7 +76,7 @@ class Stores:
         self._garbage = Garbage()
         self._opener = Opener(root, db, self.specs, self.unfinished)
         self._opening: dict[str, TableOpening] = {}  # tables that a thread opens
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, OpenedStore] = {}
         self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
 
     def restore(self) -> None:
@@ -102,7 +102,7 @@ class Stores:
             if self._repair(redo) and redo.is_long:
                 redo.forget(self.db)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> OpenedStore | None:
         """The store of this name, opened; None when there is none.
 
         Raises:
@@ -135,48 +135,48 @@ class Stores:
         if opening is not None:
             await opening.wait()
 
-    def opened_as(self, record: StoreRecord) -> Entry | None:
+    def opened_as(self, record: StoreRecord) -> OpenedStore | None:
         """The store of this incarnation, loading or not, if somebody has used it since the start."""
         entry = self._entries.get(record.name)
         return entry if entry is not None and entry.record.uid == record.uid else None
 
-    def used(self, name: str) -> Entry | None:
+    def used(self, name: str) -> OpenedStore | None:
         """The store of this name, if somebody has used it since the start."""
         return self._entries.get(name)
 
-    def find_uid(self, uid: str) -> Entry | None:
+    def find_uid(self, uid: str) -> OpenedStore | None:
         """The visible store of this incarnation."""
         name = self.catalog.name_of(uid)
         return None if name is None else self.find(name)
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> OpenedStore:
         """The store of this name. Raises StoreNotFoundError."""
         entry = self.find(name)
         if entry is None:
             raise StoreNotFoundError(name=name)
         return entry
 
-    def damaged(self, name: str) -> Entry:
+    def damaged(self, name: str) -> OpenedStore:
         """A store that cannot be opened, for being deleted; whoever has it open is told where that is possible."""
         record = self.catalog.get(name)
         folder, generations = self._folder(record), None
         with suppress(TDServeError):
             generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
-        return Entry(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
+        return OpenedStore(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
 
-    def get_loading(self, name: str, session: int) -> Entry:
+    def get_loading(self, name: str, session: int) -> OpenedStore:
         """A store that this session is still filling for the first time."""
         entry = self._own_loading(name, session)
         if entry is None:
             raise StoreNotFoundError(name=name)
         return entry
 
-    def _own_loading(self, name: str, session: int) -> Entry | None:
+    def _own_loading(self, name: str, session: int) -> OpenedStore | None:
         entry = self._entries.get(name)
         is_own = entry is not None and entry.record.loading and entry.owner_session == session
         return entry if is_own else None
 
-    def find_unpublished(self, name: str) -> Entry | None:
+    def find_unpublished(self, name: str) -> OpenedStore | None:
         """The weights store of this name that nobody sees before its first version; None when there is none."""
         if name not in self._entries and self.catalog.is_taken(name):
             record = self.catalog.get(name, with_loading=True)
@@ -196,7 +196,7 @@ class Stores:
         entry = self._own_loading(name, session)
         return entry is not None and entry.is_filling
 
-    async def wait(self, name: str, deadline: Deadline) -> Entry:
+    async def wait(self, name: str, deadline: Deadline) -> OpenedStore:
         """The store of this name, waited for if it does not exist yet.
 
         Raises:
@@ -229,8 +229,8 @@ class Stores:
         *,
         owner_session: int = 0,
         adopted: Adopted | None = None,
-        begin: Callable[[Entry], AbstractContextManager[Transaction]] | None = None,
-    ) -> Entry:
+        begin: Callable[[OpenedStore], AbstractContextManager[Transaction]] | None = None,
+    ) -> OpenedStore:
         """Makes a store's files and, unless it is ``loading``, shows it to everybody.
 
         Args:
@@ -286,7 +286,7 @@ class Stores:
             self._show(entry)
         return entry
 
-    def publish_loaded(self, entry: Entry, txn: Transaction) -> None:
+    def publish_loaded(self, entry: OpenedStore, txn: Transaction) -> None:
         """Makes a loading store visible, as part of the transaction that commits its first content."""
         record = replace(entry.record, loading=False)
         txn.put("stores", entry.name.encode(), record.to_bytes())
@@ -300,7 +300,7 @@ class Stores:
         txn.show(show)
 
     async def delete(
-        self, entry: Entry, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
+        self, entry: OpenedStore, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
     ) -> None:
         """Removes a store, and frees its space; readers under way end with what they have mapped. One that is gone
         already stays so, and another of its name is left alone.
@@ -347,7 +347,7 @@ class Stores:
         self.root.empty_trash(record.uid)
         self._wake(record.name)
 
-    def loading_of(self, session: int) -> list[Entry]:
+    def loading_of(self, session: int) -> list[OpenedStore]:
         """Stores that this session has begun and not finished; without those whose files are still being made."""
         return [self._entries[name] for name in sorted(self._loading.get(session, ())) if name in self._entries]
 
@@ -355,7 +355,7 @@ class Stores:
         """The session that fills a store of this name for the first time; 0 where none does."""
         return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
 
-    def existing_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> Entry | None:
+    def existing_or_refuse(self, name: str, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
         """The existing store if the caller accepts it; None when the name is free.
 
         Args:
@@ -376,7 +376,7 @@ class Stores:
             raise StoreExistsError(name=name, reason=reason)
         return entry
 
-    def save_state(self, entry: Entry, txn: Transaction, state: object) -> None:
+    def save_state(self, entry: OpenedStore, txn: Transaction, state: object) -> None:
         """Writes what a store's rules need after a restart: counters and cursor, or versions."""
         txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
 
@@ -420,7 +420,7 @@ class Stores:
         state = self.db.get("states", record.uid.encode())
         return Versions.restore(json.loads(state)) if state else Versions()
 
-    def _show(self, entry: Entry) -> None:
+    def _show(self, entry: OpenedStore) -> None:
         self.catalog.replace(entry.record)
         self._wake(entry.name)
 
@@ -439,7 +439,7 @@ class Stores:
     def _folder(self, record: StoreRecord) -> FilePath:
         return self.root.store_folder(record.name)
 
-    async def _open_made(self, record: StoreRecord) -> Entry:
+    async def _open_made(self, record: StoreRecord) -> OpenedStore:
         """Opens a store that nobody sees yet."""
         if not self._opener.is_long(record):
             return self._opener.open(record)

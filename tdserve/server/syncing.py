@@ -18,7 +18,7 @@ from functools import partial
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import stored_spec
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
@@ -163,7 +163,7 @@ class Syncing:
         What it holds is held until the next one is done: a version that a loss of power would lead back to.
         """
         self._before()
-        root, held = self._stores.root, list[tuple[Entry, int]]()
+        root, held = self._stores.root, list[tuple[OpenedStore, int]]()
         try:
             stores, weights = [], []
             async for record in self._records(is_all=is_all, wanted=wanted):
@@ -212,7 +212,7 @@ class Syncing:
             )
         return known
 
-    def _weights(self, record: StoreRecord, held: list[tuple[Entry, int]]) -> SyncedWeights:
+    def _weights(self, record: StoreRecord, held: list[tuple[OpenedStore, int]]) -> SyncedWeights:
         versions = self._stores.versions_of(record)
         state = versions.state()
         orders = dict(state["orders"])

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tdserve.base.ids import check_client_id
-from tdserve.server.idempotency import Answers
+from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.waiting import hear
 from tdserve.store.catalog_db import CatalogDB, Transaction
@@ -34,7 +34,7 @@ class UnaryChanges:
         clients: Told of each call: answers of a client without a session are kept for a time too.
     """
 
-    def __init__(self, db: CatalogDB, answers: Answers, clients: Clients) -> None:
+    def __init__(self, db: CatalogDB, answers: CommittedAnswers, clients: Clients) -> None:
         self._db = db
         self._answers = answers
         self._clients = clients

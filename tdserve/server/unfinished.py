@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.recovery.reserved import ReservedRows
-from tdserve.server.row_write_hold import Held
+from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.turns import at_once
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.structure.tree import Spec
@@ -43,18 +43,18 @@ class Unfinished:
     def __init__(self, db: CatalogDB, departures: Departures) -> None:
         self._db = db
         self._departures = departures
-        self._healing: list[Entry] | None = []  # whose grace begins when sessions are opened; None: they are
+        self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions are opened; None: they are
 
-    def may_be_written(self, entry: Entry, rows: RowSet) -> bool:
+    def may_be_written(self, entry: OpenedStore, rows: RowSet) -> bool:
         """Whether a process that lost these rows can still write into them: one that is stopped may resume."""
         return bool(entry.lost) and not all(map(self._departures.is_gone, entry.lost.touching(rows)))
 
-    def hold_back(self, entry: Entry, reservation: Reservation, record: ReservedRows) -> None:
+    def hold_back(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """The writer of reserved rows is not here any more: they are nobody's until it is proved gone."""
         entry.replay_table().quarantine(reservation)
         self._departures.watch(record.lock_name, partial(self._release, entry, reservation, record))
 
-    def lose(self, entry: Entry, overwrite: Overwrite) -> None:
+    def lose(self, entry: OpenedStore, overwrite: Overwrite) -> None:
         """The writer of live rows has left them half written."""
         entry.lost.overwrites.append(overwrite)
         self._departures.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
@@ -76,7 +76,7 @@ class Unfinished:
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
         return reduce(or_, found, RowSet.run(0, 0)).rows
 
-    def restore(self, entry: Entry, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
+    def restore(self, entry: OpenedStore, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
         """Takes up again, after a restart, what waits; returns what its table has quarantined beside that.
 
         Args:
@@ -89,7 +89,7 @@ class Unfinished:
             self._departures.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
         return quarantined[len(reserved) :]
 
-    def note_left(self, entry: Entry, txn: Transaction) -> None:
+    def note_left(self, entry: OpenedStore, txn: Transaction) -> None:
         """Rows of a table were removed: those that a local client overwrites just now do not come back after a restart,
         and are nobody's until it is gone."""
         if entry.table is None or not (entry.writes or entry.lost):
@@ -119,7 +119,7 @@ class Unfinished:
         for entry in healing:
             self._begin_grace(entry)
 
-    def _begin_grace(self, entry: Entry) -> None:
+    def _begin_grace(self, entry: OpenedStore) -> None:
         """A writer of before the restart may come back from now on, or has let go of its lock: it does so soon."""
         if self._healing is not None:
             entry.lost.may_heal_until_s = math.inf
@@ -128,7 +128,7 @@ class Unfinished:
             entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
             entry.changed.wake()
 
-    def _restore_lost(self, entry: Entry) -> None:
+    def _restore_lost(self, entry: OpenedStore) -> None:
         """Rows that are odd still are lost, but for those of a write that was whole when the crash came."""
         values = entry.generation_values()
         for overwrite in Overwrite.load(self._db, entry.record.uid):
@@ -145,19 +145,19 @@ class Unfinished:
         if entry.table is None and values[-1] & 1 and not entry.lost and not has_journal:
             values[-1] += 1  # a crash came between the rows and the store's own number
 
-    def _complete(self, entry: Entry, overwrite: Overwrite) -> None:
+    def _complete(self, entry: OpenedStore, overwrite: Overwrite) -> None:
         """Makes the rows of a write readable that is on record as whole."""
         if len(overwrite.rows):
-            at_once(Held(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
+            at_once(RowWriteHold(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
         self._db.delete_later("pending", overwrite.key)
 
-    def _release(self, entry: Entry, reservation: Reservation, record: ReservedRows) -> None:
+    def _release(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """The next writer gets the rows."""
         entry.replay_table().release(reservation)
         self._db.delete("pending", record.key)
         entry.changed.wake()
 
-    def _let_go(self, entry: Entry, overwrite: Overwrite) -> None:
+    def _let_go(self, entry: OpenedStore, overwrite: Overwrite) -> None:
         """A table gives lost rows to the next writer; those of a tensordict store can be written again."""
         if entry.lost.may_heal_until_s > -math.inf:
             self._begin_grace(entry)

@@ -15,7 +15,7 @@ _LEAVES_APART = 8
 """So many leaves a structure counts for beside its own."""
 
 
-class ToldSpecs:
+class WorkerSpecCache:
     """The fingerprints of one worker's structures.
 
     Args:

@@ -13,11 +13,11 @@ from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, 
 from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import hear
 from tdserve.server.worker_deaths import explain_death
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
-from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1
@@ -83,7 +83,7 @@ class DataWorker:
     ) -> None:
         self.number = number
         self.num_restarts = 0
-        self.known_specs = ToldSpecs(self._forget_specs)
+        self.known_specs = WorkerSpecCache(self._forget_specs)
         self.ready = asyncio.Event()
         self.gpu = ""
         self.why_no_gpu = ""
@@ -150,7 +150,7 @@ class DataWorker:
         self._pending[order.order] = _Pending(future, on_prepared)
         return future
 
-    async def insist(self, entry: Entry, order: worker_pb2.Order) -> None:
+    async def insist(self, entry: OpenedStore, order: worker_pb2.Order) -> None:
         """Has an order on a store carried out, again after each death of the worker: for what must happen.
 
         Raises:

@@ -37,7 +37,7 @@ _log = logging.getLogger("tdserve.worker")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerContext:
     """What all sessions of a worker share.
 
     Attributes:
@@ -77,7 +77,7 @@ class Lane:
         self,
         session: int,
         channel_number: int,
-        surroundings: Surroundings,
+        surroundings: WorkerContext,
         perform: Perform,
         *,
         reap_mail: Callable[[float], None],

@@ -26,7 +26,7 @@ from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import Checksumming
 from tdserve.worker.descriptors import DescriptorWatch
-from tdserve.worker.lane import Surroundings
+from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
@@ -49,7 +49,7 @@ class Worker:
     def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float, device: str = "") -> None:
         self._connection = connection
         stores = OpenStores(writes_values=number == VALUES_WORKER)
-        self._surroundings = Surroundings(
+        self._surroundings = WorkerContext(
             stores=stores,
             small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES),
             pool=BufferPool(),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.data.reads import plan_read
 from tdserve.data.rows import rows_source
 from tdserve.data.values import drop_values, move_values, put_values, read_values
@@ -136,7 +136,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 
 def _take_and_store(
-    lane: Lane, order: worker_pb2.Order, store: OpenStore, layout: Layout, sink: Sink
+    lane: Lane, order: worker_pb2.Order, store: MappedStore, layout: Layout, sink: Sink
 ) -> worker_pb2.Worked:
     """Takes rows whose values come over the channel too, and stores the values: in the one worker that writes them."""
     wanted, shared = order.receive_rows, lane.surroundings
@@ -311,11 +311,11 @@ def _staging(path: str, layout: Layout) -> torch.Tensor:
     return Staging(folder, name=name).reserve(layout.nbytes)
 
 
-def _selection_layout(store: OpenStore, selection: content_pb2.Selection, keys: list[Path]) -> Layout:
+def _selection_layout(store: MappedStore, selection: content_pb2.Selection, keys: list[Path]) -> Layout:
     return write_layout(selected_spec(store.spec, from_message(selection), keys, store=store.name))
 
 
-def _settled(store: OpenStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
+def _settled(store: MappedStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
     """The generations once none of them is odd, that is, once no write is being applied."""
     end = time.monotonic() + timeout_s
     while True:

@@ -15,7 +15,7 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
-from tdserve.worker.lane import Lane, Perform, Surroundings
+from tdserve.worker.lane import Lane, Perform, WorkerContext
 
 REAP_TIMEOUT_S = 30.0
 """For a client to take answers that were sent long ago."""
@@ -139,7 +139,7 @@ class WorkerSession:
     def __init__(
         self,
         number: int,
-        surroundings: Surroundings,
+        surroundings: WorkerContext,
         perform: Perform,
         is_quick: Callable[[Lane, worker_pb2.Order], bool],
     ) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from tdserve.client.local.reads import MAX_CLONED_BYTES
 from tdserve.client.session.calls import SessionClient
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.structure.fake_tensors import META
 from tdserve.structure.nodes import TensorKind, TensorLeaf
 from tdserve.structure.tree import Path, Spec
@@ -35,7 +35,7 @@ def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
     return not is_marked and not spec.has_ragged and spec.root.device != META
 
 
-def _copied(store: OpenStore, path: Path) -> torch.Tensor | None:
+def _copied(store: MappedStore, path: Path) -> torch.Tensor | None:
     generations = store.generations
     values = generations.values
     before = int(values[-1])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import TDServeError
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import Places, fill_rows
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.store.claims import ClaimFile
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
@@ -39,7 +39,7 @@ class RowClaim:
         self._local = local
         self._said = control_pb2.Claimed(uid=claim.uid, num=claim.num)
         self._first_row = claim.first_row
-        self._store: OpenStore = local.store(name, claim.uid, stored, structure=claim.structure)
+        self._store: MappedStore = local.store(name, claim.uid, stored, structure=claim.structure)
         self._generations = self._store.writable_generations()
         self._file = ClaimFile.open(local.root / claim.path)
         self._capacity = stored.batch_size[0]

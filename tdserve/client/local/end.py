@@ -25,7 +25,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.machine import pid_namespace, why_not_shared
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
-from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.messages.values.columns import Buffer
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE
 from tdserve.store.generations import is_of
@@ -186,7 +186,7 @@ class LocalEnd:
         if self._socket is not None:
             self._socket.look()
 
-    def store(self, name: str, uid: str, spec: Spec, *, structure: int = 0, path: str = "") -> OpenStore:
+    def store(self, name: str, uid: str, spec: Spec, *, structure: int = 0, path: str = "") -> MappedStore:
         """The store of this incarnation, mapped.
 
         Args:
@@ -212,7 +212,7 @@ class LocalEnd:
             reason = f"store {name!r} was deleted meanwhile"
             raise TransferAbortedError(transfer=0, reason=reason) from error
 
-    def known(self, name: str, spec: Spec) -> OpenStore | None:
+    def known(self, name: str, spec: Spec) -> MappedStore | None:
         """The store of this name and structure, if this client has read it before and it is still the same."""
         store = self._stores.granted(name)
         if store is None:
@@ -224,7 +224,7 @@ class LocalEnd:
         self._stores.forget_deleted()
         drop_unlinked()
 
-    def grant(self, store: OpenStore) -> None:
+    def grant(self, store: MappedStore) -> None:
         """The server has let this client read a store: until it is deleted, its name means this one."""
         self._stores.grant(store)
 

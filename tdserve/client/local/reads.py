@@ -14,7 +14,7 @@ from tdserve.client.content.columns import Received, views
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.data.reads import ReadPlan, plan_selection
 from tdserve.data.rows import rows_source
 from tdserve.data.values import ReadBlock, read_block
@@ -102,7 +102,7 @@ def _filled(source: Source, layout: Layout, pool: BufferPool) -> torch.Tensor:
     return buffer
 
 
-def _check_present(store: OpenStore) -> None:
+def _check_present(store: MappedStore) -> None:
     if store.generations.is_deleted:
         raise TransferAbortedError(transfer=0, reason=f"store {store.name!r} was deleted meanwhile")
 
@@ -125,7 +125,7 @@ class Selected:
 
 
 def copy_selection(
-    store: OpenStore,
+    store: MappedStore,
     selection: Selection,
     keys: Sequence[Path],
     *,
@@ -156,7 +156,7 @@ def copy_selection(
     return Selected(plan.spec, leaves, values, version)
 
 
-def _copy_leaves(store: OpenStore, plan: ReadPlan, pool: BufferPool, into: Leaves | None) -> dict[Path, torch.Tensor]:
+def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Leaves | None) -> dict[Path, torch.Tensor]:
     slots = plan.layout.slots[: plan.layout.num_leaves]
     if into is None and plan.rows is not None and (pool.is_shared or plan.layout.nbytes > MAX_CLONED_BYTES):
         return _gather(store, plan, pool)
@@ -178,7 +178,7 @@ def _copy_leaves(store: OpenStore, plan: ReadPlan, pool: BufferPool, into: Leave
     return {slot.path: target for slot, target in zip(slots, targets, strict=False)}
 
 
-def _gather(store: OpenStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, torch.Tensor]:
+def _gather(store: MappedStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, torch.Tensor]:
     """A list of rows, leaf by leaf, into one buffer, whose pages were touched before."""
     layout = plan.layout
     source = plan.source(store, lambda: [status_column(ReadStatus.WHOLE)])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tdserve.client.content.leaves import contents_of
 from tdserve.client.local.end import LocalEnd
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.messages.row_numbers import decode_rows, is_run, run_of
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
@@ -26,7 +26,7 @@ LONG_COPY_BYTES = 1 << 20
 
 
 def put_rows(
-    store: OpenStore,
+    store: MappedStore,
     accepted: control_pb2.Accepted,
     captured: Sequence[Captured],
     *,
@@ -41,7 +41,7 @@ def put_rows(
 
 
 def fill_rows(
-    store: OpenStore, places: Places, captured: Sequence[Captured], *, look: Callable[[], None] = lambda: None
+    store: MappedStore, places: Places, captured: Sequence[Captured], *, look: Callable[[], None] = lambda: None
 ) -> int:
     """Fills rows; leaves that the content lacks become zero. Returns how many rows it has filled.
 
@@ -69,7 +69,7 @@ def fill_rows(
     return first
 
 
-def _put_read(store: OpenStore, places: Places, first: int, captured: Captured, look: Callable[[], None]) -> None:
+def _put_read(store: MappedStore, places: Places, first: int, captured: Captured, look: Callable[[], None]) -> None:
     """Fills rows from number ``first`` on with leaves that are read from a file, a few at a time."""
     for path, tensor in captured.tensors.items():
         table = store.table(path)
@@ -113,7 +113,7 @@ class Places:
         return slice(int(rows[0]), int(rows[0]) + num_rows) if num_rows and is_run(rows) else rows
 
 
-def put_selection(store: OpenStore, selection: Selection, captured: Captured) -> None:
+def put_selection(store: MappedStore, selection: Selection, captured: Captured) -> None:
     """Overwrites what a selection means."""
     index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
     for path, tensor in captured.tensors.items():

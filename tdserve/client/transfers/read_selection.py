@@ -19,7 +19,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s, may_expect
 from tdserve.client.transfers.download import post
 from tdserve.client.transfers.read import Content, Destination, finish_posted, finish_read
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.tags import tag_of
@@ -170,7 +170,7 @@ def _read_granted(
     )
 
 
-def _read_here(client: SessionClient, store: OpenStore, wanted: _Wanted, *, values: bytes = b"") -> Content | None:
+def _read_here(client: SessionClient, store: MappedStore, wanted: _Wanted, *, values: bytes = b"") -> Content | None:
     """Copies a selection out of a mapped store; None when it is being written, or the store was deleted."""
     selection, keys, destination, places = wanted.selection, wanted.keys, wanted.destination, None
     if destination is not None:

@@ -15,7 +15,7 @@ from tdserve.base.machine import pid_namespace
 from tdserve.control.local import LocalLink
 from tdserve.control.status import decode_failure
 from tdserve.rules.replay.claims import Claims
-from tdserve.server.inline_tasks import Turn
+from tdserve.server.inline_tasks import InlineFuture
 from tdserve.store.faults import os_faults
 from tdserve.store.root import Root
 from tdserve.store.spools import spool_path
@@ -90,7 +90,7 @@ class LocalClient:
         self._session = session
         self._link = link
         self._is_gone = is_gone
-        self._writing: dict[int, asyncio.Future[control_pb2.Written] | Turn[control_pb2.Written]] = {}
+        self._writing: dict[int, asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written]] = {}
         self._is_lost = False
         self.claims: dict[str, Claims] = {}
         self.lacks_values = attach.lacks_values or not attach.reads_bundles
@@ -121,9 +121,9 @@ class LocalClient:
         self._let(request, accepted, future)
         return future
 
-    def filled(self, request: int, accepted: control_pb2.Accepted) -> Turn[control_pb2.Written]:
+    def filled(self, request: int, accepted: control_pb2.Accepted) -> InlineFuture[control_pb2.Written]:
         """As ``written``, for who only waits for that: outside a task he goes on without one."""
-        turn: Turn[control_pb2.Written] = Turn()
+        turn: InlineFuture[control_pb2.Written] = InlineFuture()
         self._let(request, accepted, turn)
         return turn
 
@@ -131,7 +131,7 @@ class LocalClient:
         self,
         request: int,
         accepted: control_pb2.Accepted,
-        waiting: asyncio.Future[control_pb2.Written] | Turn[control_pb2.Written],
+        waiting: asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written],
     ) -> None:
         if self._is_lost:
             waiting.set_exception(self._lost())
@@ -142,7 +142,7 @@ class LocalClient:
     def move_to_tasks(self) -> None:
         """Has all who wait for the client go on in tasks, which can be waited for."""
         for waiting in list(self._writing.values()):
-            if isinstance(waiting, Turn):
+            if isinstance(waiting, InlineFuture):
                 waiting.move_to_task()
 
     def on_written(self, request: int, written: control_pb2.Written) -> None:

@@ -19,7 +19,7 @@ from tdserve.v1 import control_pb2
 _log = logging.getLogger("tdserve.server")
 
 
-class LocalDoor:
+class LocalListener:
     """Lets local clients in, and hands on what they ask.
 
     Args:

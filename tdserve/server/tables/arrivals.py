@@ -10,7 +10,7 @@ import numpy as np
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import column_of
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.rule_keys import as_bools, as_ids, group_column
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
@@ -28,7 +28,7 @@ class Coming:
     arrival: Arrival
     num_rows: int
 
-    def with_columns(self, entry: Entry, found: Mapping[Path, bytes]) -> Arrival:
+    def with_columns(self, entry: OpenedStore, found: Mapping[Path, bytes]) -> Arrival:
         """Adds what the worker found in the content, by the store's rule keys."""
         if not found and not entry.group_keys:
             return self.arrival
@@ -44,7 +44,7 @@ class Coming:
         return replace(self.arrival, ends=ends, ids=ids, groups=groups)
 
 
-def arriving(entry: Entry, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
+def arriving(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
     """Reads what a request says of its rows.
 
     Raises:

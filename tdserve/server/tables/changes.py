@@ -13,8 +13,8 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, column_of, decode_rows, has_runs
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
@@ -30,7 +30,7 @@ class Changes:
         answers: Of requests that were committed, for their retries.
     """
 
-    def __init__(self, stores: Stores, answers: Answers) -> None:
+    def __init__(self, stores: Stores, answers: CommittedAnswers) -> None:
         self._stores = stores
         self._answers = answers
 
@@ -66,7 +66,7 @@ class Changes:
         return done
 
     async def _apply(
-        self, session: ClientSession, entry: Entry, kind: str | None, asked: control_pb2.ChangeRequest
+        self, session: ClientSession, entry: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest
     ) -> control_pb2.Done:
         table = entry.replay_table()
         if kind == "delete":
@@ -92,7 +92,7 @@ class Changes:
         return control_pb2.Done()
 
 
-async def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> control_pb2.Done:
+async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> control_pb2.Done:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
     priorities = column_of("priority", asked.priorities, "<f4", len(rows))
     generations = generations_of(asked.generations, len(rows))
@@ -120,7 +120,7 @@ async def _set_priorities(entry: Entry, asked: control_pb2.Priorities) -> contro
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
 
 
-async def _rows_of(entry: Entry, content: bytes) -> RowSet:
+async def _rows_of(entry: OpenedStore, content: bytes) -> RowSet:
     """Rows that a client names, in a thread where they are very many."""
     capacity = entry.record.capacity
     if len(content) <= PIECE_ROWS and not has_runs(content):
@@ -136,7 +136,7 @@ def _numbers(piece: slice | NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
 
 
-def _leased(entry: Entry, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+def _leased(entry: OpenedStore, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
     return rows, generations_of(asked.generations, len(rows))
 

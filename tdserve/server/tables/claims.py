@@ -18,8 +18,8 @@ from pathlib import Path
 from tdserve.base.errors import CapacityError, RemoteProtocolError, StoreNotFoundError, TDServeError
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -48,7 +48,7 @@ class TableClaims:
     def __init__(
         self,
         claiming: Claiming,
-        entry: Entry,
+        entry: OpenedStore,
         file: ClaimFile,
         record: ClaimRecord,
         *,
@@ -228,14 +228,16 @@ class Claiming:
         active: Claims that are not settled.
     """
 
-    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
+    def __init__(self, stores: Stores, answers: CommittedAnswers, *, traffic: Traffic) -> None:
         self.active: set[TableClaims] = set()
         self.stores = stores
         self.answers = answers
         self.traffic = traffic
         self._nums = count(1)
 
-    def offer(self, session: ClientSession, entry: Entry, asked: control_pb2.ExtendRequest) -> control_pb2.Claim | None:
+    def offer(
+        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
+    ) -> control_pb2.Claim | None:
         """What a client that has just extended a table may claim; None where it goes on asking for rows."""
         local, table = session.local, entry.replay_table()
         if local is None or local.is_read_only or table.claims is not None or session.ended.is_set():
@@ -298,7 +300,7 @@ class Claiming:
                 for record, unfilled in entry.unfilled:
                     self._restore(entry, record, unfilled)
 
-    def _restore(self, entry: Entry, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+    def _restore(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         table = entry.replay_table()
         try:
             file = ClaimFile.open(_path_of(entry, record))
@@ -318,12 +320,12 @@ class Claiming:
         else:
             self.stores.departures.watch(lock_name, on_gone)
 
-    def _free(self, entry: Entry, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+    def _free(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         for reservation in unfilled:
             entry.replay_table().release(reservation)
         self.stores.db.delete("pending", record.key)
         entry.changed.wake()
 
 
-def _path_of(entry: Entry, record: ClaimRecord) -> Path:
+def _path_of(entry: OpenedStore, record: ClaimRecord) -> Path:
     return entry.folder / FOLDER / record.file_name

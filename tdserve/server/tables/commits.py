@@ -9,8 +9,8 @@ from collections.abc import Callable
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import Redo
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
@@ -20,8 +20,8 @@ from tdserve.v1 import control_pb2
 
 def commit_rows(
     stores: Stores,
-    answers: Answers,
-    entry: Entry,
+    answers: CommittedAnswers,
+    entry: OpenedStore,
     reservation: Reservation,
     arrival: Arrival,
     *,
@@ -65,8 +65,8 @@ def commit_rows(
 
 async def commit_in_turns(
     stores: Stores,
-    answers: Answers,
-    entry: Entry,
+    answers: CommittedAnswers,
+    entry: OpenedStore,
     reservation: Reservation,
     settle: Callable[[], Arrival],
     *,
@@ -111,7 +111,7 @@ async def commit_in_turns(
     return done
 
 
-def _redo_of(entry: Entry, reservation: Reservation) -> Redo:
+def _redo_of(entry: OpenedStore, reservation: Reservation) -> Redo:
     """Of a long commit, with its record made."""
     values, encoded = entry.generation_values(), reservation.encoded
     redo = Redo.of(entry.record.uid, values, reservation.rows, encoded=encoded, is_long=True)
@@ -119,7 +119,7 @@ def _redo_of(entry: Entry, reservation: Reservation) -> Redo:
     return redo
 
 
-def _put_on_record(stores: Stores, entry: Entry, txn: Transaction, redo: Redo) -> None:
+def _put_on_record(stores: Stores, entry: OpenedStore, txn: Transaction, redo: Redo) -> None:
     redo.save(txn)
     state = entry.table_state()
     state["inserts"] += len(redo.rows)

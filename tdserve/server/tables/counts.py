@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 
 
-def num_lost(entry: Entry) -> int:
+def num_lost(entry: OpenedStore) -> int:
     """Rows that somebody has left half written: until it is proved that nobody writes to them they are nobody's."""
     return int(np.count_nonzero(entry.replay_table().ring.is_held(entry.lost.row_set.rows))) if entry.lost else 0
 
 
-def counts_of(entry: Entry, *, num_coming: int = 0) -> control_pb2.TableCounts:
+def counts_of(entry: OpenedStore, *, num_coming: int = 0) -> control_pb2.TableCounts:
     """Of a table as it is now, or will be when so many rows that were reserved are committed."""
     table = entry.replay_table()
     num_rows = len(table) - num_lost(entry) + num_coming

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from tdserve.base.errors import CorruptDataError, TDServeError
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import worker_pb2
@@ -44,7 +44,7 @@ class DeadValues:
             task.add_done_callback(lambda _: self._under_way.pop(uid))
         return await asyncio.shield(task)  # others may wait for it too
 
-    async def _drop(self, entry: Entry) -> bool:
+    async def _drop(self, entry: OpenedStore) -> bool:
         """Whether there were any. Nobody gets the rows meanwhile, whose new values would go too."""
         reservation = entry.replay_table().reserve_holes()
         if reservation is None:

@@ -16,7 +16,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2
 
@@ -36,7 +36,7 @@ def check_policy(stores: Stores, record: StoreRecord) -> None:
         weights.weight_versions()
 
 
-def follow(stores: Stores, entry: Entry) -> Staleness | None:
+def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
     """Tells a table which version of its policy is the newest.
 
     Returns:
@@ -67,7 +67,7 @@ def wake_followers(stores: Stores, policy: str) -> None:
             entry.changed.wake()
 
 
-def check_max_lag(entry: Entry, asked: control_pb2.SampleRequest) -> int | None:
+def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int | None:
     """The greatest lag that a sample asks for.
 
     Raises:
@@ -80,7 +80,7 @@ def check_max_lag(entry: Entry, asked: control_pb2.SampleRequest) -> int | None:
     return asked.max_lag
 
 
-def refresh(stores: Stores, entry: Entry, max_lag: int | None) -> None:
+def refresh(stores: Stores, entry: OpenedStore, max_lag: int | None) -> None:
     """Before rows of at most this lag are drawn: what is too old leaves a queue, and is drawn of no other table."""
     if max_lag is None:
         return
@@ -99,7 +99,7 @@ class MadeBy:
         WrongStateError: As of :func:`follow`.
     """
 
-    def __init__(self, stores: Stores, entry: Entry, asked: control_pb2.ExtendRequest) -> None:
+    def __init__(self, stores: Stores, entry: OpenedStore, asked: control_pb2.ExtendRequest) -> None:
         self._stores = stores
         self._entry = entry
         self._versions = None
@@ -128,7 +128,7 @@ class MadeBy:
         return replace(arrival, policy_versions=versions)
 
 
-def describe_policy(stores: Stores, entry: Entry, description: control_pb2.StoreDescription) -> None:
+def describe_policy(stores: Stores, entry: OpenedStore, description: control_pb2.StoreDescription) -> None:
     """Adds what is known of a table's policy; a damaged or wrong store of its name keeps no table from being shown."""
     try:
         staleness = follow(stores, entry)

@@ -16,8 +16,8 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.row_write_hold import is_free, wait_for_others
 from tdserve.server.sessions.local_client import LocalClient
@@ -55,7 +55,7 @@ class Replays:
     def __init__(
         self,
         stores: Stores,
-        answers: Answers,
+        answers: CommittedAnswers,
         *,
         samples: Samples,
         rule_keys: RuleKeys,
@@ -147,7 +147,7 @@ class Replays:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         reservation: Reservation,
         asked: control_pb2.ExtendRequest,
     ) -> dict[Path, bytes]:
@@ -194,7 +194,9 @@ class Replays:
         self._traffic.received(session.transport, content)
         return dict(zip(rule_keys, worked.columns, strict=True))
 
-    def _values(self, entry: Entry, reservation: Reservation, asked: control_pb2.ExtendRequest) -> worker_pb2.PutValues:
+    def _values(
+        self, entry: OpenedStore, reservation: Reservation, asked: control_pb2.ExtendRequest
+    ) -> worker_pb2.PutValues:
         """What is to be done with the values of the rows, but for the store."""
         if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
             return worker_pb2.PutValues()
@@ -215,7 +217,7 @@ class Replays:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         reservation: Reservation,
         asked: control_pb2.ExtendRequest,
         rule_keys: Sequence[Path],
@@ -235,7 +237,7 @@ class Replays:
         return receiving
 
     def _let_write(
-        self, local: LocalClient, entry: Entry, reservation: Reservation, rule_keys: Sequence[Path]
+        self, local: LocalClient, entry: OpenedStore, reservation: Reservation, rule_keys: Sequence[Path]
     ) -> control_pb2.Accepted:
         """What lets a local client fill its rows. They are on record before it knows of them."""
         local.check_writes(f"writing to {entry.name!r}")
@@ -248,7 +250,7 @@ class Replays:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         reservation: Reservation,
         settle: Callable[[], Arrival],
         *,
@@ -269,7 +271,7 @@ class Replays:
             stores, answers, entry, reservation, settle(), client_id=client_id, request=request, also=forget
         )
 
-    def _give_up(self, session: ClientSession, request: int, entry: Entry, reservation: Reservation) -> None:
+    def _give_up(self, session: ClientSession, request: int, entry: OpenedStore, reservation: Reservation) -> None:
         """Frees rows that were not filled, once nobody can write them any more.
 
         A failed receive has closed its channel, a dead worker was reaped; a local client may be stopped in the middle.
@@ -284,11 +286,11 @@ class Replays:
         entry.changed.wake()
 
 
-def _record(entry: Entry, local: LocalClient, reservation: Reservation) -> ReservedRows:
+def _record(entry: OpenedStore, local: LocalClient, reservation: Reservation) -> ReservedRows:
     return ReservedRows(entry.record.uid, local.lock_name, reservation.num, reservation.encoded)
 
 
-def _lacking(entry: Entry, asked: control_pb2.ExtendRequest) -> list[Path]:
+def _lacking(entry: OpenedStore, asked: control_pb2.ExtendRequest) -> list[Path]:
     """Value leaves that the rows do not have."""
     if not asked.keys:
         return []

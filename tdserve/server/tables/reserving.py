@@ -10,11 +10,11 @@ import numpy as np
 from tdserve.base.deadline import Deadline
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server import inline_tasks
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 
 
-async def reserve_rows(session: ClientSession, entry: Entry, num_rows: int, deadline: Deadline) -> Reservation:
+async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
     """Waits for so many rows, and makes them the writer's.
 
     Raises:

@@ -14,7 +14,7 @@ from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_row
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.values.columns import decode_block
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.session import ClientSession
@@ -30,7 +30,7 @@ CLAIMS_TIMEOUT_S = 30.0
 class RuleKeys:
     """Learns by what rows are grouped when somebody first asks for groups, and keeps it up from then on."""
 
-    async def learn_group(self, entry: Entry, path: Path, session: ClientSession) -> str:
+    async def learn_group(self, entry: OpenedStore, path: Path, session: ClientSession) -> str:
         """The name of the column that groups rows by a leaf; filled for all rows that are there.
 
         Raises:
@@ -47,7 +47,7 @@ class RuleKeys:
                 await self._look_at_rows(entry, path, session)
         return column
 
-    async def _look_at_rows(self, entry: Entry, path: Path, session: ClientSession) -> None:
+    async def _look_at_rows(self, entry: OpenedStore, path: Path, session: ClientSession) -> None:
         """Fills the column of a leaf, a piece at a time: rows that are committed meanwhile bring theirs themselves,
         and what was read of a row that is another by then does not count."""
         name = group_column(path)
@@ -75,14 +75,14 @@ class RuleKeys:
             raise
         entry.known_groups.add(path)
 
-    def _rows_at_a_time(self, entry: Entry, path: Path) -> int:
+    def _rows_at_a_time(self, entry: OpenedStore, path: Path) -> int:
         """Rows that are read in one order: of long leaves fewer, each of whose rows is digested by itself."""
         leaf = dict(entry.spec.tensors).get(path)
         is_short = leaf is not None and leaf.nbytes <= _ID_BYTES * entry.record.capacity
         return PIECE_ROWS if is_short else TREE_PIECE_ROWS
 
     async def read_ids(
-        self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession
+        self, entry: OpenedStore, path: Path, rows: NDArray[np.int64], session: ClientSession
     ) -> NDArray[np.int64]:
         """What rows are grouped by: a number per row; of very many, some are read at a time."""
         num_read = self._rows_at_a_time(entry, path)
@@ -92,7 +92,7 @@ class RuleKeys:
         content = await self.read(entry, path, rows, session)
         return as_ids(content, len(rows)) if path in dict(entry.spec.tensors) else _ids_of_values(content, path, rows)
 
-    async def read(self, entry: Entry, path: Path, rows: NDArray[np.int64], session: ClientSession) -> bytes:
+    async def read(self, entry: OpenedStore, path: Path, rows: NDArray[np.int64], session: ClientSession) -> bytes:
         """The bytes of a leaf of rows whose content is in its place."""
         order = worker_pb2.Order()
         order.read_columns.store.CopyFrom(entry.ref(session.worker.known_specs))
@@ -102,7 +102,7 @@ class RuleKeys:
         return worked.columns[0]
 
 
-async def _without_claims(entry: Entry, session: ClientSession) -> Table:
+async def _without_claims(entry: OpenedStore, session: ClientSession) -> Table:
     """The table, once nobody fills rows by himself: such rows would not bring what they are grouped by."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
     while (table := entry.replay_table()).claims is not None:

@@ -17,7 +17,7 @@ from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_rep
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.selections import PLAIN, ViewKey
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -46,7 +46,7 @@ class Samples:
         self._rule_keys = rule_keys
         self._view_building = ViewBuilding()
         self._rng = np.random.default_rng()
-        self._leasing: dict[int, dict[str, Entry]] = {}  # by session, and by uid: tables that it has rows of
+        self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, and by uid: tables that it has rows of
 
     async def sample(
         self, session: ClientSession, request: int, asked: control_pb2.SampleRequest
@@ -115,7 +115,7 @@ class Samples:
             entry, granted, lambda: self.send(session, request, entry, granted, tells_spec=not asked.fingerprint)
         )
 
-    async def _complete(self, entry: Entry, plan: RowsPlan, key: ViewKey) -> RowsPlan | None:
+    async def _complete(self, entry: OpenedStore, plan: RowsPlan, key: ViewKey) -> RowsPlan | None:
         """A plan with all of its rows, which are drawn a few at a time; None, and it is undone, where all rows have
         left the table meanwhile."""
         plans = [plan]
@@ -146,7 +146,7 @@ class Samples:
                 await in_turns(_releasing(entry, entry.table, session, request))
 
     async def send(
-        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
+        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, tells_spec: bool
     ) -> control_pb2.Done | None:
         """Sends rows, inline or behind an Accepted."""
         row_spec = entry.spec_of_row()
@@ -160,7 +160,7 @@ class Samples:
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
 
     async def _grant(
-        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, *, tells_spec: bool
+        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, tells_spec: bool
     ) -> control_pb2.Done:
         """Tells a local client which rows to copy."""
         local = session.local_client()
@@ -185,7 +185,7 @@ class Samples:
         await local.written(request, accepted)
         return control_pb2.Done()
 
-    async def _view(self, session: ClientSession, entry: Entry, asked: control_pb2.SampleRequest) -> ViewKey:
+    async def _view(self, session: ClientSession, entry: OpenedStore, asked: control_pb2.SampleRequest) -> ViewKey:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
             return PLAIN
         check_text("consumer", asked.consumer)
@@ -204,7 +204,7 @@ class Samples:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         plan: RowsPlan | None,
         asked: control_pb2.SampleRequest,
     ) -> control_pb2.Done | None:
@@ -226,7 +226,7 @@ class Samples:
         return None
 
     async def _sending(
-        self, entry: Entry, plan: RowsPlan, send: Callable[[], Awaitable[control_pb2.Done | None]]
+        self, entry: OpenedStore, plan: RowsPlan, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Has a plan carried out; what it used up is there again when that fails."""
         entry.changed.wake()  # it may be what a writer has waited for
@@ -239,12 +239,12 @@ class Samples:
             entry.changed.wake()
         return done
 
-    def _undo(self, entry: Entry, plan: RowsPlan) -> None:
+    def _undo(self, entry: OpenedStore, plan: RowsPlan) -> None:
         entry.replay_table().undo(plan)
         entry.changed.wake()
 
     def _order(
-        self, session: ClientSession, request: int, entry: Entry, plan: RowsPlan, encoded: tuple[bytes, bytes]
+        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, encoded: tuple[bytes, bytes]
     ) -> worker_pb2.Order:
         order = session.order(request)
         body = order.send_rows
@@ -258,7 +258,7 @@ class Samples:
         return order
 
 
-def _releasing(entry: Entry, table: Table, session: int, request: int = 0) -> Iterator[None]:
+def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
     for num_rows in table.views.releasing(session, request=request):
         if num_rows:
             entry.changed.wake()
@@ -272,13 +272,13 @@ async def _encoded(plan: RowsPlan) -> tuple[bytes, bytes]:
     return await asyncio.to_thread(lambda: (encode_rows(plan.rows), encode_repeats(plan.generations)))
 
 
-def older_store(entry: Entry) -> SpecMismatchError:
+def older_store(entry: OpenedStore) -> SpecMismatchError:
     """For a client that means an earlier store of this name."""
     expected, actual = "the structure of its rows", "that of an older store of this name"
     return SpecMismatchError(store=entry.name, key="", expected=expected, actual=actual)
 
 
-def _is_expected(entry: Entry, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:
+def _is_expected(entry: OpenedStore, plan: RowsPlan, message_nbytes: Sequence[int]) -> bool:
     """Whether the client waits for just the messages that these rows make."""
     layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
     return layout.message_nbytes == tuple(message_nbytes)

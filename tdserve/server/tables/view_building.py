@@ -8,7 +8,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.rules.replay.selections import ViewKey
 from tdserve.server import inline_tasks
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.turns import in_turns
@@ -24,7 +24,7 @@ class ViewBuilding:
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, ViewKey], asyncio.Task[None]] = {}
 
-    async def ready(self, session: ClientSession, entry: Entry, key: ViewKey, deadline: Deadline) -> None:
+    async def ready(self, session: ClientSession, entry: OpenedStore, key: ViewKey, deadline: Deadline) -> None:
         """Waits until a table of very many rows has a selector; one of few makes it in no time, when it is asked for.
 
         Raises:
@@ -54,7 +54,7 @@ class ViewBuilding:
         hear(self._under_way.pop(name))
 
 
-async def _build(entry: Entry, key: ViewKey) -> None:
+async def _build(entry: OpenedStore, key: ViewKey) -> None:
     views = entry.replay_table().views
     async with entry.view_lock:
         if not views.has(key):

@@ -25,10 +25,10 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import new_uid
 from tdserve.messages.row_sets import RowSet
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.server.row_write_hold import Held
+from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import values_path
@@ -89,7 +89,9 @@ class Alterations:
         traffic: Counts what was received.
     """
 
-    def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
+    def __init__(
+        self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker, traffic: Traffic
+    ) -> None:
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
@@ -152,7 +154,7 @@ class Alterations:
             task.cancel()
 
     @asynccontextmanager
-    async def _made(self, session: ClientSession, entry: Entry, added: Spec | None) -> AsyncIterator[_Made]:
+    async def _made(self, session: ClientSession, entry: OpenedStore, added: Spec | None) -> AsyncIterator[_Made]:
         """A block in which there is a folder for what comes; nothing of it stays behind."""
         uid = new_uid()
         made = _Made(uid, entry.folder / f"{restructuring.PREFIX}{uid}", added)
@@ -167,7 +169,7 @@ class Alterations:
                 await drop_store([session.worker], uid)
 
     async def _fill(
-        self, session: ClientSession, request: int, entry: Entry, made: _Made, content: control_pb2.Content
+        self, session: ClientSession, request: int, entry: OpenedStore, made: _Made, content: control_pb2.Content
     ) -> None:
         if session.local is not None:
             session.local.check_writes(f"writing to {entry.name!r}")
@@ -183,7 +185,7 @@ class Alterations:
         await session.worker.order(order)
 
     @asynccontextmanager
-    async def _alone(self, session: ClientSession, entry: Entry, deadline: Deadline) -> AsyncIterator[None]:
+    async def _alone(self, session: ClientSession, entry: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
         """A block in which nobody writes to the store."""
         while True:
             async with entry.write_lock:
@@ -211,7 +213,7 @@ class Alterations:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         altered: Altered,
         made: _Made,
         asked: control_pb2.AlterRequest,
@@ -245,7 +247,7 @@ class Alterations:
     async def _keep_values(
         self,
         session: ClientSession,
-        entry: Entry,
+        entry: OpenedStore,
         made: _Made,
         restructured: Restructured,
         content: control_pb2.Content,
@@ -266,7 +268,7 @@ class Alterations:
         if restructured.kept_values:
             await self._worker.insist(entry, _moving(restructured.kept_values))
 
-    async def _forget_values(self, entry: Entry, waiting: str) -> None:
+    async def _forget_values(self, entry: OpenedStore, waiting: str) -> None:
         """Removes what was kept of an alteration that does not come."""
         if object_folders.exist(entry.folder):
             forgetting = worker_pb2.Order()
@@ -274,7 +276,7 @@ class Alterations:
             with suppress(TDServeError):  # then they take room until the store is deleted
                 await self._worker.insist(entry, forgetting)
 
-    async def _finish_or_retry(self, entry: Entry, restructured: Restructured) -> None:
+    async def _finish_or_retry(self, entry: OpenedStore, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure; nobody reads meanwhile. Where that fails, such as for
         want of space, it is tried again and again behind this call: it is decided, and readers wait."""
         generations, values = entry.generations, entry.generation_values()
@@ -283,7 +285,7 @@ class Alterations:
         if generations.structure == entry.record.structure and not values[-1] & 1:  # a crash came behind the last step
             self._stores.db.delete("pending", restructured.key)
             return
-        held = Held(entry, RowSet.run(0, len(values) - 1), ())
+        held = RowWriteHold(entry, RowSet.run(0, len(values) - 1), ())
         await held.hold()
         generations.move_structure(MOVING)
         try:
@@ -294,7 +296,7 @@ class Alterations:
             self._retrying.add(task)
             task.add_done_callback(self._retrying.discard)
 
-    async def _retry(self, entry: Entry, restructured: Restructured, held: Held) -> None:
+    async def _retry(self, entry: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
         while not entry.changed.is_deleted:
             await asyncio.sleep(RETRY_EVERY_S)
             with suppress(TDServeError):
@@ -304,7 +306,7 @@ class Alterations:
                 await asyncio.to_thread(_remove_files, entry.folder / restructured.folder, uid)
                 return
 
-    async def _finish(self, entry: Entry, restructured: Restructured, held: Held) -> None:
+    async def _finish(self, entry: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
         """Moves files and values into their places, and lets readers in.
 
         Raises:
@@ -333,7 +335,7 @@ def _decoded(asked: control_pb2.AlterRequest) -> Alteration:
     )
 
 
-def _check_content(entry: Entry, wanted: Alteration, asked: control_pb2.AlterRequest) -> None:
+def _check_content(entry: OpenedStore, wanted: Alteration, asked: control_pb2.AlterRequest) -> None:
     """Raises unless content is that of what is added; and values, for which there is no zero, have come."""
     added = wanted.added
     if asked.HasField("content"):

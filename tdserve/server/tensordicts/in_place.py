@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from tdserve.base.deadline import Deadline
 from tdserve.messages.row_sets import RowSet
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import Held, holding
+from tdserve.server.row_write_hold import RowWriteHold, holding
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2
@@ -23,7 +23,7 @@ class InPlace:
         answers: Of requests that were committed, for their retries.
     """
 
-    def __init__(self, stores: Stores, answers: Answers) -> None:
+    def __init__(self, stores: Stores, answers: CommittedAnswers) -> None:
         self._stores = stores
         self._answers = answers
         self._unfinished = stores.unfinished
@@ -32,10 +32,10 @@ class InPlace:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         asked: control_pb2.WriteRequest,
         rows: RowSet,
-        check: Callable[[Held], None],
+        check: Callable[[RowWriteHold], None],
         store_values: Callable[[], Awaitable[None]],
     ) -> control_pb2.Done:
         """Replaces a selection. Several clients may write different rows at the same time.
@@ -84,7 +84,9 @@ class InPlace:
         entry.changed.wake()
         return done
 
-    async def wait_for_writers(self, session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
+    async def wait_for_writers(
+        self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
+    ) -> None:
         """Waits until no process that lost these rows can still write into them.
 
         Raises:

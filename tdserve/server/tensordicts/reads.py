@@ -9,7 +9,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.local_client import LocalClient
@@ -26,14 +26,19 @@ class Reads:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
 
-    def is_as_expected(self, entry: Entry, asked: control_pb2.ReadRequest) -> bool:
+    def is_as_expected(self, entry: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
         """Whether a store has the structure that a client knows, and none of it is waited for: then the client may
         wait for the content itself."""
         is_known = entry.record.kind == "tensordict" and asked.fingerprint == entry.spec.fingerprint
         return is_known and not (entry.writes or entry.lost or asked.HasField("newer_than"))
 
     async def read(
-        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.ReadRequest, deadline: Deadline
+        self,
+        session: ClientSession,
+        request: int,
+        entry: OpenedStore,
+        asked: control_pb2.ReadRequest,
+        deadline: Deadline,
     ) -> control_pb2.Done | None:
         """Sends a selection, as of one moment. None: the content follows over the channel.
 
@@ -72,7 +77,9 @@ class Reads:
             accepted.spec.CopyFrom(message_of(entry.spec))
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
-    async def _wait_for_retries(self, session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
+    async def _wait_for_retries(
+        self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
+    ) -> None:
         """Waits for writers that a restart has cut short: they write again what they had not finished, unless they
         are gone."""
         while entry.lost.touching(rows) and not deadline.expired:
@@ -95,7 +102,7 @@ class Reads:
         self,
         session: ClientSession,
         local: LocalClient,
-        entry: Entry,
+        entry: OpenedStore,
         asked: control_pb2.ReadRequest,
     ) -> control_pb2.Done:
         """Tells a local client which store to read."""

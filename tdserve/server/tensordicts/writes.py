@@ -28,10 +28,10 @@ from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.live_rows import Rows
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import JOURNAL, Journal
-from tdserve.server.row_write_hold import Held, holding, is_free, numbers_of, wait_for_others
+from tdserve.server.row_write_hold import RowWriteHold, holding, is_free, numbers_of, wait_for_others
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, values_path
@@ -55,7 +55,9 @@ class Writes:
         values_worker: Writes non-tensor values, and applies staged content.
     """
 
-    def __init__(self, stores: Stores, answers: Answers, *, values_worker: DataWorker, traffic: Traffic) -> None:
+    def __init__(
+        self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker, traffic: Traffic
+    ) -> None:
         self._in_place = InPlace(stores, answers)
         self._stores = stores
         self._answers = answers
@@ -83,7 +85,7 @@ class Writes:
             entry.is_filling = False
 
     async def _fill_and_show(
-        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest
+        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         is_needed = bool(asked.content.values_nbytes) and session.local is None
         with self._staging.taken(entry, is_needed=is_needed) as staging:
@@ -97,7 +99,7 @@ class Writes:
         return done
 
     async def _fill(
-        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str
+        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str
     ) -> None:
         if session.local is not None:
             await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
@@ -156,7 +158,7 @@ class Writes:
         return done
 
     async def _write_in_place(
-        self, session: ClientSession, request: int, entry: Entry, asked: control_pb2.WriteRequest
+        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         storing = self._storing(entry, asked)
         session.local_client().spooled(asked.content, storing.put_values)
@@ -171,7 +173,7 @@ class Writes:
         _check_fingerprint(entry, asked.content)  # its keys may have changed meanwhile
         self._traffic.received(session.transport, asked.content)
 
-        def check(held: Held) -> None:
+        def check(held: RowWriteHold) -> None:
             if entry.table is not None:
                 _check_rows(entry, asked, held.numbers)
 
@@ -179,7 +181,7 @@ class Writes:
 
     @asynccontextmanager
     async def _alone(
-        self, session: ClientSession, entry: Entry, asked: control_pb2.WriteRequest
+        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> AsyncIterator[None]:
         """A block in which nobody else writes these rows; others are not kept waiting while it waits for that."""
         deadline = Deadline.after(asked.timeout_s)
@@ -195,10 +197,12 @@ class Writes:
                     return
             await self._wait_for_rows(session, entry, rows, deadline)
 
-    def _is_free(self, entry: Entry, rows: RowSet) -> bool:
+    def _is_free(self, entry: OpenedStore, rows: RowSet) -> bool:
         return is_free(entry, rows) and not self._stores.unfinished.may_be_written(entry, rows)
 
-    async def _wait_for_rows(self, session: ClientSession, entry: Entry, rows: RowSet, deadline: Deadline) -> None:
+    async def _wait_for_rows(
+        self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
+    ) -> None:
         """Waits until nobody else writes these rows, nor can any more, and no journalled write is being applied."""
         while True:
             await wait_for_others(session, entry, rows, deadline)
@@ -225,7 +229,7 @@ class Writes:
                 if journal.is_applied(rows, entry.generation_values(), entry.content_version):
                     self._forget(entry, journal, {})
                 else:
-                    held = Held(entry, rows, _keys_of(journal.asked))
+                    held = RowWriteHold(entry, rows, _keys_of(journal.asked))
                     await held.hold()
                     await self._apply(entry, journal, held)
                     num_applied += 1
@@ -233,7 +237,7 @@ class Writes:
                 _log.error("a write that a crash had cut short cannot be completed: %s", error)
         return num_applied
 
-    async def _apply(self, entry: Entry, journal: Journal, held: Held) -> None:
+    async def _apply(self, entry: OpenedStore, journal: Journal, held: RowWriteHold) -> None:
         failure: TDServeError | None = None
         try:
             spool = values_path(journal.staging) if journal.asked.content.values_nbytes else ""
@@ -262,7 +266,7 @@ class Writes:
         if failure is not None:
             raise failure
 
-    def _forget(self, entry: Entry, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
+    def _forget(self, entry: OpenedStore, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
         """A write is applied: its answer takes its journal's place, together with other changes on record."""
         answer = journal.done.SerializeToString()
         with self._answers.transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
@@ -273,7 +277,7 @@ class Writes:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         asked: control_pb2.WriteRequest,
         *,
         staging: str = "",
@@ -289,7 +293,7 @@ class Writes:
         body.staging, body.spool = staging, spool
         return order
 
-    def _storing(self, entry: Entry, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
+    def _storing(self, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
         """An order for the values of a write. The store's ref is set when it is sent: a spec goes along only once."""
         order = worker_pb2.Order()
         body = order.put_values
@@ -307,7 +311,7 @@ class Writes:
         return order
 
 
-def _check_fingerprint(entry: Entry, content: control_pb2.Content) -> None:
+def _check_fingerprint(entry: OpenedStore, content: control_pb2.Content) -> None:
     if content.fingerprint != entry.spec.fingerprint:
         error = SpecMismatchError if entry.record.kind == "replay" else StructureChangedError
         older = "that it had before" if entry.record.structure else "that of an older store of this name"
@@ -318,7 +322,7 @@ def _keys_of(asked: control_pb2.WriteRequest) -> list[tuple[str, ...]]:
     return [tuple(key.parts) for key in asked.keys]
 
 
-async def _look_at_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+async def _look_at_rows(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Refuses a write of a replay as ``_check_rows`` does, some rows at a time; they may be others afterwards."""
     numbers = await numbers_of(await row_set_of(from_message(asked.selection), entry.spec.batch_size))
     for start in range(0, len(numbers), PIECE_ROWS):
@@ -328,7 +332,7 @@ async def _look_at_rows(entry: Entry, asked: control_pb2.WriteRequest) -> None:
 
 
 def _check_rows(
-    entry: Entry,
+    entry: OpenedStore,
     asked: control_pb2.WriteRequest,
     numbers: Rows,
     part: slice = slice(None),
@@ -353,7 +357,7 @@ def _check_rows(
         table.check_same(rows, generations[part])
 
 
-def _check_content(entry: Entry, asked: control_pb2.WriteRequest) -> None:
+def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
     keys = [tuple(key.parts) for key in asked.keys]
     chosen = selected_spec(entry.spec, from_message(asked.selection), keys, store=entry.name)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError
 from tdserve.rules.weights import MIN_SHARE, VersionRecord
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.store.version_checksums import DTYPE
@@ -67,7 +67,7 @@ class Checksums:
         self._waiting: dict[str, int] = {}  # the newest version of a store, for a while
         self._making: dict[str, tuple[int, asyncio.Future[worker_pb2.Worked]]] = {}
 
-    def make(self, entry: Entry, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
+    def make(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
         """Has a worker begin with a version's, unless somebody does, or has, or they are hardly of use; those of an
         older one are given up.
 
@@ -83,14 +83,16 @@ class Checksums:
             self._waiting[entry.record.uid] = version.version
             asyncio.get_running_loop().call_later(QUIET_S, self._begin_if_newest, entry, version, make_ref, worker)
 
-    def _begin_if_newest(self, entry: Entry, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
+    def _begin_if_newest(
+        self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker
+    ) -> None:
         uid = entry.record.uid
         if self._waiting.get(uid) == version.version:  # else there is a newer one
             del self._waiting[uid]
             if not entry.changed.is_deleted:
                 self._begin(entry, version, make_ref, worker)
 
-    def _begin(self, entry: Entry, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
+    def _begin(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
         versions, uid = entry.weight_versions(), entry.record.uid
         making = self._making.get(uid)
         if versions.checksums(version.version) is not None or (making is not None and making[0] >= version.version):
@@ -102,7 +104,7 @@ class Checksums:
         future.add_done_callback(lambda done: self._made(entry, version, done))
 
     async def unchanged(
-        self, entry: Entry, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
+        self, entry: OpenedStore, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
     ) -> Unchanged | None:
         """The leaves that version ``held`` has too; None when that is not known, or not worth while."""
         versions = entry.weight_versions()
@@ -124,7 +126,7 @@ class Checksums:
         rest: list[int] = np.flatnonzero(~is_same).tolist()
         return Unchanged(encode_numbers(np.flatnonzero(is_same)), checksums[is_same].tobytes(), rest)
 
-    def _made(self, entry: Entry, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
+    def _made(self, entry: OpenedStore, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
         uid = entry.record.uid
         if self._making.get(uid, (0, None))[1] is done:
             del self._making[uid]

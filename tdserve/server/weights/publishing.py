@@ -10,8 +10,8 @@ from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestErr
 from tdserve.rules.weights import Publishing as UnfinishedVersion
 from tdserve.rules.weights import VersionRecord, check_metadata
 from tdserve.server import inline_tasks
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -42,7 +42,7 @@ class Publishing:
         answers: Of requests that were committed, for their retries.
     """
 
-    def __init__(self, stores: Stores, answers: Answers, *, traffic: Traffic) -> None:
+    def __init__(self, stores: Stores, answers: CommittedAnswers, *, traffic: Traffic) -> None:
         self._stores = stores
         self._answers = answers
         self._traffic = traffic
@@ -107,7 +107,7 @@ class Publishing:
 
     def _commit(
         self,
-        entry: Entry,
+        entry: OpenedStore,
         publishing: UnfinishedVersion,
         spec: Spec,
         asked: control_pb2.PublishRequest,
@@ -163,7 +163,7 @@ class Publishing:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         version: VersionRecord,
         asked: control_pb2.LatestRequest,
         deadline: Deadline,
@@ -202,7 +202,7 @@ class Publishing:
             self._make_checksums(entry, session.worker)
         return done
 
-    def _make_checksums(self, entry: Entry, worker: DataWorker) -> None:
+    def _make_checksums(self, entry: OpenedStore, worker: DataWorker) -> None:
         """Of the newest version, where readers come who could use them: those on this machine copy memory."""
         versions = entry.weight_versions()
         newest = versions.newest
@@ -212,7 +212,7 @@ class Publishing:
         self._checksums.make(entry, newest, lambda: self._ref(entry, newest.version, spec, worker), worker)
 
     def _accepted(
-        self, entry: Entry, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest
+        self, entry: OpenedStore, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest
     ) -> control_pb2.Accepted:
         accepted = control_pb2.Accepted(
             fingerprint=version.fingerprint,
@@ -228,7 +228,7 @@ class Publishing:
         self,
         session: ClientSession,
         request: int,
-        entry: Entry,
+        entry: OpenedStore,
         publishing: UnfinishedVersion,
         spec: Spec,
         asked: control_pb2.PublishRequest,
@@ -241,7 +241,9 @@ class Publishing:
         body.content.CopyFrom(asked.content)
         return order
 
-    async def _let_write(self, local: LocalClient, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
+    async def _let_write(
+        self, local: LocalClient, request: int, entry: OpenedStore, publishing: UnfinishedVersion
+    ) -> None:
         """Lets a local client make the version's file. One that is cut short is unlinked, whoever still fills it."""
         local.check_writes(f"publishing {entry.name!r}")
         with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
@@ -253,7 +255,7 @@ class Publishing:
         await local.written(request, accepted)
 
     def _let_read(
-        self, session: ClientSession, entry: Entry, version: VersionRecord, asked: control_pb2.LatestRequest
+        self, session: ClientSession, entry: OpenedStore, version: VersionRecord, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done:
         """Tells a local client which file to open; it asks again when that was retired before it has."""
         spec = self._stores.specs.get(version.fingerprint, version.order)
@@ -284,7 +286,7 @@ class Publishing:
         spec = told_specs.get(fingerprint)
         return specs.get(fingerprint) if spec is None else spec
 
-    def _give_up(self, session: ClientSession, request: int, entry: Entry, publishing: UnfinishedVersion) -> None:
+    def _give_up(self, session: ClientSession, request: int, entry: OpenedStore, publishing: UnfinishedVersion) -> None:
         """Nothing of a publish stays that has failed; of the first, not even the name."""
         local = session.local
         writer = local.lock_name if local is not None and local.may_still_write(request) else ""
@@ -294,7 +296,7 @@ class Publishing:
         finally:
             self._unpublished.give_up(entry, writer)
 
-    def _ref(self, entry: Entry, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
+    def _ref(self, entry: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
         ref = worker_pb2.VersionRef(path=str(path_of(entry, version)), fingerprint=spec.fingerprint)
         if worker.known_specs.must_tell(spec):
             ref.spec.CopyFrom(message_of(spec))

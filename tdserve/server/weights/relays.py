@@ -18,7 +18,7 @@ from tdserve.base.ids import new_secret
 from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
 from tdserve.rules.weights import VersionRecord
 from tdserve.server import inline_tasks
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.waiting import Waiters
@@ -53,7 +53,7 @@ class _Store:
         resting: Ends the trees when nothing moves any more.
     """
 
-    entry: Entry
+    entry: OpenedStore
     fanout: Fanout
     has_room: Waiters = field(default_factory=Waiters)
     num_waiting: int = 0
@@ -90,7 +90,7 @@ class Relays:
     async def place(
         self,
         session: ClientSession,
-        entry: Entry,
+        entry: OpenedStore,
         version: VersionRecord,
         sent: Spec,
         asked: control_pb2.LatestRequest,
@@ -137,7 +137,7 @@ class Relays:
         return placed
 
     @contextmanager
-    def sending(self, entry: Entry, placed: Placement | None) -> Iterator[None]:
+    def sending(self, entry: OpenedStore, placed: Placement | None) -> Iterator[None]:
         """A block in which the server sends a version to a puller that was placed there."""
         is_whole = False
         try:
@@ -149,7 +149,7 @@ class Relays:
                 store.fanout.end(placed.link, is_whole=is_whole)
                 self._moved(store)
 
-    def forget_deleted(self, entry: Entry) -> None:
+    def forget_deleted(self, entry: OpenedStore) -> None:
         """A store was deleted: it is forgotten, at its rest where something of it is under way."""
         store = self._stores.get(entry.record.uid)
         if store is not None and not store.fanout.num_links:
@@ -157,7 +157,7 @@ class Relays:
             if store.resting is not None:
                 store.resting.cancel()
 
-    def published(self, entry: Entry) -> None:
+    def published(self, entry: OpenedStore) -> None:
         """There is a newer version."""
         store = self._stores.get(entry.record.uid)
         if store is not None:
@@ -311,7 +311,7 @@ class Relays:
         if member is not None and not member.session.ended.is_set():
             member.session.tell(control_pb2.ServerMessage(relay_order=order))
 
-    def _store(self, entry: Entry) -> _Store:
+    def _store(self, entry: OpenedStore) -> _Store:
         uid = entry.record.uid
         store = self._stores.get(uid)
         if store is None:

@@ -11,7 +11,7 @@ from functools import partial
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreExistsError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Spec
@@ -40,7 +40,7 @@ class Unpublished:
                     self._wait_for(record, lock_name)
                 self._remove_unused(record)
 
-    async def store(self, name: str, spec: Spec, deadline: Deadline) -> Entry:
+    async def store(self, name: str, spec: Spec, deadline: Deadline) -> OpenedStore:
         """The weights store of this name, made if there is none. The caller publishes to it at once, or gives it up.
 
         Raises:
@@ -57,14 +57,14 @@ class Unpublished:
             except StoreExistsError:  # a store of another kind is being made, and may be given up
                 await self._stores.wait_settled(name, deadline)
 
-    def show(self, entry: Entry, txn: Transaction) -> None:
+    def show(self, entry: OpenedStore, txn: Transaction) -> None:
         """Makes a store visible, as part of the transaction that commits its first version; later ones change
         nothing."""
         if entry.record.loading:
             self._stores.publish_loaded(entry, txn)
             txn.show(lambda: self._forget_writers(entry))
 
-    def give_up(self, entry: Entry, writer: str) -> None:
+    def give_up(self, entry: OpenedStore, writer: str) -> None:
         """A publish has failed, and was aborted.
 
         Args:
@@ -77,7 +77,7 @@ class Unpublished:
             self._wait_for(entry.record, writer)
         self._remove_unused(entry.record)
 
-    def _forget_writers(self, entry: Entry) -> None:
+    def _forget_writers(self, entry: OpenedStore) -> None:
         self._writers.pop(entry.record.uid, None)
 
     def _wait_for(self, record: StoreRecord, writer: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, SelectionError
-from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.reads import MAX_KEPT_BYTES, MAX_KEPT_PLANS, plan_read
 from tdserve.messages.content import ReadStatus, read_layout, selected_spec
 from tdserve.messages.selection.selection import parse
@@ -22,7 +22,7 @@ from tests.unit.worker.peer import StoredTensorDict
 
 
 @pytest.fixture
-def opened(store: StoredTensorDict) -> OpenStore:
+def opened(store: StoredTensorDict) -> MappedStore:
     """The store, mapped."""
     stores = OpenStores(writes_values=True)
     stores.learn(store.ref.fingerprint, store.ref.spec)
@@ -45,7 +45,7 @@ def columns(store: StoredTensorDict, index: Any, content: bytes) -> tuple[list[i
     return small.tolist(), status.tolist()
 
 
-def test_plan_when_asked_for_again_then_the_same(opened: OpenStore, store: StoredTensorDict) -> None:
+def test_plan_when_asked_for_again_then_the_same(opened: MappedStore, store: StoredTensorDict) -> None:
     read = asked(store, [1, 2])
     order = worker_pb2.SendSelection(selection=read.selection, keys=read.keys)
     plan = plan_read(opened, read)
@@ -55,7 +55,7 @@ def test_plan_when_asked_for_again_then_the_same(opened: OpenStore, store: Store
 
 
 def test_plan_when_made_then_watches_the_rows_or_the_store_as_a_whole(
-    opened: OpenStore, store: StoredTensorDict
+    opened: MappedStore, store: StoredTensorDict
 ) -> None:
     def watched(index: Any) -> list[int]:
         positions = np.arange(len(opened.generations.values))
@@ -70,7 +70,7 @@ def test_plan_when_made_then_watches_the_rows_or_the_store_as_a_whole(
 
 @pytest.mark.parametrize(("index", "keys", "error"), [(6, "small", SelectionError), ((), "no", KeyNotFoundError)])
 def test_plan_when_it_does_not_fit_then_error_and_not_kept(
-    opened: OpenStore, store: StoredTensorDict, index: Any, keys: str, error: type[Exception]
+    opened: MappedStore, store: StoredTensorDict, index: Any, keys: str, error: type[Exception]
 ) -> None:
     for _ in range(2):
         with pytest.raises(error):
@@ -79,7 +79,7 @@ def test_plan_when_it_does_not_fit_then_error_and_not_kept(
 
 
 def test_plans_when_there_are_many_or_they_are_long_then_only_so_much_is_kept(
-    opened: OpenStore, store: StoredTensorDict
+    opened: MappedStore, store: StoredTensorDict
 ) -> None:
     long = asked(store, [0] * MAX_KEPT_BYTES)
     assert plan_read(opened, long) is not plan_read(opened, long)
@@ -91,7 +91,7 @@ def test_plans_when_there_are_many_or_they_are_long_then_only_so_much_is_kept(
 
 @pytest.mark.parametrize(("row", "status"), [(1, ReadStatus.TORN), (0, ReadStatus.WHOLE)])
 def test_trailer_when_a_row_has_moved_since_then_says_so(
-    opened: OpenStore, store: StoredTensorDict, row: int, status: ReadStatus
+    opened: MappedStore, store: StoredTensorDict, row: int, status: ReadStatus
 ) -> None:
     plan = plan_read(opened, asked(store, [1, 2]))
     before = opened.generations.values[plan.watched].copy()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tdserve.client.content.columns import Received, views
-from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.rows import rows_source
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, rows_layout
 from tdserve.messages.layout import Layout
@@ -18,7 +18,7 @@ from tests.unit.worker.peer import StoredTensorDict
 
 
 @pytest.fixture
-def opened(plain: StoredTensorDict) -> OpenStore:
+def opened(plain: StoredTensorDict) -> MappedStore:
     """Six rows of generation 2, mapped."""
     stores = OpenStores(writes_values=False)
     stores.learn(plain.ref.fingerprint, plain.ref.spec)
@@ -26,7 +26,7 @@ def opened(plain: StoredTensorDict) -> OpenStore:
 
 
 def source_of(
-    store: OpenStore, rows: list[int], expected: list[int], added: Mapping[str, bytes] | None = None
+    store: MappedStore, rows: list[int], expected: list[int], added: Mapping[str, bytes] | None = None
 ) -> tuple[Layout, RowEnd]:
     """Rows that control has chosen when they had these generations."""
     layout = rows_layout(store.spec, len(rows), tuple(added or {}))
@@ -42,7 +42,7 @@ def taken(layout: Layout, source: RowEnd) -> Received:
     return Received(layout, views(layout, buffer))
 
 
-def test_rows_when_none_has_moved_then_all_with_numbers_and_what_the_table_adds(opened: OpenStore) -> None:
+def test_rows_when_none_has_moved_then_all_with_numbers_and_what_the_table_adds(opened: MappedStore) -> None:
     priority = np.array([0.5, 1.5, 2.5], np.float32)
     received = taken(*source_of(opened, [5, 0, 5], [2, 2, 2], {"priority": priority.tobytes()}))
     assert received.leaves()["small",].tolist() == [5, 0, 5]
@@ -54,7 +54,7 @@ def test_rows_when_none_has_moved_then_all_with_numbers_and_what_the_table_adds(
 
 @pytest.mark.parametrize(("expected", "now"), [(2, 4), (2, 3), (3, 3), (2, 0)])
 def test_rows_when_one_has_moved_or_is_being_written_then_marked(
-    opened: OpenStore, plain: StoredTensorDict, expected: int, now: int
+    opened: MappedStore, plain: StoredTensorDict, expected: int, now: int
 ) -> None:
     plain.generations.values[3] = now
     received = taken(*source_of(opened, [2, 3, 4], [2, expected, 2]))
@@ -79,7 +79,7 @@ def test_rows_when_one_moves_after_its_first_bytes_were_copied_then_marked_all_t
     assert received.num_missing == 1
 
 
-def test_rows_when_there_are_none_then_nothing_is_missing(opened: OpenStore) -> None:
+def test_rows_when_there_are_none_then_nothing_is_missing(opened: MappedStore) -> None:
     received = taken(*source_of(opened, [], []))
     assert received.leaves()["small",].shape == (0,)
     assert received.num_missing == 0

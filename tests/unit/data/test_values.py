@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
-from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.values.columns import JoinedValues, ValueColumn, decode_block, encode_block
@@ -23,7 +23,7 @@ PATH = ("v",)
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> OpenStore:
+def opened(tmp_path: Path) -> MappedStore:
     """A store of four rows with one non-tensor leaf."""
     store = StoredTensorDict(tmp_path / "store", TensorDict({"a": torch.zeros(4), "v": "text"}, [4]))
     stores = OpenStores(writes_values=True)
@@ -31,7 +31,7 @@ def opened(tmp_path: Path) -> OpenStore:
     return stores.get(store.ref)
 
 
-def put(store: OpenStore, values: list[bytes], *elements: int, per_row: bool = False, keys: Any = (PATH,)) -> None:
+def put(store: MappedStore, values: list[bytes], *elements: int, per_row: bool = False, keys: Any = (PATH,)) -> None:
     """Writes values of the elements, of everything without any."""
     block = control_pb2.ValueBlock(columns=[control_pb2.ValueColumn(values=values, per_row=per_row)])
     order = worker_pb2.PutValues(
@@ -43,20 +43,20 @@ def put(store: OpenStore, values: list[bytes], *elements: int, per_row: bool = F
     put_values(store, order)
 
 
-def read(store: OpenStore, *elements: int) -> tuple[list[bytes], bool]:
+def read(store: MappedStore, *elements: int) -> tuple[list[bytes], bool]:
     """Values and whether they are one per row."""
     chosen = np.array(elements, np.int64) if elements else None
     (column,) = decode_block(read_values(store, [PATH], chosen))
     return list(column.values), column.per_row
 
 
-def test_values_when_one_for_all_then_one(opened: OpenStore) -> None:
+def test_values_when_one_for_all_then_one(opened: MappedStore) -> None:
     put(opened, [b"x"])
     assert read(opened) == ([b"x"], False)
     assert read(opened, 3, 1) == ([b"x"], False)
 
 
-def test_values_when_single_rows_got_their_own_then_every_row_has_one(opened: OpenStore) -> None:
+def test_values_when_single_rows_got_their_own_then_every_row_has_one(opened: MappedStore) -> None:
     put(opened, [b"x"])
     put(opened, [b"y", b"z"], 2, 0, per_row=True)
     assert read(opened) == ([b"z", b"x", b"y", b"x"], True)
@@ -65,7 +65,7 @@ def test_values_when_single_rows_got_their_own_then_every_row_has_one(opened: Op
     assert read(opened) == ([b"w"], False)
 
 
-def test_values_when_a_row_gets_that_of_all_then_it_stays_one(opened: OpenStore) -> None:
+def test_values_when_a_row_gets_that_of_all_then_it_stays_one(opened: MappedStore) -> None:
     put(opened, [b"x"])
     put(opened, [b"x"], 2)
     assert read(opened) == ([b"x"], False)
@@ -81,7 +81,7 @@ def test_values_when_a_row_gets_that_of_all_then_it_stays_one(opened: OpenStore)
     ],
 )
 def test_values_when_they_do_not_fit_then_refused_and_nothing_stored(
-    opened: OpenStore, values: list[bytes], elements: tuple[int, ...], per_row: bool, keys: Any
+    opened: MappedStore, values: list[bytes], elements: tuple[int, ...], per_row: bool, keys: Any
 ) -> None:
     put(opened, [b"before"])
     with pytest.raises(RemoteProtocolError):
@@ -114,7 +114,7 @@ def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_who_read
     }
 
 
-def test_values_when_they_were_lost_then_damage_is_reported(opened: OpenStore) -> None:
+def test_values_when_they_were_lost_then_damage_is_reported(opened: MappedStore) -> None:
     with pytest.raises(CorruptDataError, match="a value of"):
         read(opened)
     put(opened, [b"y"], 2, per_row=True)
@@ -132,11 +132,11 @@ def test_values_when_none_was_ever_stored_then_no_rows_have_none(tmp_path: Path)
         read_block(never_extended, [PATH], np.array([2]))
 
 
-def test_values_when_there_are_no_leaves_then_none(opened: OpenStore) -> None:
+def test_values_when_there_are_no_leaves_then_none(opened: MappedStore) -> None:
     assert read_values(opened, [], None) == b""
 
 
-def test_values_when_their_leaf_is_not_the_stores_yet_then_they_wait_until_they_are_moved(opened: OpenStore) -> None:
+def test_values_when_their_leaf_is_not_the_stores_yet_then_they_wait_until_they_are_moved(opened: MappedStore) -> None:
     put(opened, [b"old"])
     added = capture(TensorDict({"n": TensorDict({"w": "w", "x": "x"}, [4, 2])}, [4])).spec
     keys = [("n", "w"), ("n", "x")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.server.admission_budget import HeldContent
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.groups import Groups
 from tdserve.server.requests import Requests
 from tdserve.server.syncing import Syncing
@@ -79,6 +79,6 @@ def requests(world: World) -> Requests:
         groups=Groups(),
         adoption=world.adoption,
         dead_values=DeadValues(world.stores, world.worker),
-        held=HeldContent(1 << 30),
+        held=AdmissionBudget(1 << 30),
         syncing=Syncing(world.stores, interval_s=0.0, before=lambda: None),
     )

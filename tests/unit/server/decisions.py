@@ -18,7 +18,7 @@ from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.base.ids import new_client_id
 from tdserve.client.local.writes import put_selection
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import drop_store
 from tdserve.store.catalog_db import CatalogDB
@@ -65,8 +65,8 @@ def _store(world: World, run: Loop) -> None:
     run(world.create("x", TD))
 
 
-def _entry(world: World, run: Loop, name: str) -> Entry:
-    async def find() -> Entry:
+def _entry(world: World, run: Loop, name: str) -> OpenedStore:
+    async def find() -> OpenedStore:
         return world.stores.get(name)
 
     return run(find())

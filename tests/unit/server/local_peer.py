@@ -14,11 +14,11 @@ from tdserve.base.ids import new_client_id
 from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalLink
 from tdserve.control.servicer import SessionLink
-from tdserve.data.opened import OpenStore, OpenStores
-from tdserve.server.opened_store import Entry
+from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import INLINE_BYTES, Outbox, World
@@ -139,7 +139,7 @@ class LocalPeer:
             self._lock.release()
 
 
-def mapped(entry: Entry) -> OpenStore:
+def mapped(entry: OpenedStore) -> MappedStore:
     """The files of a store as a client maps them."""
     stores = OpenStores(writes_values=False)
-    return stores.get(entry.ref(ToldSpecs(lambda: None)), entry.spec)
+    return stores.get(entry.ref(WorkerSpecCache(lambda: None)), entry.spec)

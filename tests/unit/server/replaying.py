@@ -14,7 +14,7 @@ from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.sample_columns import added_columns
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
@@ -37,13 +37,13 @@ def numbers(*found: int) -> bytes:
     return encode_rows(np.array(found, np.int64))
 
 
-def create(world: World, run: Loop, capacity: int = 8, **parts: Any) -> Entry:
+def create(world: World, run: Loop, capacity: int = 8, **parts: Any) -> OpenedStore:
     """A replay named ``r`` of such rows."""
     kind, settings = control_pb2.STORE_KIND_REPLAY, Settings(**parts).to_json()
     return run(world.create("r", rows(0)[0], kind=kind, capacity=capacity, settings=settings))
 
 
-def extending(entry: Entry, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
+def extending(entry: OpenedStore, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
     """A request to extend by these rows; ``keys`` if they lack some."""
     assert entry.row_spec is not None
     content = content_of(td, entry.row_spec.fingerprint)
@@ -51,7 +51,7 @@ def extending(entry: Entry, td: Any, **fields: Any) -> control_pb2.ExtendRequest
     return control_pb2.ExtendRequest(**{**common, **fields})
 
 
-def extend(world: World, run: Loop, entry: Entry, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
+def extend(world: World, run: Loop, entry: OpenedStore, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
     """Row numbers."""
     done = run(world.replays.extend(world.session(), request, extending(entry, td, **fields)))
     return [int(number) for number in decode_rows(done.indices)]
@@ -62,7 +62,7 @@ def sampling(num_rows: int, **fields: Any) -> control_pb2.SampleRequest:
     return control_pb2.SampleRequest(**{"store": "r", "num_rows": num_rows, "timeout_s": 0.05, **fields})
 
 
-def content(entry: Entry, done: control_pb2.Done | None) -> dict[str, list[Any]]:
+def content(entry: OpenedStore, done: control_pb2.Done | None) -> dict[str, list[Any]]:
     """What a sample or read has brought, by last key."""
     assert done is not None
     added = added_columns(entry.replay_table().settings)
@@ -71,19 +71,19 @@ def content(entry: Entry, done: control_pb2.Done | None) -> dict[str, list[Any]]
 
 
 def sample(
-    world: World, run: Loop, entry: Entry, num_rows: int, session: ClientSession | None = None, **fields: Any
+    world: World, run: Loop, entry: OpenedStore, num_rows: int, session: ClientSession | None = None, **fields: Any
 ) -> dict[str, list[Any]]:
     """The content of a sample, by last key."""
     asked = sampling(num_rows, **fields)
     return content(entry, run(world.samples.sample(session or world.session(), 1, asked)))
 
 
-def write(world: World, run: Loop, entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
+def write(world: World, run: Loop, entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
     """As ``set_at_`` does."""
     run(world.writes.write(world.session(), 1, writing(entry, td, index, *keys)))
 
 
-def writing(entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
+def writing(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
     """A write to rows that are there."""
     return control_pb2.WriteRequest(
         store=entry.name,
@@ -94,7 +94,7 @@ def writing(entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> contro
     )
 
 
-async def in_line(entry: Entry, num_callers: int = 1) -> None:
+async def in_line(entry: OpenedStore, num_callers: int = 1) -> None:
     """Lets the loop turn until so many callers wait for rows of this store."""
     for _ in range(10_000):
         if sum(map(len, entry.changed._lines.values())) >= num_callers:

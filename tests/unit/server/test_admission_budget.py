@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import ServerBusyError
-from tdserve.server.admission_budget import REQUEST_BYTES, SESSION_SHARE, HeldContent
+from tdserve.server.admission_budget import REQUEST_BYTES, SESSION_SHARE, AdmissionBudget
 
 
 class Session:
@@ -13,14 +13,14 @@ class Session:
 
 
 def test_holding_when_there_is_room_then_counted_until_the_end_of_the_block() -> None:
-    held, session = HeldContent(1_000_000), Session()
+    held, session = AdmissionBudget(1_000_000), Session()
     with held.holding(session, "x", 60_000):
         assert held.nbytes == session.held_nbytes == 60_000 + REQUEST_BYTES
     assert held.nbytes == session.held_nbytes == 0
 
 
 def test_holding_when_all_sessions_have_taken_the_limit_then_refused_with_the_figures_and_nothing_counted() -> None:
-    held, asking = HeldContent(SESSION_SHARE * 100_000), Session()
+    held, asking = AdmissionBudget(SESSION_SHARE * 100_000), Session()
     with held.holding(Session(), "x", 90_000), held.holding(Session(), "x", 90_000):
         nbytes = held.nbytes
         free = held.limit_bytes - nbytes
@@ -37,7 +37,7 @@ def test_holding_when_all_sessions_have_taken_the_limit_then_refused_with_the_fi
 
 
 def test_holding_when_one_session_has_taken_its_share_then_only_that_one_is_refused() -> None:
-    held, greedy = HeldContent(SESSION_SHARE * 100_000), Session()
+    held, greedy = AdmissionBudget(SESSION_SHARE * 100_000), Session()
     with held.holding(greedy, "x", 90_000):
         with pytest.raises(ServerBusyError, match="of one session") as caught, held.holding(greedy, "a write", 9_000):
             pass
@@ -47,14 +47,14 @@ def test_holding_when_one_session_has_taken_its_share_then_only_that_one_is_refu
 
 
 def test_holding_when_the_block_raises_then_given_up() -> None:
-    held, session = HeldContent(1_000_000), Session()
+    held, session = AdmissionBudget(1_000_000), Session()
     with pytest.raises(KeyError), held.holding(session, "x", 60_000):
         raise KeyError
     assert held.nbytes == session.held_nbytes == 0
 
 
 def test_holding_when_requests_are_small_then_each_counts_as_what_it_takes() -> None:
-    held, session = HeldContent(SESSION_SHARE * 2 * REQUEST_BYTES), Session()
+    held, session = AdmissionBudget(SESSION_SHARE * 2 * REQUEST_BYTES), Session()
     with (
         held.holding(session, "x", 0),
         held.holding(session, "y", 0),
@@ -65,7 +65,7 @@ def test_holding_when_requests_are_small_then_each_counts_as_what_it_takes() -> 
 
 
 def test_counting_when_there_is_no_room_then_counted_all_the_same() -> None:
-    held, session = HeldContent(1_000), Session()
+    held, session = AdmissionBudget(1_000), Session()
     with held.counting(session, 5_000):
         assert held.nbytes == session.held_nbytes == 5_000
     assert held.nbytes == session.held_nbytes == 0

@@ -17,7 +17,7 @@ from tdserve.base.errors import (
 )
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.server.creation import MAX_CAPACITY_ROWS, Creation
-from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -91,7 +91,7 @@ def test_create_when_it_names_a_limit_of_values_then_kept_described_and_told_to_
     limit = 3 << 20
     answer = run(world.creation.create(asked(max_object_bytes=limit, **fields)))
     assert answer.description.max_object_bytes == limit
-    assert world.stores.get("x").ref(ToldSpecs(lambda: None)).max_object_bytes == limit
+    assert world.stores.get("x").ref(WorkerSpecCache(lambda: None)).max_object_bytes == limit
     assert not run(world.creation.create(asked(exists_ok=True, **fields))).created
     with pytest.raises(StoreExistsError, match="max_object_bytes"):
         run(world.creation.create(asked(exists_ok=True, max_object_bytes=limit * 2, **fields)))

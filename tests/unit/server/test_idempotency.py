@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import ServerBusyError, WrongStateError
-from tdserve.server.idempotency import MAX_ANSWERS_PER_CLIENT, Answers
+from tdserve.server.idempotency import MAX_ANSWERS_PER_CLIENT, CommittedAnswers
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import World
 
@@ -11,7 +11,7 @@ CLIENT = bytes(range(16))
 OTHER = bytes(16)
 
 
-def record(world: World, answers: Answers, request: int, answer: bytes = b"done") -> None:
+def record(world: World, answers: CommittedAnswers, request: int, answer: bytes = b"done") -> None:
     """A commit of its own."""
     with answers.transaction(CLIENT, request, answer) as txn:
         txn.put("states", b"key", answer)
@@ -19,7 +19,7 @@ def record(world: World, answers: Answers, request: int, answer: bytes = b"done"
 
 def test_seen_when_recorded_then_the_answer_also_after_a_restart(world: World) -> None:
     record(world, world.answers, 2**40, b"answer")
-    for answers in (world.answers, Answers(world.db)):
+    for answers in (world.answers, CommittedAnswers(world.db)):
         assert answers.seen(CLIENT, 2**40) == b"answer"
         assert answers.seen(CLIENT, 2**40 + 1) is None
         assert answers.seen(OTHER, 2**40) is None
@@ -34,7 +34,7 @@ def test_transaction_when_it_fails_then_neither_change_nor_answer(world: World) 
     with pytest.raises(ZeroDivisionError):
         commit()
     assert world.db.get("states", b"key") is None
-    for answers in (world.answers, Answers(world.db)):
+    for answers in (world.answers, CommittedAnswers(world.db)):
         assert answers.seen(CLIENT, 1) is None
 
 
@@ -43,7 +43,7 @@ def test_transaction_when_answered_before_then_refused_and_nothing_changed(world
     with pytest.raises(WrongStateError):
         record(world, world.answers, 1, b"second")
     assert world.db.get("states", b"key") == b"first"
-    assert Answers(world.db).seen(CLIENT, 1) == b"first"
+    assert CommittedAnswers(world.db).seen(CLIENT, 1) == b"first"
 
 
 def test_transaction_when_instead_of_another_then_only_that_one_goes_and_from_disk_at_once(world: World) -> None:
@@ -51,7 +51,7 @@ def test_transaction_when_instead_of_another_then_only_that_one_goes_and_from_di
     record(world, world.answers, 2)
     with world.answers.transaction(CLIENT, 3, b"done", instead_of=2):
         pass
-    for answers in (world.answers, Answers(world.db)):
+    for answers in (world.answers, CommittedAnswers(world.db)):
         assert [answers.seen(CLIENT, request) for request in (1, 2, 3)] == [b"done", None, b"done"]
 
 
@@ -65,7 +65,7 @@ def test_answers_when_a_client_does_not_say_what_has_come_then_all_are_kept_and_
     with pytest.raises(ServerBusyError):
         world.answers.check_room(CLIENT)
     world.answers.check_room(OTHER)
-    for answers in (world.answers, Answers(world.db)):
+    for answers in (world.answers, CommittedAnswers(world.db)):
         assert answers.seen(CLIENT, 1) == b"done"
     world.answers.forget(CLIENT, control_pb2.Answered(below=2))
     world.answers.check_room(CLIENT)
@@ -78,7 +78,7 @@ def test_forget_when_the_client_says_what_has_come_then_gone_from_disk_with_the_
     assert [world.answers.seen(CLIENT, request) for request in (1, 2, 3)] == [None, b"done", None]
     with world.answers.transaction(OTHER, 1, b"other"):
         pass
-    assert [Answers(world.db).seen(CLIENT, request) for request in (1, 2, 3)] == [None, b"done", None]
+    assert [CommittedAnswers(world.db).seen(CLIENT, request) for request in (1, 2, 3)] == [None, b"done", None]
 
 
 def test_earlier_when_the_client_has_said_that_it_asks_no_more_then_refused(world: World) -> None:
@@ -97,9 +97,9 @@ def test_forget_when_the_next_commit_fails_then_gone_from_disk_with_the_one_afte
     world.answers.forget(CLIENT, control_pb2.Answered(below=2))
     with pytest.raises(ZeroDivisionError), world.answers.transaction(CLIENT, 2, b""):
         raise ZeroDivisionError
-    assert Answers(world.db).seen(CLIENT, 1) == b"done"
+    assert CommittedAnswers(world.db).seen(CLIENT, 1) == b"done"
     record(world, world.answers, 2)
-    assert Answers(world.db).seen(CLIENT, 1) is None
+    assert CommittedAnswers(world.db).seen(CLIENT, 1) is None
 
 
 def test_forget_client_when_it_is_gone_then_nothing_of_it_stays(world: World) -> None:

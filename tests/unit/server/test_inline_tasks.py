@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve.server import inline_tasks
-from tdserve.server.inline_tasks import Turn
+from tdserve.server.inline_tasks import InlineFuture
 from tests.unit.server.world import outside
 
 TIMEOUT_S = 20.0
@@ -199,7 +199,7 @@ def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_is_told() 
 
 def test_turn_when_nobody_is_in_a_task_then_goes_on_within_the_call_that_ends_it() -> None:
     async def scenario() -> None:
-        turns: list[Turn[int]] = [Turn(), Turn()]
+        turns: list[InlineFuture[int]] = [InlineFuture(), InlineFuture()]
         found: list[Any] = []
 
         async def work() -> None:
@@ -225,7 +225,7 @@ def test_turn_when_nobody_is_in_a_task_then_goes_on_within_the_call_that_ends_it
 
 def test_turn_when_the_coroutine_waits_for_something_else_afterwards_then_in_a_task_that_is_kept() -> None:
     async def scenario() -> None:
-        turn: Turn[int] = Turn()
+        turn: InlineFuture[int] = InlineFuture()
         kept: list[_Task] = []
 
         async def work() -> None:
@@ -247,7 +247,7 @@ def test_turn_when_the_coroutine_waits_for_something_else_afterwards_then_in_a_t
 @pytest.mark.parametrize("moves", [True, False])
 def test_turn_when_moved_to_a_task_or_ended_by_one_then_goes_on_there(moves: bool) -> None:
     async def scenario() -> None:
-        turn: Turn[int] = Turn()
+        turn: InlineFuture[int] = InlineFuture()
         kept: list[_Task] = []
         found: list[Any] = []
 
@@ -268,7 +268,7 @@ def test_turn_when_moved_to_a_task_or_ended_by_one_then_goes_on_there(moves: boo
 
 def test_turn_when_its_task_is_cancelled_then_the_coroutine_is_and_a_late_end_does_no_harm() -> None:
     async def scenario() -> None:
-        turn: Turn[int] = Turn()
+        turn: InlineFuture[int] = InlineFuture()
         kept: list[_Task] = []
 
         async def work() -> None:
@@ -286,10 +286,10 @@ def test_turn_when_its_task_is_cancelled_then_the_coroutine_is_and_a_late_end_do
 
 def test_turn_when_awaited_in_a_task_or_over_already_then_its_result() -> None:
     async def scenario() -> None:
-        turn: Turn[int] = Turn()
+        turn: InlineFuture[int] = InlineFuture()
         asyncio.get_running_loop().call_soon(turn.set_result, 7)
         assert await turn == 7
-        early: Turn[int] = Turn()
+        early: InlineFuture[int] = InlineFuture()
         early.set_exception(ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
             await early

@@ -6,8 +6,8 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, WrongStateError
 from tdserve.rules.replay.slices import Slices
-from tdserve.server.opened_store import Entry
-from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.structure import codec
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World
@@ -16,13 +16,13 @@ TD = TensorDict({"a": torch.zeros(4, 2)}, [4])
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A tensordict store."""
     return run(world.create("x", TD))
 
 
-def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: Entry) -> None:
-    known = ToldSpecs(lambda: None)
+def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: OpenedStore) -> None:
+    known = WorkerSpecCache(lambda: None)
     first, second = entry.ref(known), entry.ref(known)
     assert codec.decode(first.spec) == entry.spec
     assert not second.HasField("spec")
@@ -30,14 +30,14 @@ def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(entry: E
     assert first.folder == str(entry.folder)
 
 
-def test_rules_when_of_another_kind_then_error_names_store_and_kind(entry: Entry) -> None:
+def test_rules_when_of_another_kind_then_error_names_store_and_kind(entry: OpenedStore) -> None:
     with pytest.raises(WrongStateError, match="store 'x' is a tensordict store"):
         entry.replay_table()
     with pytest.raises(WrongStateError, match="weights"):
         entry.weight_versions()
 
 
-def test_content_version_when_writes_are_applied_then_counts_them(entry: Entry) -> None:
+def test_content_version_when_writes_are_applied_then_counts_them(entry: OpenedStore) -> None:
     assert entry.content_version == 0
     assert entry.generations is not None
     entry.generations.values[-1] = 6
@@ -56,7 +56,7 @@ def test_numbers_when_of_a_key_then_of_all_leaves_at_or_below_it(world: World, r
 
 
 def test_rule_keys_when_the_sampler_or_groups_look_at_leaves_then_each_once(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     replay = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
     replay.group_keys.extend([("a",), ("g",)])

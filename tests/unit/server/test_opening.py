@@ -14,7 +14,7 @@ from tdserve.base.errors import CorruptDataError, InvalidSpecError, StoreNotFoun
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS, TableOpening, stored_spec
 from tdserve.store.generations import FILE_NAME
 from tdserve.structure.capture import capture
@@ -26,13 +26,13 @@ RECORD = StoreRecord(name="x", kind="tensordict", uid="", fingerprint=SPEC.finge
 ROW = TensorDict({"a": torch.zeros(())}, [])
 
 
-def create(world: World, run: Loop, capacity: int = LONG_ROWS) -> Entry:
+def create(world: World, run: Loop, capacity: int = LONG_ROWS) -> OpenedStore:
     kind, settings = control_pb2.STORE_KIND_REPLAY, Settings().to_json()
     return run(world.create("t", ROW, kind=kind, capacity=capacity, settings=settings))
 
 
-def _entry_of(table: Table) -> Entry:
-    return Entry(RECORD, SPEC, None, table=table)  # type: ignore[arg-type]
+def _entry_of(table: Table) -> OpenedStore:
+    return OpenedStore(RECORD, SPEC, None, table=table)  # type: ignore[arg-type]
 
 
 def _slow(may_end: threading.Event) -> Callable[[], Table]:

@@ -19,7 +19,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.session import ClientSession
 from tdserve.v1 import control_pb2
@@ -29,7 +29,7 @@ ROWS = TensorDict({"a": torch.arange(3.0)}, [3])
 
 
 @pytest.fixture
-def replay(world: World, run: Loop) -> Entry:
+def replay(world: World, run: Loop) -> OpenedStore:
     """A ring of ten rows."""
     return run(world.create_replay("r", ROWS[0], 10))
 
@@ -41,7 +41,7 @@ def extending(request: int, fingerprint: bytes) -> control_pb2.ClientMessage:
 
 
 def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
-    world: World, run: Loop, requests: Requests, replay: Entry
+    world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     assert replay.row_spec is not None
     first = world.session()
@@ -57,7 +57,7 @@ def test_write_when_retried_by_any_session_of_its_client_then_stored_once(
 
 @pytest.mark.parametrize("kind", ["extend", "change"])
 def test_change_when_its_client_asks_for_it_no_more_then_refused_and_nothing_is_changed(
-    world: World, run: Loop, requests: Requests, replay: Entry, kind: str
+    world: World, run: Loop, requests: Requests, replay: OpenedStore, kind: str
 ) -> None:
     assert replay.row_spec is not None
     session = world.session()
@@ -83,7 +83,7 @@ def sampling(request: int, **fields: Any) -> control_pb2.ClientMessage:
 
 
 def test_sample_when_its_content_is_waited_for_and_there_is_none_then_told_to_wait(
-    world: World, run: Loop, requests: Requests, replay: Entry
+    world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     session = world.session(90)  # of its own: its void content finds no channel
     sizes = rows_layout(replay.spec, 5).message_nbytes
@@ -112,7 +112,7 @@ def test_read_when_its_content_is_waited_for_and_the_structure_is_another_then_t
 
 
 def test_request_when_it_came_by_mail_then_only_until_it_is_answered(
-    world: World, run: Loop, requests: Requests, replay: Entry
+    world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     session = world.session()
     session.mailed_requests.add(7)
@@ -133,7 +133,7 @@ def test_request_when_it_came_by_mail_then_only_until_it_is_answered(
     ],
 )
 def test_request_when_it_cannot_be_then_one_failure_and_the_session_goes_on(
-    world: World, run: Loop, requests: Requests, replay: Entry, message: Any, error: type[Exception]
+    world: World, run: Loop, requests: Requests, replay: OpenedStore, message: Any, error: type[Exception]
 ) -> None:
     session = world.session()
     run(requests.serve(session, message))
@@ -152,7 +152,7 @@ def test_read_when_of_weights_then_says_what_the_store_is(world: World, run: Loo
 
 
 def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended(
-    world: World, run: Loop, requests: Requests, replay: Entry
+    world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     assert replay.row_spec is not None
     fingerprint = replay.row_spec.fingerprint
@@ -177,7 +177,7 @@ def test_request_when_its_number_is_under_way_then_it_begins_when_that_has_ended
 
 @pytest.mark.parametrize("has_content", [False, True])
 def test_request_when_cancelled_before_it_could_begin_then_aborted(
-    world: World, run: Loop, requests: Requests, replay: Entry, has_content: bool
+    world: World, run: Loop, requests: Requests, replay: OpenedStore, has_content: bool
 ) -> None:
     async def scenario() -> ClientSession:
         session = world.session()
@@ -196,7 +196,7 @@ def test_request_when_cancelled_before_it_could_begin_then_aborted(
 
 
 def test_request_when_cancelled_while_it_waits_then_aborted(
-    world: World, run: Loop, requests: Requests, replay: Entry
+    world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     async def scenario() -> ClientSession:
         session = world.session()
@@ -214,7 +214,7 @@ def test_request_when_cancelled_while_it_waits_then_aborted(
 
 
 def test_request_when_cancelled_right_behind_it_then_aborted_all_the_same(
-    world: World, run: Loop, requests: Requests, replay: Entry
+    world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     session = world.session()
 

@@ -16,10 +16,10 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import Held, holding, is_free, wait_for_others
+from tdserve.server.row_write_hold import RowWriteHold, holding, is_free, wait_for_others
 from tdserve.v1 import control_pb2
 from tests.unit.rules.replay.tables import write
 from tests.unit.server.replaying import create, extend, path, rows, sample, writing
@@ -30,7 +30,7 @@ PARTIAL = 2 + (1 << 44)
 
 
 @pytest.fixture
-def replay(world: World, run: Loop) -> Entry:
+def replay(world: World, run: Loop) -> OpenedStore:
     """Four whole rows and two that have ``a`` alone, oldest first."""
     made = create(world, run, sampler=Fifo())
     extend(world, run, made, rows(10, 4))
@@ -38,25 +38,27 @@ def replay(world: World, run: Loop) -> Entry:
     return made
 
 
-def journal(entry: Entry, td: Any, index: Any, *keys: tuple[str, ...]) -> Journal:
+def journal(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> Journal:
     """Of a write that is on record."""
     return Journal(bytes(16), 7, control_pb2.Done(version=1), writing(entry, td, index, *keys), "")
 
 
-def held_of(run: Loop, entry: Entry, journal: Journal) -> Held:
+def held_of(run: Loop, entry: OpenedStore, journal: Journal) -> RowWriteHold:
     """The rows that it writes, held."""
     written = journal.selection.row_set(entry.spec.batch_size)
     return hold(run, entry, written, [tuple(key.parts) for key in journal.asked.keys])
 
 
-def hold(run: Loop, entry: Entry, rows: RowSet, keys: Sequence[tuple[str, ...]] = ()) -> Held:
+def hold(run: Loop, entry: OpenedStore, rows: RowSet, keys: Sequence[tuple[str, ...]] = ()) -> RowWriteHold:
     """These rows, held."""
-    held = Held(entry, rows, keys)
+    held = RowWriteHold(entry, rows, keys)
     run(held.hold())
     return held
 
 
-def test_held_when_rows_of_a_replay_then_nobody_gets_them_until_let_go(world: World, run: Loop, replay: Entry) -> None:
+def test_held_when_rows_of_a_replay_then_nobody_gets_them_until_let_go(
+    world: World, run: Loop, replay: OpenedStore
+) -> None:
     held = held_of(run, replay, journal(replay, rows(0, 2), [1, 2]))
     assert replay.generation_values().tolist() == [2, 3, 3, 2, 2, 2, 0, 0, 0]
     assert sample(world, run, replay, 2)["a"] == [10, 13]
@@ -76,7 +78,7 @@ def test_held_when_rows_of_a_replay_then_nobody_gets_them_until_let_go(world: Wo
     ],
 )
 def test_let_go_when_leaves_were_written_then_the_rows_have_them(
-    run: Loop, replay: Entry, keys: list[tuple[str, ...]], is_written: bool, num_whole: int
+    run: Loop, replay: OpenedStore, keys: list[tuple[str, ...]], is_written: bool, num_whole: int
 ) -> None:
     held = held_of(run, replay, journal(replay, rows(0, 2), [4, 5], *keys))
     run(held.let_go(is_written=is_written))
@@ -86,7 +88,7 @@ def test_let_go_when_leaves_were_written_then_the_rows_have_them(
 
 
 def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(
-    world: World, run: Loop, replay: Entry
+    world: World, run: Loop, replay: OpenedStore
 ) -> None:
     written = journal(replay, rows(0, 2), [1, 2])
     world.db.put("pending", b"apply:" + replay.record.uid.encode(), written.to_bytes())
@@ -101,7 +103,7 @@ def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(
     assert sample(world, run, again, 4)["a"] == [10, 11, 12, 13]
 
 
-def test_held_when_a_row_is_gone_then_refused_and_nothing_changes(run: Loop, replay: Entry) -> None:
+def test_held_when_a_row_is_gone_then_refused_and_nothing_changes(run: Loop, replay: OpenedStore) -> None:
     with pytest.raises(SelectionError):
         held_of(run, replay, journal(replay, rows(0, 2), [1, 6]))
     assert not replay.writes
@@ -121,7 +123,7 @@ def test_held_when_rows_of_a_tensordict_then_they_and_the_stores_own_number(worl
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A tensordict store of three rows."""
     return run(world.create("x", TensorDict({"a": torch.zeros(3)}, [3])))
 
@@ -132,7 +134,7 @@ def row(*numbers: int) -> RowSet:
 
 
 def test_let_go_when_another_write_goes_on_then_the_store_as_a_whole_is_not_readable_yet(
-    run: Loop, entry: Entry
+    run: Loop, entry: OpenedStore
 ) -> None:
     first, second = hold(run, entry, row(0)), hold(run, entry, row(2))
     assert entry.generation_values().tolist() == [1, 0, 1, 1]
@@ -144,25 +146,27 @@ def test_let_go_when_another_write_goes_on_then_the_store_as_a_whole_is_not_read
     assert entry.content_version == 2
 
 
-def test_let_go_when_some_rows_are_lost_then_they_and_the_store_stay_odd(run: Loop, entry: Entry) -> None:
+def test_let_go_when_some_rows_are_lost_then_they_and_the_store_stay_odd(run: Loop, entry: OpenedStore) -> None:
     hold(run, entry, row(1)).end()
     entry.lost.overwrites.append(Overwrite("u", "lock", 1, row(1), ()))
     run(hold(run, entry, row(0, 1), [("a",)]).let_go(is_written=True))
     assert [number % 2 for number in entry.generation_values().tolist()] == [0, 1, 0, 1]
 
 
-def test_is_free_when_asked_then_by_rows(entry: Entry) -> None:
-    held = Held(entry, row(1, 2), [])
+def test_is_free_when_asked_then_by_rows(entry: OpenedStore) -> None:
+    held = RowWriteHold(entry, row(1, 2), [])
     assert is_free(entry, row(0))
     assert not is_free(entry, row(0, 2))
     held.end()
     assert is_free(entry, row(2))
 
 
-def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(world: World, run: Loop, entry: Entry) -> None:
+def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     async def scenario() -> None:
         session = world.session()
-        held = Held(entry, row(1), [])
+        held = RowWriteHold(entry, row(1), [])
         await wait_for_others(session, entry, row(0, 2), Deadline.after(0))
         with pytest.raises(DeadlineExceededError, match="another write to rows of 'x'"):
             await wait_for_others(session, entry, row(1), Deadline.after(0.01))
@@ -177,11 +181,11 @@ def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(world: Wor
 
 @pytest.mark.parametrize("way", ["delete", "end"])
 def test_wait_for_others_when_the_store_or_the_session_ends_then_no_more(
-    world: World, run: Loop, entry: Entry, way: str
+    world: World, run: Loop, entry: OpenedStore, way: str
 ) -> None:
     async def scenario() -> BaseException | None:
         session = world.session()
-        Held(entry, row(1), [])
+        RowWriteHold(entry, row(1), [])
         waiting = asyncio.create_task(wait_for_others(session, entry, row(1), Deadline.after(20.0)))
         await asyncio.sleep(0)
         if way == "delete":
@@ -201,7 +205,7 @@ def test_held_when_there_are_very_many_rows_then_others_have_their_turn_between(
     values = entry.generation_values()
 
     async def scenario() -> list[tuple[int, int]]:
-        held = Held(entry, RowSet.run(0, num_rows), ())
+        held = RowWriteHold(entry, RowSet.run(0, num_rows), ())
         holding = asyncio.create_task(held.hold())
         found = []
         while not holding.done():
@@ -223,7 +227,7 @@ MANY_ROWS = 3 * PIECE_ROWS
 
 
 @pytest.fixture
-def many(world: World, run: Loop) -> Entry:
+def many(world: World, run: Loop) -> OpenedStore:
     """A full table of very many rows."""
     made = run(world.create_replay("many", TensorDict({"a": torch.tensor(0)}, []), MANY_ROWS))
     write(made.replay_table(), MANY_ROWS)
@@ -238,7 +242,7 @@ async def until(is_so: Callable[[], bool], task: asyncio.Task[None]) -> None:
 
 
 def test_holding_when_a_table_has_very_many_rows_then_all_are_held_and_let_go_in_one_turn_each(
-    run: Loop, many: Entry
+    run: Loop, many: OpenedStore
 ) -> None:
     table, values, everything = many.replay_table(), many.generation_values(), np.arange(MANY_ROWS)
     seen: list[str] = []
@@ -273,7 +277,9 @@ def test_holding_when_a_table_has_very_many_rows_then_all_are_held_and_let_go_in
     assert not many.writes
 
 
-def test_holding_when_rows_leave_before_they_are_held_then_the_others_are_as_before(run: Loop, many: Entry) -> None:
+def test_holding_when_rows_leave_before_they_are_held_then_the_others_are_as_before(
+    run: Loop, many: OpenedStore
+) -> None:
     table, everything = many.replay_table(), np.arange(MANY_ROWS)
 
     async def overwrite() -> None:
@@ -294,7 +300,7 @@ def test_holding_when_rows_leave_before_they_are_held_then_the_others_are_as_bef
 
 
 def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_is_there_once(
-    run: Loop, many: Entry
+    run: Loop, many: OpenedStore
 ) -> None:
     table, everything = many.replay_table(), np.arange(MANY_ROWS)
 
@@ -316,7 +322,7 @@ def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_
 
 
 def test_holding_when_some_rows_were_lost_before_then_they_are_there_again_with_the_others(
-    run: Loop, many: Entry
+    run: Loop, many: OpenedStore
 ) -> None:
     table, values = many.replay_table(), many.generation_values()
     hold(run, many, RowSet.run(3, 5)).end()  # nobody has written them to the end
@@ -334,7 +340,7 @@ def test_holding_when_some_rows_were_lost_before_then_they_are_there_again_with_
 
 
 def test_holding_when_a_row_comes_anew_after_it_was_suspended_then_no_sample_has_it_while_it_is_held(
-    run: Loop, many: Entry
+    run: Loop, many: OpenedStore
 ) -> None:
     table, everything = many.replay_table(), np.arange(MANY_ROWS)
 
@@ -356,7 +362,9 @@ def test_holding_when_a_row_comes_anew_after_it_was_suspended_then_no_sample_has
     assert table.num_suspended == 0
 
 
-def test_holding_when_it_fails_then_whoever_waits_for_the_rows_goes_on(world: World, run: Loop, many: Entry) -> None:
+def test_holding_when_it_fails_then_whoever_waits_for_the_rows_goes_on(
+    world: World, run: Loop, many: OpenedStore
+) -> None:
     table, row_set = many.replay_table(), RowSet.run(0, MANY_ROWS)
 
     async def overwrite() -> None:
@@ -384,7 +392,7 @@ def test_sample_when_rows_are_suspended_then_waits_for_them_and_is_not_refused(w
     write(table, MANY_ROWS)
 
     async def scenario() -> None:
-        held = Held(entry, RowSet.run(0, MANY_ROWS), ())
+        held = RowWriteHold(entry, RowSet.run(0, MANY_ROWS), ())
         task = asyncio.create_task(held.suspend())
         await until(lambda: not table.views.contains(np.arange(MANY_ROWS)).all(), task)
         assert table.plan_sample(MANY_ROWS, rng=rng) is None

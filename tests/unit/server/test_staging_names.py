@@ -4,18 +4,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.staging_names import StagingNames, values_path
 from tests.unit.server.world import Loop, World
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A store."""
     return run(world.create("x", TensorDict({"a": torch.zeros(4)}, [4])))
 
 
-def test_taken_when_another_has_a_name_then_differs_and_it_is_used_again(entry: Entry) -> None:
+def test_taken_when_another_has_a_name_then_differs_and_it_is_used_again(entry: OpenedStore) -> None:
     names = StagingNames()
     with names.taken(entry, is_needed=True) as first:
         with names.taken(entry, is_needed=True) as second:
@@ -25,7 +25,7 @@ def test_taken_when_another_has_a_name_then_differs_and_it_is_used_again(entry: 
     assert first.startswith(str(entry.folder / "staging"))
 
 
-def test_taken_when_it_fails_inside_then_the_name_is_free(entry: Entry) -> None:
+def test_taken_when_it_fails_inside_then_the_name_is_free(entry: OpenedStore) -> None:
     names = StagingNames()
     with pytest.raises(KeyError), names.taken(entry, is_needed=True) as first:
         raise KeyError
@@ -33,12 +33,12 @@ def test_taken_when_it_fails_inside_then_the_name_is_free(entry: Entry) -> None:
         assert second == first
 
 
-def test_taken_when_of_another_kind_then_differs(entry: Entry) -> None:
+def test_taken_when_of_another_kind_then_differs(entry: OpenedStore) -> None:
     names, others = StagingNames(), StagingNames("extend-")
     with names.taken(entry, is_needed=True) as first, others.taken(entry, is_needed=True) as second:
         assert values_path(first) != values_path(second)
 
 
-def test_taken_when_none_is_needed_then_none_and_no_values_file(entry: Entry) -> None:
+def test_taken_when_none_is_needed_then_none_and_no_values_file(entry: OpenedStore) -> None:
     with StagingNames().taken(entry, is_needed=False) as name:
         assert (name, values_path(name)) == ("", "")

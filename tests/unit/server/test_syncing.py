@@ -13,7 +13,7 @@ import tdserve
 from tdserve.base.errors import ClosedError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import syncing
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.syncing import Syncing
 from tdserve.store.sync_pass import COPY_FILE
 from tdserve.store.version_marks import whole_versions
@@ -26,7 +26,7 @@ def _nothing() -> None:
     pass
 
 
-def _make(world: World, run: Loop) -> Entry:
+def _make(world: World, run: Loop) -> OpenedStore:
     spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="rows").spec
     record = StoreRecord("rows", "tensordict", "", fingerprint=spec.fingerprint, num_rows=3)
     return run(world.stores.create(record, spec))

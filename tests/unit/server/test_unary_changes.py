@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, ServerBusyError, StoreNotFoundError
-from tdserve.server.idempotency import MAX_ANSWERS_PER_CLIENT, Answers
+from tdserve.server.idempotency import MAX_ANSWERS_PER_CLIENT, CommittedAnswers
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.unary_changes import Record, UnaryChanges
 from tdserve.v1 import control_pb2
@@ -43,7 +43,7 @@ class Change:
 
     def changes(self) -> UnaryChanges:
         """What carries it out; as after a start of the server."""
-        answers = Answers(self._world.db)
+        answers = CommittedAnswers(self._world.db)
         return UnaryChanges(self._world.db, answers, Clients(600.0, answers.forget_client))
 
 

@@ -16,7 +16,7 @@ from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.order import Fifo
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.unfinished import RETRY_GRACE_S
@@ -32,7 +32,7 @@ ROWS = np.array([1, 2], np.int64)
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """An empty ring of eight rows."""
     return create(world, run)
 
@@ -42,7 +42,9 @@ def records(world: World) -> int:
     return len(world.db.scan("pending", b"reserved:")) + len(world.db.scan("pending", b"overwrites:"))
 
 
-def test_forget_when_the_store_is_deleted_then_nothing_stays_on_record(world: World, run: Loop, entry: Entry) -> None:
+def test_forget_when_the_store_is_deleted_then_nothing_stays_on_record(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     uid = entry.record.uid
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
     Overwrite(uid, LOCK, 2, RowSet.of(ROWS), ()).save(world.db)
@@ -52,7 +54,7 @@ def test_forget_when_the_store_is_deleted_then_nothing_stays_on_record(world: Wo
     assert records(world) == 1
 
 
-def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entry: Entry) -> None:
+def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entry: OpenedStore) -> None:
     uid = entry.record.uid
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
     lock = SessionLock.hold(world.root.sessions_folder, LOCK)
@@ -63,14 +65,14 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
     assert records(world) == 0
 
 
-def test_overwritten_when_on_record_then_each_row_once(world: World, entry: Entry) -> None:
+def test_overwritten_when_on_record_then_each_row_once(world: World, entry: OpenedStore) -> None:
     for request, numbers in ((1, [3, 1]), (2, [1, 5])):
         Overwrite(entry.record.uid, LOCK, request, RowSet.of(np.array(numbers)), ()).save(world.db)
     assert world.stores.unfinished.overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
     assert world.stores.unfinished.overwritten("another", entry.spec).tolist() == []
 
 
-def overwriting(entry: Entry, index: list[int]) -> control_pb2.WriteRequest:
+def overwriting(entry: OpenedStore, index: list[int]) -> control_pb2.WriteRequest:
     """A write of a local client: its tensors come another way."""
     content = control_pb2.Content(fingerprint=entry.spec.fingerprint)
     return control_pb2.WriteRequest(

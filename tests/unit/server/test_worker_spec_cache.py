@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.server import worker_spec_cache
-from tdserve.server.worker_spec_cache import ToldSpecs
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 
 
@@ -13,7 +13,7 @@ def spec_of(*keys: str) -> Spec:
 
 
 def test_must_tell_when_asked_again_then_only_the_first_time_until_the_worker_is_another() -> None:
-    told = ToldSpecs(lambda: None)
+    told = WorkerSpecCache(lambda: None)
     assert [told.must_tell(spec_of(key)) for key in "aab"] == [True, False, True]
     told.clear()
     assert told.must_tell(spec_of("a"))
@@ -24,7 +24,7 @@ def test_must_tell_when_there_were_too_many_leaves_then_the_worker_forgets_and_i
 ) -> None:
     monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 90)  # ten of these structures
     forgotten: list[int] = []
-    told = ToldSpecs(lambda: forgotten.append(len(told)))
+    told = WorkerSpecCache(lambda: forgotten.append(len(told)))
     assert all(told.must_tell(spec_of(f"k{number}")) for number in range(20))
     assert forgotten == [0]
     assert len(told) == 10

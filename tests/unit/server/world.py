@@ -22,8 +22,8 @@ from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.adoption import Adoption
 from tdserve.server.creation import Creation
-from tdserve.server.idempotency import Answers
-from tdserve.server.opened_store import Entry
+from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -115,7 +115,7 @@ class World:
         self.departures = Departures(self.root.sessions_folder)
         self.stores = Stores(self.root, self.db, self.departures, [self.worker])
         self.stores.restore()
-        self.answers = Answers(self.db)
+        self.answers = CommittedAnswers(self.db)
         self.traffic = Traffic()
         self.creation = Creation(self.stores, sessions=OPEN_SESSIONS)
         self.reads = Reads(self.traffic)
@@ -155,14 +155,14 @@ class World:
         link = SessionLink(Outbox())
         return ClientSession(number, hello, link, worker=self.worker, interface="127.0.0.1", inline_bytes=INLINE_BYTES)
 
-    async def create(self, name: str, td: Any, **fields: Any) -> Entry:
+    async def create(self, name: str, td: Any, **fields: Any) -> OpenedStore:
         """A tensordict store of this structure, visible, of zeros."""
         fields = {"kind": control_pb2.STORE_KIND_TENSORDICT, **fields}
         request = control_pb2.CreateStoreRequest(name=name, spec=codec.encode(capture(td).spec), **fields)
         await self.creation.create(request)
         return self.stores.get(name) if not request.loading else self.stores.get_loading(name, request.session)
 
-    async def create_replay(self, name: str, like: Any, capacity: int, *, min_size: int = 1) -> Entry:
+    async def create_replay(self, name: str, like: Any, capacity: int, *, min_size: int = 1) -> OpenedStore:
         """A replay of rows like this one."""
         settings = Settings(limiter=MinSize(min_size)).to_json()
         kind = control_pb2.STORE_KIND_REPLAY

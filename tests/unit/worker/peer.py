@@ -28,7 +28,7 @@ from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import session_bond
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.worker.lane import Surroundings
+from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.session import WorkerSession
 from tdserve.worker.small_reads import SmallReads
@@ -81,7 +81,7 @@ class Peer:
     def __init__(self, *, transfer_timeout_s: float = TIMEOUT_S) -> None:
         self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()
         stores = OpenStores(writes_values=True)
-        self.surroundings = Surroundings(
+        self.surroundings = WorkerContext(
             stores=stores,
             small_reads=SmallReads(stores, inline_bytes=INLINE_BYTES),
             pool=BufferPool(),

@@ -13,7 +13,7 @@ import tdserve
 from tdserve.base.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
 from tdserve.client.handles.small_leaves import small_leaf
 from tdserve.client.local.reads import MAX_CLONED_BYTES
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 
 CONTENT: dict[str, Any] = {
     "scalar": torch.tensor(1.5),
@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-def opened(handle: tdserve.StoreHandle) -> OpenStore:
+def opened(handle: tdserve.StoreHandle) -> MappedStore:
     """What the client has mapped, once it was let."""
     handle.to_tensordict()
     local = handle._client.local_end

@@ -15,7 +15,7 @@ from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.reads import MAX_CLONED_BYTES, Selected, copy_rows, copy_selection
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
-from tdserve.data.opened import OpenStore
+from tdserve.data.opened import MappedStore
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> StoredTensorDict:
 
 
 @pytest.fixture
-def store(end: LocalEnd, files: StoredTensorDict) -> OpenStore:
+def store(end: LocalEnd, files: StoredTensorDict) -> MappedStore:
     """The same, mapped."""
     return end.store("x", UID, files.spec)
 
@@ -68,7 +68,7 @@ class Moving(BufferPool):
 
 
 def selected(
-    store: OpenStore, index: Any = (), *keys: KeyPath, pool: BufferPool | None = None, into: Leaves | None = None
+    store: MappedStore, index: Any = (), *keys: KeyPath, pool: BufferPool | None = None, into: Leaves | None = None
 ) -> Selected | None:
     """A copy."""
     return copy_selection(store, parse(index), keys, values=b"", pool=pool or BufferPool(), into=into)
@@ -80,7 +80,7 @@ def selected(
 )
 @pytest.mark.parametrize("keys", [(), (("a",), ("n",)), (("wide",),)])
 def test_selection_when_any_index_is_given_then_equal_and_a_copy(
-    store: OpenStore, index: Any, keys: tuple[KeyPath, ...]
+    store: MappedStore, index: Any, keys: tuple[KeyPath, ...]
 ) -> None:
     found = selected(store, index, *keys)
     assert found is not None
@@ -98,7 +98,7 @@ def test_selection_when_any_index_is_given_then_equal_and_a_copy(
 @pytest.mark.parametrize("num_rows", [MIN_SHARED_BYTES // WIDE, 3 * MIN_SHARED_BYTES // WIDE + 1])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_selection_when_rows_are_many_then_equal_however_many_threads_copy(
-    store: OpenStore, num_rows: int, num_threads: int
+    store: MappedStore, num_rows: int, num_threads: int
 ) -> None:
     index = torch.randint(6, (num_rows,))
     before = torch.get_num_threads()
@@ -114,7 +114,9 @@ def test_selection_when_rows_are_many_then_equal_however_many_threads_copy(
 
 @pytest.mark.parametrize("index", [(), slice(1, 5), [3, 1], 2])
 @pytest.mark.parametrize("is_strided", [False, True])
-def test_selection_when_the_caller_has_tensors_then_into_those(store: OpenStore, index: Any, is_strided: bool) -> None:
+def test_selection_when_the_caller_has_tensors_then_into_those(
+    store: MappedStore, index: Any, is_strided: bool
+) -> None:
     expected = TD[index] if index != () else TD
     out = expected.clone().zero_()
     if is_strided:
@@ -127,7 +129,7 @@ def test_selection_when_the_caller_has_tensors_then_into_those(store: OpenStore,
 
 @pytest.mark.parametrize(("index", "row"), [((), -1), ([1, 2], 2), (slice(0, 3), 0)])
 def test_selection_when_it_is_being_written_then_none_and_other_rows_can_be_read(
-    store: OpenStore, files: StoredTensorDict, index: Any, row: int
+    store: MappedStore, files: StoredTensorDict, index: Any, row: int
 ) -> None:
     files.generations.values[row] |= 1
     assert selected(store, index) is None
@@ -136,7 +138,7 @@ def test_selection_when_it_is_being_written_then_none_and_other_rows_can_be_read
 
 @pytest.mark.parametrize("way", ["row", "store", "delete"])
 def test_selection_when_it_moves_while_it_is_copied_then_none(
-    store: OpenStore, files: StoredTensorDict, way: str
+    store: MappedStore, files: StoredTensorDict, way: str
 ) -> None:
     def happens() -> None:
         if way == "row":
@@ -150,7 +152,7 @@ def test_selection_when_it_moves_while_it_is_copied_then_none(
     assert selected(store, index, pool=Moving(happens)) is None
 
 
-def test_selection_when_another_row_moves_meanwhile_then_taken(store: OpenStore, files: StoredTensorDict) -> None:
+def test_selection_when_another_row_moves_meanwhile_then_taken(store: MappedStore, files: StoredTensorDict) -> None:
     def happens() -> None:
         files.generations.values[[0, -1]] += 2
 
@@ -159,7 +161,7 @@ def test_selection_when_another_row_moves_meanwhile_then_taken(store: OpenStore,
 
 @pytest.mark.parametrize("index", [2, [1, 2]])
 def test_selection_when_deleted_before_then_none_whatever_its_size(
-    store: OpenStore, files: StoredTensorDict, index: Any
+    store: MappedStore, files: StoredTensorDict, index: Any
 ) -> None:
     files.generations.mark_deleted()
     assert selected(store, index, ("a",)) is None

@@ -12,7 +12,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.client.local import writes as local_writes
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.writes import put_rows, put_selection, put_version
-from tdserve.data.opened import OpenStore, OpenStores
+from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.store.versions import VersionFile, retire
@@ -42,7 +42,7 @@ def files(tmp_path: Path) -> StoredTensorDict:
 
 
 @pytest.fixture
-def store(files: StoredTensorDict) -> OpenStore:
+def store(files: StoredTensorDict) -> MappedStore:
     """The same, mapped by a client."""
     stores = OpenStores(writes_values=False)
     return stores.get(files.ref, files.spec)
@@ -65,7 +65,7 @@ def whole(files: StoredTensorDict) -> TensorDict:
 
 @pytest.mark.parametrize("rows", [[2, 3, 4], [6, 7, 0], [7, 6, 5], [1, 3, 5], [4, 4, 5]])
 def test_put_rows_when_anywhere_then_there_and_nowhere_else(
-    store: OpenStore, files: StoredTensorDict, rows: list[int]
+    store: MappedStore, files: StoredTensorDict, rows: list[int]
 ) -> None:
     batch = torch.cat([like(1, number) for number in (1, 2, 3)])
     expected = like(8, -1)
@@ -75,7 +75,7 @@ def test_put_rows_when_anywhere_then_there_and_nowhere_else(
 
 
 def test_put_rows_when_leaves_are_long_then_looks_up_after_each(
-    store: OpenStore, files: StoredTensorDict, monkeypatch: pytest.MonkeyPatch
+    store: MappedStore, files: StoredTensorDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_writes, "LONG_COPY_BYTES", 2 * 2 * 2 * 8)  # of two rows, only "z" has so many
     seen: list[list[int]] = []
@@ -93,13 +93,15 @@ def test_put_rows_when_leaves_are_long_then_looks_up_after_each(
     ]
 
 
-def test_put_rows_when_of_several_extends_then_one_after_the_other(store: OpenStore, files: StoredTensorDict) -> None:
+def test_put_rows_when_of_several_extends_then_one_after_the_other(store: MappedStore, files: StoredTensorDict) -> None:
     parts = [like(2, 1), like(0, 9), like(1, 2), like(3, 3)]
     put_rows(store, rows_for([5, 6, 7, 0, 1, 2]), [capture(part) for part in parts])
     assert files.leaves["a",].tolist() == [3, 3, 3, -1, -1, 1, 1, 2]
 
 
-def test_put_rows_when_leaves_are_views_of_others_then_their_content(store: OpenStore, files: StoredTensorDict) -> None:
+def test_put_rows_when_leaves_are_views_of_others_then_their_content(
+    store: MappedStore, files: StoredTensorDict
+) -> None:
     batch = like(4, 5)
     batch["h"] = torch.arange(12, dtype=torch.bfloat16).view(3, 4).T
     batch["n", "z"] = torch.full((1, 2, 2), 2 + 3j).expand(4, 2, 2).conj()
@@ -108,7 +110,7 @@ def test_put_rows_when_leaves_are_views_of_others_then_their_content(store: Open
     assert torch.equal(files.leaves["n", "z"][:4], batch["n", "z"].resolve_conj())
 
 
-def test_put_rows_when_they_lack_leaves_then_those_are_zero_there(store: OpenStore, files: StoredTensorDict) -> None:
+def test_put_rows_when_they_lack_leaves_then_those_are_zero_there(store: MappedStore, files: StoredTensorDict) -> None:
     only_a = TensorDict({"a": like(2, 4)["a"]}, [2])
     put_rows(store, rows_for([1, 2]), [capture(only_a)])
     assert files.leaves["a",].tolist() == [-1, 4, 4, -1, -1, -1, -1, -1]
@@ -117,7 +119,7 @@ def test_put_rows_when_they_lack_leaves_then_those_are_zero_there(store: OpenSto
 
 
 def test_put_rows_when_the_rules_look_at_leaves_then_their_bytes_are_told_also_of_absent_ones(
-    store: OpenStore,
+    store: MappedStore,
 ) -> None:
     batch = TensorDict({"a": torch.tensor([1, 2])}, [2])
     written = put_rows(store, rows_for([5, 0], ("a",), ("flag",)), [capture(batch)])
@@ -128,7 +130,7 @@ def test_put_rows_when_the_rules_look_at_leaves_then_their_bytes_are_told_also_o
     "index", [(), slice(None), slice(1, 4), slice(None, None, 3), 2, -1, [5, 0], torch.arange(8) % 3 == 0]
 )
 def test_put_selection_when_any_index_is_given_then_as_an_assignment_would(
-    store: OpenStore, files: StoredTensorDict, index: Any
+    store: MappedStore, files: StoredTensorDict, index: Any
 ) -> None:
     expected = like(8, -1)
     new = like(8, 6)[index] if index != () else like(8, 6)
@@ -138,7 +140,7 @@ def test_put_selection_when_any_index_is_given_then_as_an_assignment_would(
 
 
 def test_put_selection_when_of_some_leaves_or_of_views_then_only_those(
-    store: OpenStore, files: StoredTensorDict
+    store: MappedStore, files: StoredTensorDict
 ) -> None:
     ones = torch.ones(1, 3, dtype=torch.bfloat16).expand(8, 3)
     put_selection(store, parse(()), capture(TensorDict({"h": ones}, [8])))

@@ -17,7 +17,7 @@ from tdserve.control.framing import FrameReader, frame
 from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionLink
 from tdserve.server.sessions.local_client import Invitation
-from tdserve.server.sessions.local_listener import LocalDoor
+from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
 from tdserve.store.session_locks import SessionLock
@@ -37,7 +37,7 @@ class House:
         self.sessions = Sessions(ServerConfig(root=str(world.root.path)), [world.worker], world.root)
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
-        self.door = LocalDoor(world.root, self.sessions, world.departures, self._take)
+        self.door = LocalListener(world.root, self.sessions, world.departures, self._take)
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self.taken.append((session, message))

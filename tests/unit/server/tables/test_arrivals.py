@@ -9,7 +9,7 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.slices import Slices
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import arriving
 from tdserve.server.tables.rule_keys import group_column
 from tdserve.v1 import control_pb2
@@ -30,7 +30,7 @@ def floats(*numbers: float) -> bytes:
 
 
 @pytest.fixture
-def prioritized(world: World, run: Loop) -> Entry:
+def prioritized(world: World, run: Loop) -> OpenedStore:
     """A replay whose rows have priorities."""
     return create(world, run, sampler=Prioritized())
 
@@ -43,7 +43,7 @@ def test_arriving_when_nothing_is_said_then_plain(world: World, run: Loop) -> No
 
 @pytest.mark.parametrize(("given", "each"), [((0.5, 0.0, 2.0), [0.5, 0.0, 2.0]), ((3.0,), [3.0, 3.0, 3.0])])
 def test_arriving_when_priorities_are_given_then_one_per_row(
-    prioritized: Entry, given: tuple[float, ...], each: list[float]
+    prioritized: OpenedStore, given: tuple[float, ...], each: list[float]
 ) -> None:
     found = arriving(prioritized, CLIENT, asked(priorities=floats(*given))).arrival
     assert found.priorities is not None
@@ -51,13 +51,13 @@ def test_arriving_when_priorities_are_given_then_one_per_row(
 
 
 @pytest.mark.parametrize("given", [(1.0, 2.0), (1.0, -1.0, 1.0), (float("nan"),), (float("inf"),)])
-def test_arriving_when_a_priority_cannot_be_then_refused(prioritized: Entry, given: tuple[float, ...]) -> None:
+def test_arriving_when_a_priority_cannot_be_then_refused(prioritized: OpenedStore, given: tuple[float, ...]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         arriving(prioritized, CLIENT, asked(priorities=floats(*given)))
     assert caught.value.argument == "priority"
 
 
-def test_arriving_when_one_priority_is_of_absurdly_many_rows_then_takes_no_memory(prioritized: Entry) -> None:
+def test_arriving_when_one_priority_is_of_absurdly_many_rows_then_takes_no_memory(prioritized: OpenedStore) -> None:
     coming = arriving(prioritized, CLIENT, asked(2**45, priorities=floats(1.0)))
     assert coming.num_rows == 2**45  # the table refuses so many
 
@@ -67,7 +67,7 @@ def test_arriving_when_nothing_uses_priorities_then_refused(world: World, run: L
         arriving(create(world, run), CLIENT, asked(priorities=floats(1.0)))
 
 
-def test_arriving_when_some_leaves_are_given_then_their_numbers(prioritized: Entry) -> None:
+def test_arriving_when_some_leaves_are_given_then_their_numbers(prioritized: OpenedStore) -> None:
     found = arriving(prioritized, CLIENT, asked(keys=[path("n"), path("a")])).arrival
     assert found.keys is not None
     assert list(found.keys) == sorted([*prioritized.numbers_of(("a",)), *prioritized.numbers_of(("n", "w"))])

@@ -13,7 +13,7 @@ from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, extending, numbers, rows, sample
@@ -25,7 +25,7 @@ class _KilledError(Exception):
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """Eight rows in order, of which six are there; priorities are one."""
     made = create(world, run, sampler=Prioritized())
     extend(world, run, made, rows(10, 6))
@@ -52,7 +52,7 @@ def leased(*rows: int, consumer: str = "") -> control_pb2.Leased:
 
 
 def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     done = change(world, run, 1, priorities=priorities(numbers(0, 3, 5), [2.0, 3.0, 0.5]))
     assert (done.num_rows, done.num_skipped) == (3, 0)
@@ -79,7 +79,7 @@ def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
     ],
 )
 def test_priorities_when_they_cannot_be_then_typed_error_and_unchanged(
-    world: World, run: Loop, entry: Entry, asked: control_pb2.Priorities
+    world: World, run: Loop, entry: OpenedStore, asked: control_pb2.Priorities
 ) -> None:
     with pytest.raises((SelectionError, InvalidRequestError, RemoteProtocolError)):
         change(world, run, 1, priorities=asked)
@@ -87,7 +87,7 @@ def test_priorities_when_they_cannot_be_then_typed_error_and_unchanged(
 
 
 def test_delete_when_retried_then_answered_from_the_record(
-    world: World, run: Loop, entry: Entry, requests: Requests
+    world: World, run: Loop, entry: OpenedStore, requests: Requests
 ) -> None:
     asked = control_pb2.ChangeRequest(store="r", delete=control_pb2.Rows(rows=numbers(1, 4)))
     message = control_pb2.ClientMessage(request=7, change=asked)
@@ -116,7 +116,7 @@ def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(
 
 
 def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_not_come_back(
-    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*arguments: Any) -> None:
         raise _KilledError
@@ -132,7 +132,9 @@ def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_
     assert table.ring.num_holes == 1
 
 
-def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(world: World, run: Loop, entry: Entry) -> None:
+def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     sample(world, run, entry, 6, world.session(1), is_lease=True)
     assert change(world, run, 2, give_back=leased(3, 1)).num_rows == 2
     assert sorted(sample(world, run, entry, 2, world.session(2), is_lease=True)["index"]) == [1, 3]
@@ -142,7 +144,7 @@ def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(world: W
     "asked", [leased(0, 5), leased(-1), leased(-3), leased(8), leased(2**50), leased(0, consumer="a")]
 )
 def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unchanged(
-    world: World, run: Loop, entry: Entry, asked: control_pb2.Leased
+    world: World, run: Loop, entry: OpenedStore, asked: control_pb2.Leased
 ) -> None:
     sample(world, run, entry, 6, world.session(1), is_lease=True)
     run(world.changes.change(world.session(1), 2, control_pb2.ChangeRequest(store="r", give_back=leased(5))))
@@ -153,7 +155,7 @@ def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unc
 
 
 def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_restart(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     assert change(world, run, 2, clear=True).num_rows == 6
     for _ in range(2):
@@ -163,7 +165,7 @@ def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_res
     assert extend(world, run, world.stores.get("r"), rows(30, 2), request=3) == [0, 1]
 
 
-def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, run: Loop, entry: Entry) -> None:
+def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, run: Loop, entry: OpenedStore) -> None:
     change(world, run, 2, limiter=Settings(limiter=MinSize(7)).to_json())
     for _ in range(2):
         assert world.stores.get("r").replay_table().settings == Settings(sampler=Prioritized(), limiter=MinSize(7))
@@ -185,7 +187,7 @@ def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, 
     ],
 )
 def test_change_when_it_cannot_be_then_typed_error_and_nothing_is_on_record(
-    world: World, run: Loop, entry: Entry, kind: dict[str, Any], error: type[Exception]
+    world: World, run: Loop, entry: OpenedStore, kind: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         change(world, run, 2, **kind)
@@ -217,7 +219,7 @@ def test_priorities_when_they_are_very_many_then_others_have_their_turns_and_the
 
 
 def test_clear_when_it_is_asked_again_over_another_session_then_only_the_first_takes_rows(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     hello = control_pb2.Hello(client_id=new_client_id(), transport="gloo")
     asked = control_pb2.ChangeRequest(store="r", clear=True)

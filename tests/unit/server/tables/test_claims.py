@@ -14,7 +14,7 @@ from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import claims
@@ -31,7 +31,7 @@ WINDOW = 8
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """An empty ring of 32 rows, sampled oldest first."""
     return create(world, run, 32, sampler=Fifo())
 
@@ -51,7 +51,7 @@ def peer(world: World, run: Loop) -> Iterator[LocalPeer]:
 
 
 @pytest.fixture
-def writer(claiming: Claiming, peer: LocalPeer, entry: Entry, world: World) -> Claimant:
+def writer(claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World) -> Claimant:
     """The same, let claim rows."""
     return Claimant(claiming, peer, entry, world)
 
@@ -64,7 +64,7 @@ class Claimant:
         file: Its claim file.
     """
 
-    def __init__(self, claiming: Claiming, peer: LocalPeer, entry: Entry, world: World) -> None:
+    def __init__(self, claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World) -> None:
         claim = claiming.offer(peer.session, entry, wish(entry))
         assert claim is not None
         self.first_row = claim.first_row
@@ -93,29 +93,29 @@ class Claimant:
         self._claiming.on_claimed(self._peer.session, said)
 
 
-def wish(entry: Entry, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
+def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
     """What a client has just asked for, that would rather claim rows."""
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, wished_claim=num_wished)
 
 
-def planned(entry: Entry, num_rows: int) -> Reservation:
+def planned(entry: OpenedStore, num_rows: int) -> Reservation:
     """Rows for another writer."""
     reservation = entry.replay_table().plan_extend(num_rows)
     assert reservation is not None
     return reservation
 
 
-def live(entry: Entry) -> list[int]:
+def live(entry: OpenedStore) -> list[int]:
     """The rows that may be read."""
     return [int(row) for row in entry.replay_table().live_rows()]
 
 
-def num_reserved(entry: Entry) -> int:
+def num_reserved(entry: OpenedStore) -> int:
     """Rows that somebody may be filling."""
     return int(entry.replay_table().info()["num_reserved"])
 
 
-async def settled(entry: Entry) -> None:
+async def settled(entry: OpenedStore) -> None:
     """Returns when nobody can fill rows any more."""
     deadline = Deadline.after(20.0)
     while num_reserved(entry):
@@ -123,7 +123,7 @@ async def settled(entry: Entry) -> None:
         await entry.changed.wait_for(lambda: None if num_reserved(entry) else True, deadline, lambda: "the proof")
 
 
-def restarted(world: World, name: str) -> Entry:
+def restarted(world: World, name: str) -> OpenedStore:
     """A table as it is after a restart of the server."""
     world.reopen()
     Claiming(world.stores, world.answers, traffic=world.traffic).restore()
@@ -131,7 +131,7 @@ def restarted(world: World, name: str) -> Entry:
 
 
 def test_offer_when_a_local_writer_wishes_then_so_many_rows_and_on_record(
-    world: World, entry: Entry, peer: LocalPeer, writer: Claimant
+    world: World, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     (record,) = ClaimRecord.load(world.db, entry.record.uid)
     assert (record.first_row, record.num_allowed, record.lock_name) == (0, WINDOW, peer.lock_name)
@@ -139,13 +139,13 @@ def test_offer_when_a_local_writer_wishes_then_so_many_rows_and_on_record(
 
 
 def test_offer_when_the_table_has_a_claim_then_none(
-    entry: Entry, claiming: Claiming, peer: LocalPeer, writer: Claimant
+    entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     assert claiming.offer(peer.session, entry, wish(entry)) is None
 
 
 def test_offer_when_the_client_cannot_write_here_then_none(
-    world: World, run: Loop, entry: Entry, claiming: Claiming
+    world: World, run: Loop, entry: OpenedStore, claiming: Claiming
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, is_read_only=True) as reader:
@@ -156,13 +156,13 @@ def test_offer_when_the_client_cannot_write_here_then_none(
 
 
 def test_offer_when_there_are_fewer_rows_than_it_has_just_written_then_none(
-    entry: Entry, claiming: Claiming, peer: LocalPeer
+    entry: OpenedStore, claiming: Claiming, peer: LocalPeer
 ) -> None:
     assert claiming.offer(peer.session, entry, wish(entry, num_rows=4, num_wished=3)) is None
 
 
 def test_offer_when_rows_are_grouped_or_the_table_is_closed_then_none(
-    entry: Entry, claiming: Claiming, peer: LocalPeer
+    entry: OpenedStore, claiming: Claiming, peer: LocalPeer
 ) -> None:
     entry.group_keys.append(("g",))
     assert claiming.offer(peer.session, entry, wish(entry)) is None
@@ -172,7 +172,7 @@ def test_offer_when_rows_are_grouped_or_the_table_is_closed_then_none(
 
 
 def test_catch_up_when_rows_were_filled_then_whoever_looks_sees_them_and_more_may_be_claimed(
-    world: World, entry: Entry, peer: LocalPeer, writer: Claimant
+    world: World, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     assert not writer.extend(1, 10)
     assert live(entry) == [0, 1, 2]
@@ -186,7 +186,7 @@ def test_catch_up_when_rows_were_filled_then_whoever_looks_sees_them_and_more_ma
 
 
 def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_when_the_client_says(
-    entry: Entry, writer: Claimant
+    entry: OpenedStore, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
     writer.claim(3)
@@ -222,7 +222,7 @@ def test_wait_when_somebody_waits_for_rows_then_the_client_tells_of_each(
     assert not writer.extend(3, 30, 1), "nobody waits any more"
 
 
-def test_extend_when_another_writes_then_the_claim_is_over(world: World, entry: Entry, writer: Claimant) -> None:
+def test_extend_when_another_writes_then_the_claim_is_over(world: World, entry: OpenedStore, writer: Claimant) -> None:
     writer.extend(1, 10)
     assert planned(entry, 2).rows.tolist() == [3, 4]
     assert writer.file.is_over
@@ -231,7 +231,7 @@ def test_extend_when_another_writes_then_the_claim_is_over(world: World, entry: 
 
 
 def test_offer_when_the_claim_before_is_over_then_another_one_to_which_the_old_one_does_no_harm(
-    world: World, entry: Entry, claiming: Claiming, peer: LocalPeer, writer: Claimant
+    world: World, entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
     entry.replay_table().commit(planned(entry, 2))
@@ -242,7 +242,9 @@ def test_offer_when_the_claim_before_is_over_then_another_one_to_which_the_old_o
     assert not again.file.is_over
 
 
-def test_abandon_when_the_client_fills_nothing_then_its_rows_are_the_next_ones(entry: Entry, writer: Claimant) -> None:
+def test_abandon_when_the_client_fills_nothing_then_its_rows_are_the_next_ones(
+    entry: OpenedStore, writer: Claimant
+) -> None:
     writer.extend(1, 10)
     writer.claim(2)
     writer.tell(abandons=True)
@@ -253,7 +255,7 @@ def test_abandon_when_the_client_fills_nothing_then_its_rows_are_the_next_ones(e
 
 
 def test_catch_up_when_many_other_answers_came_meanwhile_then_all_that_was_filled_is_stored(
-    world: World, entry: Entry, peer: LocalPeer, writer: Claimant
+    world: World, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     for request in (1, 2, 3):
         writer.extend(request, 10 * request, 2)
@@ -266,7 +268,7 @@ def test_catch_up_when_many_other_answers_came_meanwhile_then_all_that_was_fille
 
 
 def test_catch_up_when_a_writer_goes_on_then_one_answer_of_the_claim_is_kept(
-    world: World, entry: Entry, peer: LocalPeer, writer: Claimant
+    world: World, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     client_id = peer.session.client_id
     for request in range(1, 9):
@@ -288,7 +290,7 @@ def last_answer(world: World, client_id: bytes, request: int) -> control_pb2.Don
 
 
 def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are_and_its_retry_stores_nothing_twice(
-    world: World, run: Loop, entry: Entry, peer: LocalPeer, writer: Claimant, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, peer: LocalPeer, writer: Claimant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def retry() -> list[int]:
         asked = extending(entry, rows(10, 3))
@@ -312,7 +314,7 @@ def full(*_: object, **__: object) -> None:
 
 
 def test_session_when_it_ends_in_the_middle_then_its_rows_wait_for_the_proof_and_what_was_filled_by_then_counts(
-    run: Loop, entry: Entry, claiming: Claiming, peer: LocalPeer, writer: Claimant
+    run: Loop, entry: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
     writer.claim(3)
@@ -331,7 +333,7 @@ def test_session_when_it_ends_in_the_middle_then_its_rows_wait_for_the_proof_and
 
 
 def test_restore_when_the_server_starts_again_then_what_was_filled_is_stored_and_the_rest_waits(
-    world: World, run: Loop, entry: Entry, peer: LocalPeer, writer: Claimant
+    world: World, run: Loop, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
     live(entry)
@@ -352,7 +354,7 @@ def test_restore_when_the_server_starts_again_then_what_was_filled_is_stored_and
 
 
 def test_restore_when_the_file_is_gone_then_nothing_is_stored_and_the_rows_are_free_with_the_proof(
-    world: World, run: Loop, entry: Entry, peer: LocalPeer, writer: Claimant
+    world: World, run: Loop, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
     writer.file.unlink()
@@ -368,7 +370,7 @@ def test_restore_when_the_file_is_gone_then_nothing_is_stored_and_the_rows_are_f
 
 
 def test_catch_up_when_the_file_says_what_cannot_be_then_the_session_ends_and_nothing_is_stored(
-    entry: Entry, peer: LocalPeer, writer: Claimant
+    entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.claim(1)
     writer.file.write(1, 1000)
@@ -377,7 +379,7 @@ def test_catch_up_when_the_file_says_what_cannot_be_then_the_session_ends_and_no
 
 
 def test_catch_up_when_the_catalog_is_full_then_tried_again_at_the_next_look(
-    entry: Entry, peer: LocalPeer, writer: Claimant, monkeypatch: pytest.MonkeyPatch
+    entry: OpenedStore, peer: LocalPeer, writer: Claimant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.extend(1, 10, 2)
     writer.extend(2, 20, 2)

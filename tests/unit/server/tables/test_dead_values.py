@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import PeerLostError
 from tdserve.messages.values.columns import decode_block
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.tables.dead_values import DeadValues
 from tests.unit.server.replaying import extend
@@ -16,21 +16,21 @@ from tests.unit.server.world import Loop, World
 
 
 @pytest.fixture
-def table(world: World, run: Loop) -> Entry:
+def table(world: World, run: Loop) -> OpenedStore:
     """Four rows with a text each."""
     entry = run(world.create_replay("v", TensorDict({"v": NonTensorData("x")}, []), 6))
     extend(world, run, entry, TensorDict({"v": NonTensorStack(*[f"row {number}" for number in range(4)])}, [4]))
     return entry
 
 
-def values(world: World, run: Loop, entry: Entry) -> list[bool]:
+def values(world: World, run: Loop, entry: OpenedStore) -> list[bool]:
     """Which of the rows have one."""
     ((_, found),) = decode_block(run(read_values(world.worker, entry, [("v",)], np.arange(4))))
     return [b"row" in bytes(value) for value in found]  # of a row that is nobody's there may be none
 
 
 def test_make_room_when_rows_have_left_then_their_values_go_and_no_others(
-    world: World, run: Loop, table: Entry
+    world: World, run: Loop, table: OpenedStore
 ) -> None:
     dead = DeadValues(world.stores, world.worker)
     table.replay_table().delete(np.array([1, 3]))
@@ -42,7 +42,9 @@ def test_make_room_when_rows_have_left_then_their_values_go_and_no_others(
     assert extend(world, run, table, TensorDict({"v": NonTensorStack("row 9")}, [1]), request=2) == [1]
 
 
-def test_make_room_when_several_ask_at_once_then_there_is_room_for_all(world: World, run: Loop, table: Entry) -> None:
+def test_make_room_when_several_ask_at_once_then_there_is_room_for_all(
+    world: World, run: Loop, table: OpenedStore
+) -> None:
     dead = DeadValues(world.stores, world.worker)
     table.replay_table().clear()
 
@@ -52,14 +54,14 @@ def test_make_room_when_several_ask_at_once_then_there_is_room_for_all(world: Wo
     assert run(ask()) == [True, True]
 
 
-def test_make_room_when_no_row_has_left_then_nothing(world: World, run: Loop, table: Entry) -> None:
+def test_make_room_when_no_row_has_left_then_nothing(world: World, run: Loop, table: OpenedStore) -> None:
     assert not run(DeadValues(world.stores, world.worker).make_room("v"))
     assert not run(DeadValues(world.stores, world.worker).make_room("another"))
     assert values(world, run, table) == [True] * 4
 
 
 def test_make_room_when_the_worker_is_gone_then_the_rows_are_free_again(
-    world: World, run: Loop, table: Entry, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, table: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(order: object) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

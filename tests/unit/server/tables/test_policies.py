@@ -14,7 +14,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.policies import MadeBy, follow, wake_followers
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -42,19 +42,19 @@ def versions(*numbers: int) -> bytes:
     return np.array(numbers, "<i8").tobytes()
 
 
-def described(world: World, entry: Entry) -> control_pb2.StoreDescription:
+def described(world: World, entry: OpenedStore) -> control_pb2.StoreDescription:
     """What is said of a store."""
     return descriptions.describe(world.stores, entry, with_spec=False)
 
 
 @pytest.fixture
-def made(world: World, run: Loop) -> Entry:
+def made(world: World, run: Loop) -> OpenedStore:
     """A replay whose rows are made by ``p``."""
     return create(world, run, policy="p")
 
 
 def test_follow_when_versions_come_and_the_store_goes_then_counts_from_what_there_is(
-    world: World, run: Loop, made: Entry
+    world: World, run: Loop, made: OpenedStore
 ) -> None:
     staleness = follow(world.stores, made)
     assert staleness is not None
@@ -68,7 +68,7 @@ def test_follow_when_versions_come_and_the_store_goes_then_counts_from_what_ther
     assert (staleness.uid, staleness.newest) == ("", 0)
 
 
-def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run: Loop, made: Entry) -> None:
+def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run: Loop, made: OpenedStore) -> None:
     publish(world, run, 2)
     extend(world, run, made, rows(0), policy_versions=versions(2, 0, 1))
     extend(world, run, made, rows(3), request=2, policy_versions=versions(1))
@@ -91,7 +91,7 @@ def test_extend_when_the_table_has_no_policy_then_refused(world: World, run: Loo
 
 
 def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unknown(
-    world: World, run: Loop, made: Entry
+    world: World, run: Loop, made: OpenedStore
 ) -> None:
     publish(world, run, 2)
     asked = extending(made, rows(0), policy_versions=versions(1))
@@ -106,7 +106,7 @@ def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unkn
 
 
 def test_sample_when_a_lag_is_asked_for_then_rows_that_are_too_old_are_left_out(
-    world: World, run: Loop, made: Entry
+    world: World, run: Loop, made: OpenedStore
 ) -> None:
     publish(world, run, 2)
     extend(world, run, made, rows(0), policy_versions=versions(1))
@@ -120,7 +120,7 @@ def test_sample_when_a_lag_is_asked_for_then_rows_that_are_too_old_are_left_out(
     assert (lags.min, lags.mean, lags.max) == (1, 1.5, 2)
 
 
-def test_sample_when_only_the_newest_version_is_wanted_then_told(world: World, run: Loop, made: Entry) -> None:
+def test_sample_when_only_the_newest_version_is_wanted_then_told(world: World, run: Loop, made: OpenedStore) -> None:
     publish(world, run, 3)
     done = run(world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store="r", asks_newest=True)))
     assert done is not None
@@ -131,7 +131,7 @@ def test_sample_when_only_the_newest_version_is_wanted_then_told(world: World, r
     assert done.newest_policy_version == 0
 
 
-def create_plain(world: World, run: Loop) -> Entry:
+def create_plain(world: World, run: Loop) -> OpenedStore:
     """A replay without a policy."""
     return run(world.create_replay("plain", rows(0)[0], 4))
 
@@ -163,7 +163,7 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
     assert described(world, made).num_discarded == 3
 
 
-def test_followers_when_a_table_is_deleted_then_it_is_forgotten(world: World, run: Loop, made: Entry) -> None:
+def test_followers_when_a_table_is_deleted_then_it_is_forgotten(world: World, run: Loop, made: OpenedStore) -> None:
     follow(world.stores, made)
     assert world.stores.followers == {"p": {"r"}}
     run(world.creation.delete("r"))
@@ -186,7 +186,7 @@ def test_create_when_the_policy_is_no_weights_store_then_refused(world: World, r
 
 
 def test_describe_when_the_policys_name_is_taken_by_another_store_then_still_described(
-    world: World, run: Loop, made: Entry
+    world: World, run: Loop, made: OpenedStore
 ) -> None:
     publish(world, run, 2)
     extend(world, run, made, rows(0))

@@ -19,7 +19,7 @@ from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.messages.values.columns import decode_block
 from tdserve.rules.replay.selections import PLAIN
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import in_line, path
 from tests.unit.server.world import Loop, World, columns_of, content_of
@@ -31,12 +31,12 @@ def rows(start: int, num_rows: int = 3) -> TensorDict:
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A ring of seven rows; three must be there to sample."""
     return run(world.create_replay("r", rows(0)[0], 7, min_size=3))
 
 
-def asked(entry: Entry, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
+def asked(entry: OpenedStore, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequest:
     """A request to extend by these rows."""
     assert entry.row_spec is not None
     content = content_of(td, entry.row_spec.fingerprint)
@@ -45,13 +45,13 @@ def asked(entry: Entry, td: TensorDict, **fields: Any) -> control_pb2.ExtendRequ
     )
 
 
-def extend(world: World, run: Loop, entry: Entry, td: TensorDict, request: int) -> list[int]:
+def extend(world: World, run: Loop, entry: OpenedStore, td: TensorDict, request: int) -> list[int]:
     """Row numbers."""
     done = run(world.replays.extend(world.session(), request, asked(entry, td)))
     return [int(number) for number in decode_rows(done.indices)]
 
 
-def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.Done:
+def read(world: World, run: Loop, entry: OpenedStore, index: Any = ()) -> control_pb2.Done:
     """The answer to a read of live rows."""
     assert entry.row_spec is not None
     fingerprint = entry.row_spec.fingerprint
@@ -61,12 +61,12 @@ def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.
     return done
 
 
-def test_read_when_of_another_structure_then_refused(world: World, run: Loop, entry: Entry) -> None:
+def test_read_when_of_another_structure_then_refused(world: World, run: Loop, entry: OpenedStore) -> None:
     with pytest.raises(SpecMismatchError, match="'r'"):
         run(world.replays.read(world.session(), 1, control_pb2.ReadRequest(store="r", fingerprint=b"older")))
 
 
-def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, entry: Entry) -> None:
+def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, entry: OpenedStore) -> None:
     assert extend(world, run, entry, rows(10, 5), 1) == [0, 1, 2, 3, 4]
     assert extend(world, run, entry, rows(20, 4), 2) == [5, 6, 0, 1]
     done = read(world, run, entry)
@@ -76,7 +76,9 @@ def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, 
     assert columns["generation"].tolist() == [4, 4, 2, 2, 2, 2, 2]
 
 
-def test_extend_when_the_server_restarts_then_rows_and_counts_are_back(world: World, run: Loop, entry: Entry) -> None:
+def test_extend_when_the_server_restarts_then_rows_and_counts_are_back(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     extend(world, run, entry, rows(10, 5), 1)
     world.reopen()
     table = world.stores.get("r").replay_table()
@@ -94,7 +96,7 @@ def test_extend_when_the_server_restarts_then_rows_and_counts_are_back(world: Wo
     ],
 )
 def test_extend_when_refused_then_no_row_is_live_or_kept(
-    world: World, run: Loop, entry: Entry, fields: dict[str, Any], error: type[Exception]
+    world: World, run: Loop, entry: OpenedStore, fields: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         run(world.replays.extend(world.session(), 1, asked(entry, rows(0), **fields)))
@@ -104,7 +106,7 @@ def test_extend_when_refused_then_no_row_is_live_or_kept(
 
 
 def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     reservation = entry.replay_table().plan_extend(7)
     with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
@@ -114,7 +116,7 @@ def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
     assert extend(world, run, entry, rows(0), 2)
 
 
-def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loop, entry: OpenedStore) -> None:
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=5, num_batches=4)
     done = run(world.samples.sample(world.session(), 1, sample))
@@ -126,7 +128,9 @@ def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loo
     assert entry.replay_table().counts.samples == 20
 
 
-def test_sample_when_there_are_too_few_rows_then_error_says_how_many(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_there_are_too_few_rows_then_error_says_how_many(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     extend(world, run, entry, rows(10, 2), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=5, timeout_s=0.01)
     with pytest.raises(DeadlineExceededError, match=r"(?s)2.*3"):
@@ -135,7 +139,7 @@ def test_sample_when_there_are_too_few_rows_then_error_says_how_many(world: Worl
 
 @pytest.mark.parametrize("sizes", [[1], [1, 2]])
 def test_sample_when_other_content_is_waited_for_then_refused_and_not_counted(
-    world: World, run: Loop, entry: Entry, sizes: list[int]
+    world: World, run: Loop, entry: OpenedStore, sizes: list[int]
 ) -> None:
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=5, message_nbytes=sizes)
@@ -143,7 +147,7 @@ def test_sample_when_other_content_is_waited_for_then_refused_and_not_counted(
         run(world.samples.sample(world.session(), 1, sample))
 
 
-def test_sample_when_of_absurdly_many_rows_then_refused(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_of_absurdly_many_rows_then_refused(world: World, run: Loop, entry: OpenedStore) -> None:
     extend(world, run, entry, rows(10, 4), 1)
     sample = control_pb2.SampleRequest(store="r", num_rows=MAX_SAMPLE_ROWS // 2 + 1, num_batches=2)
     with pytest.raises(InvalidRequestError):
@@ -163,7 +167,7 @@ def test_extend_when_rows_have_values_then_each_row_has_its_own(world: World, ru
 
 
 def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_older_rows_had_some(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     extend(world, run, entry, rows(10, 7), 1)
     done = run(world.replays.extend(world.session(), 2, asked(entry, rows(20, 2).select("a"), keys=[path("a")])))
@@ -180,7 +184,7 @@ def test_extend_when_partial_then_the_other_leaves_read_as_zeros_also_where_olde
 
 
 def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free(
-    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extend(world, run, entry, rows(10, 2), 1)
 
@@ -198,7 +202,7 @@ def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free
 
 
 def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_goes_on(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
     held = table.plan_extend(7)

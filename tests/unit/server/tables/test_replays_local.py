@@ -26,7 +26,7 @@ from tdserve.messages.values.columns import decode_block
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.slices import Slices
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -36,12 +36,14 @@ from tests.unit.server.world import Loop, World, content_of
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """An empty ring of eight rows, sampled oldest first."""
     return create(world, run, sampler=Fifo())
 
 
-def here(entry: Entry, num_rows: int = 3, *, values: bytes = b"", timeout_s: float = 20.0) -> control_pb2.ExtendRequest:
+def here(
+    entry: OpenedStore, num_rows: int = 3, *, values: bytes = b"", timeout_s: float = 20.0
+) -> control_pb2.ExtendRequest:
     """A request of a local client: its tensors come another way."""
     assert entry.row_spec is not None
     found = control_pb2.Content(fingerprint=entry.row_spec.fingerprint, values=values)
@@ -55,13 +57,13 @@ def begin(
     return asyncio.create_task(world.replays.extend(peer.session, request, asked))
 
 
-def reserved(world: World, entry: Entry) -> list[list[int]]:
+def reserved(world: World, entry: OpenedStore) -> list[list[int]]:
     """Rows that are on record as being filled."""
     return [each.rows.tolist() for each in ReservedRows.load(world.db, entry.record.uid)]
 
 
 def test_extend_when_the_client_has_written_then_live_and_on_record_until_then(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -98,7 +100,7 @@ def test_extend_when_the_rules_look_at_leaves_then_the_client_tells_what_they_ho
 
 @pytest.mark.parametrize("way", ["refuse", "die"])
 def test_extend_when_the_client_writes_no_more_then_its_rows_are_free_at_once(
-    world: World, run: Loop, entry: Entry, way: str
+    world: World, run: Loop, entry: OpenedStore, way: str
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -118,7 +120,7 @@ def test_extend_when_the_client_writes_no_more_then_its_rows_are_free_at_once(
 
 
 def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_rows_until_it_is_gone(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
@@ -144,14 +146,14 @@ def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_row
     assert sorted(sample(world, run, entry, 8)["a"]) == list(range(30, 38))
 
 
-def sampled_rows(entry: Entry) -> list[int]:
+def sampled_rows(entry: OpenedStore) -> list[int]:
     """Rows that are live."""
     found: list[int] = entry.replay_table().live_rows().tolist()
     return found
 
 
 def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_held_back_all_the_same(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def stop() -> LocalPeer:
         peer = LocalPeer(world)
@@ -182,7 +184,7 @@ def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_
 
 
 def test_extend_when_the_client_was_killed_before_a_restart_then_nothing_is_held_back(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -196,7 +198,7 @@ def test_extend_when_the_client_was_killed_before_a_restart_then_nothing_is_held
     world.departures.close()
     world.reopen()
 
-    async def find() -> Entry:
+    async def find() -> OpenedStore:
         return world.stores.get("r")
 
     again = run(find())
@@ -209,7 +211,7 @@ def with_value(number: int, value: Any) -> TensorDict:
     return TensorDict({"a": torch.tensor(number), "v": NonTensorData(value)}, [])
 
 
-def crowded(world: World, run: Loop) -> tuple[Entry, bytes]:
+def crowded(world: World, run: Loop) -> tuple[OpenedStore, bytes]:
     """A table with room for 1 MiB of values, and those of three rows that are more."""
     like = with_value(0, "x")
     entry = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
@@ -254,7 +256,7 @@ def test_extend_when_its_values_are_refused_and_its_client_has_written_then_its_
 
 
 def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, is_read_only=True) as peer:
@@ -267,7 +269,7 @@ def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
 
 
 def test_sample_when_the_client_is_local_then_it_is_told_which_rows_and_copies_them(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     extend(world, run, entry, rows(10, 6))
 
@@ -303,7 +305,7 @@ def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: W
 
 
 @pytest.fixture
-def queue(world: World, run: Loop) -> Entry:
+def queue(world: World, run: Loop) -> OpenedStore:
     """A queue of four rows, full."""
     made = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), max_times_sampled=1)
     extend(world, run, made, rows(10, 4))
@@ -311,7 +313,7 @@ def queue(world: World, run: Loop) -> Entry:
 
 
 def test_sample_when_its_rows_leave_the_table_then_no_writer_gets_them_before_they_were_copied(
-    world: World, run: Loop, queue: Entry
+    world: World, run: Loop, queue: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -331,7 +333,7 @@ def test_sample_when_its_rows_leave_the_table_then_no_writer_gets_them_before_th
 
 @pytest.mark.parametrize("way", ["refuse", "leave"])
 def test_sample_when_its_rows_could_not_be_copied_then_they_are_there_again(
-    world: World, run: Loop, queue: Entry, way: str
+    world: World, run: Loop, queue: OpenedStore, way: str
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -348,7 +350,9 @@ def test_sample_when_its_rows_could_not_be_copied_then_they_are_there_again(
     assert sample(world, run, queue, 4)["a"] == [10, 11, 12, 13]
 
 
-def test_read_when_rows_were_lost_then_error_also_for_a_local_client(world: World, run: Loop, entry: Entry) -> None:
+def test_read_when_rows_were_lost_then_error_also_for_a_local_client(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     extend(world, run, entry, rows(10, 6))
     asked = control_pb2.WriteRequest(
         store="r",

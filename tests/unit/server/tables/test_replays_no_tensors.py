@@ -12,7 +12,7 @@ from tensordict import NonTensorData, TensorDict
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.values.columns import decode_block
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.v1 import control_pb2
@@ -20,13 +20,13 @@ from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, content_of
 
 
-def here(entry: Entry, num_rows: int, *, values: bytes) -> control_pb2.ExtendRequest:
+def here(entry: OpenedStore, num_rows: int, *, values: bytes) -> control_pb2.ExtendRequest:
     """A request of a local client."""
     found = control_pb2.Content(fingerprint=entry.spec_of_row().fingerprint, values=values)
     return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=20.0)
 
 
-def reserved(world: World, entry: Entry) -> list[list[int]]:
+def reserved(world: World, entry: OpenedStore) -> list[list[int]]:
     """Rows that are on record as being filled."""
     return [each.rows.tolist() for each in ReservedRows.load(world.db, entry.record.uid)]
 

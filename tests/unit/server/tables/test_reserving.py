@@ -13,7 +13,7 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_numbers import PIECE_ROWS, decode_rows
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.rule_keys import group_column
 from tdserve.v1 import control_pb2
 from tests.unit.rules.replay.tables import write
@@ -26,13 +26,13 @@ CAPACITY = 3 * PIECE_ROWS
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A ring with room for one such extend, and not for two."""
     return run(world.create_replay("r", TensorDict({"a": torch.tensor(0, dtype=torch.uint8)}, []), CAPACITY))
 
 
 def extend(
-    world: World, entry: Entry, num_rows: int, *, request: int = 1, timeout_s: float = 30.0
+    world: World, entry: OpenedStore, num_rows: int, *, request: int = 1, timeout_s: float = 30.0
 ) -> Coroutine[Any, Any, control_pb2.Done]:
     """An extend by so many rows, by a client of its own."""
     assert entry.row_spec is not None
@@ -63,7 +63,7 @@ async def leave(task: asyncio.Task[Any]) -> None:
 
 
 def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     assert run(turns_during(extend(world, entry, NUM_ROWS))) > 6
     table = entry.replay_table()
@@ -72,7 +72,7 @@ def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
     assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
 
 
-def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, entry: Entry) -> None:
+def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, entry: OpenedStore) -> None:
     run(extend(world, entry, NUM_ROWS))
     done = run(extend(world, entry, NUM_ROWS, request=2))
     rows = decode_rows(done.indices)
@@ -85,7 +85,7 @@ def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run:
 
 
 def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_and_a_retry_is_answered(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
     session = world.session(7)
@@ -109,7 +109,7 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
 
 
 def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
 
@@ -127,7 +127,7 @@ def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
 
 
 def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_number_is_given_twice(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
 
@@ -144,7 +144,7 @@ def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_
 
 
 def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
 
@@ -163,7 +163,7 @@ def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
 
 
 def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     run(extend(world, entry, NUM_ROWS))
     run(extend(world, entry, NUM_ROWS, request=2))
@@ -185,7 +185,7 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
 
 
 def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
 
@@ -201,7 +201,7 @@ def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
 
 
 def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_and_no_others_do(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
 
@@ -216,13 +216,13 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
     assert not PLAIN_ARRIVAL.groups
 
 
-def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, entry: Entry) -> None:
+def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, entry: OpenedStore) -> None:
     run(extend(world, entry, NUM_ROWS))
     assert not entry.replay_table().ring._open
 
 
 def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_says_which(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.replay_table()
 

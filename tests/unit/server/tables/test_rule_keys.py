@@ -11,7 +11,7 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, PeerLostError
 from tdserve.rules.replay.order import Fifo
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.rule_keys import RuleKeys, as_bools, as_ids, group_column
 from tdserve.v1 import control_pb2
@@ -27,7 +27,7 @@ class Interrupted(RuleKeys):
     def __init__(self, then: Callable[[], Awaitable[Any]]) -> None:
         self._then: list[Callable[[], Awaitable[Any]]] = [then]
 
-    async def read(self, entry: Entry, path: Any, rows: Any, session: ClientSession) -> bytes:
+    async def read(self, entry: OpenedStore, path: Any, rows: Any, session: ClientSession) -> bytes:
         found = await super().read(entry, path, rows, session)
         if self._then:
             await self._then.pop()()
@@ -35,14 +35,14 @@ class Interrupted(RuleKeys):
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """Six rows in three pairs."""
     made = create(world, run, sampler=Fifo())
     extend(world, run, made, rows(10, 6))
     return made
 
 
-def column(entry: Entry, *key: str) -> list[int]:
+def column(entry: OpenedStore, *key: str) -> list[int]:
     """What rows are grouped by."""
     found: list[int] = entry.replay_table().columns.array(group_column(key), np.int64).tolist()
     return found
@@ -56,7 +56,9 @@ def pairs(found: dict[str, list[Any]]) -> list[tuple[int, int]]:
 PAIRS = [(10, 11), (12, 13), (14, 15)]
 
 
-def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(world: World, run: Loop, entry: Entry) -> None:
+def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     for key in (("g",), ("n", "w")):
         assert run(RuleKeys().learn_group(entry, key, world.session())) == group_column(key)
         found = column(entry, *key)
@@ -66,14 +68,14 @@ def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(world: Wo
     assert entry.rule_keys == (("g",), ("n", "w"))
 
 
-def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, entry: Entry) -> None:
+def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, entry: OpenedStore) -> None:
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     entry.replay_table().columns.array(group_column(("g",)), np.int64)[:] = 77
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     assert column(entry, "g") == [77] * 8
 
 
-def test_learn_when_rows_come_later_then_they_bring_theirs(world: World, run: Loop, entry: Entry) -> None:
+def test_learn_when_rows_come_later_then_they_bring_theirs(world: World, run: Loop, entry: OpenedStore) -> None:
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     extend(world, run, entry, rows(16, 4), request=2)  # overwrites the first two
     assert column(entry, "g") == [9, 9, 6, 6, 7, 7, 8, 8]
@@ -81,7 +83,7 @@ def test_learn_when_rows_come_later_then_they_bring_theirs(world: World, run: Lo
 
 @pytest.mark.parametrize("key", [("no",), ("n",), ()])
 def test_learn_when_there_is_no_such_leaf_then_error_and_nothing_is_kept(
-    world: World, run: Loop, entry: Entry, key: tuple[str, ...]
+    world: World, run: Loop, entry: OpenedStore, key: tuple[str, ...]
 ) -> None:
     with pytest.raises(KeyNotFoundError):
         run(RuleKeys().learn_group(entry, key, world.session()))
@@ -110,7 +112,7 @@ def test_learn_when_there_are_no_rows_yet_then_the_first_bring_theirs(world: Wor
     assert column(made, "g")[:2] == [5, 5]
 
 
-def test_learn_when_two_ask_at_once_then_neither_sees_half_of_it(world: World, run: Loop, entry: Entry) -> None:
+def test_learn_when_two_ask_at_once_then_neither_sees_half_of_it(world: World, run: Loop, entry: OpenedStore) -> None:
     async def scenario() -> list[control_pb2.Done | None]:
         asks = (world.samples.sample(world.session(n), 1, sampling(6, **GROUPED)) for n in (1, 2))
         return await asyncio.gather(*asks)
@@ -120,7 +122,7 @@ def test_learn_when_two_ask_at_once_then_neither_sees_half_of_it(world: World, r
 
 
 def test_learn_when_the_worker_dies_then_forgotten_and_learnt_by_the_next(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def die() -> None:
         raise PeerLostError(peer="the worker")
@@ -133,7 +135,7 @@ def test_learn_when_the_worker_dies_then_forgotten_and_learnt_by_the_next(
 
 
 def test_learn_when_other_leaves_are_written_meanwhile_then_those_rows_are_grouped_too(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     tasks: list[asyncio.Task[Any]] = []
 
@@ -152,7 +154,7 @@ def test_learn_when_other_leaves_are_written_meanwhile_then_those_rows_are_group
 
 
 def test_learn_when_rows_are_overwritten_meanwhile_then_they_keep_what_they_brought(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def overwrite() -> None:
         await world.replays.extend(world.session(2), 1, extending(entry, rows(30, 4)))
@@ -162,7 +164,7 @@ def test_learn_when_rows_are_overwritten_meanwhile_then_they_keep_what_they_brou
 
 
 def test_extend_when_groups_are_learnt_while_its_rows_come_then_it_brings_them_all_the_same(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         await asyncio.gather(
@@ -175,7 +177,7 @@ def test_extend_when_groups_are_learnt_while_its_rows_come_then_it_brings_them_a
 
 
 def test_extend_when_two_keys_are_learnt_while_its_rows_come_then_it_brings_both(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def learn_another() -> None:
         await RuleKeys().learn_group(entry, ("a",), world.session(3))
@@ -194,7 +196,7 @@ def test_extend_when_two_keys_are_learnt_while_its_rows_come_then_it_brings_both
 
 
 def test_learn_when_killed_in_the_middle_then_the_next_server_looks_at_the_rows(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def commit_and_be_killed() -> None:
         await world.replays.extend(world.session(2), 1, extending(entry, rows(16, 1)))
@@ -208,7 +210,7 @@ def test_learn_when_killed_in_the_middle_then_the_next_server_looks_at_the_rows(
     assert pairs(content(again, done)) == PAIRS
 
 
-def test_learn_when_the_server_restarts_then_still_known(world: World, run: Loop, entry: Entry) -> None:
+def test_learn_when_the_server_restarts_then_still_known(world: World, run: Loop, entry: OpenedStore) -> None:
     run(RuleKeys().learn_group(entry, ("g",), world.session()))
     extend(world, run, entry, rows(16, 1), request=2)
     run(world.changes.change(world.session(), 3, control_pb2.ChangeRequest(store="r", close=True)))
@@ -255,7 +257,7 @@ def test_as_ids_when_values_are_wide_then_equal_rows_alone_meet() -> None:
 
 
 def test_sample_when_it_came_by_mail_then_groups_are_learnt_in_a_task_all_the_same(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     session = world.session(91)
     found: list[control_pb2.Done | None] = []

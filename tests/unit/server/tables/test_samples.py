@@ -20,7 +20,7 @@ from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
     content,
@@ -38,7 +38,7 @@ from tests.unit.server.world import Loop, World, turns_during
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A ring of eight rows, sampled oldest first, that has six."""
     made = create(world, run, sampler=Fifo())
     extend(world, run, made, rows(10, 6))
@@ -46,7 +46,7 @@ def entry(world: World, run: Loop) -> Entry:
 
 
 @pytest.fixture
-def queue(world: World, run: Loop) -> Entry:
+def queue(world: World, run: Loop) -> OpenedStore:
     """A queue of four rows, full."""
     made = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), is_queue=True)
     extend(world, run, made, rows(10, 4))
@@ -70,7 +70,9 @@ def test_sample_when_the_sampler_knows_of_rows_then_its_columns_come_along(world
     assert times.tolist() == made.replay_table().columns.times_sampled.tolist()
 
 
-def test_sample_when_a_session_takes_then_nobody_else_until_it_ends(world: World, run: Loop, queue: Entry) -> None:
+def test_sample_when_a_session_takes_then_nobody_else_until_it_ends(
+    world: World, run: Loop, queue: OpenedStore
+) -> None:
     assert sample(world, run, queue, 3, world.session(1), is_lease=True)["a"] == [10, 11, 12]
     assert sample(world, run, queue, 1, world.session(2), is_lease=True)["a"] == [13]
     with pytest.raises(DeadlineExceededError):
@@ -79,7 +81,7 @@ def test_sample_when_a_session_takes_then_nobody_else_until_it_ends(world: World
     assert sample(world, run, queue, 3, world.session(3), is_lease=True)["a"] == [10, 11, 12]
 
 
-def test_release_when_a_taker_waits_then_it_has_the_rows_at_once(world: World, run: Loop, queue: Entry) -> None:
+def test_release_when_a_taker_waits_then_it_has_the_rows_at_once(world: World, run: Loop, queue: OpenedStore) -> None:
     sample(world, run, queue, 4, world.session(1), is_lease=True)
 
     async def scenario() -> control_pb2.Done | None:
@@ -92,12 +94,14 @@ def test_release_when_a_taker_waits_then_it_has_the_rows_at_once(world: World, r
     assert content(queue, run(scenario()))["a"] == [10, 11]
 
 
-def test_release_when_it_held_nothing_then_nobody_is_woken(world: World, run: Loop, queue: Entry) -> None:
+def test_release_when_it_held_nothing_then_nobody_is_woken(world: World, run: Loop, queue: OpenedStore) -> None:
     run(world.samples.release(7))
     assert queue.replay_table().info()["num_leased"] == 0
 
 
-def test_sample_when_sending_fails_then_what_it_took_is_there_again(world: World, run: Loop, queue: Entry) -> None:
+def test_sample_when_sending_fails_then_what_it_took_is_there_again(
+    world: World, run: Loop, queue: OpenedStore
+) -> None:
     session = world.session(1)
     session.ended.set()
     with pytest.raises(PeerLostError):
@@ -138,7 +142,9 @@ def test_sample_when_rows_were_used_up_then_a_writer_that_waits_goes_on(world: W
     assert sample(world, run, made, 4)["a"] == [12, 13, 20, 21]
 
 
-def test_sample_when_a_consumer_is_named_then_each_gets_each_row_once(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_a_consumer_is_named_then_each_gets_each_row_once(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     session = world.session(1)
     for request, first in enumerate((10, 13), 2):
         for consumer in ("trainer", "critic"):
@@ -151,7 +157,9 @@ def test_sample_when_a_consumer_is_named_then_each_gets_each_row_once(world: Wor
     assert len(entry.replay_table()) == 6
 
 
-def test_sample_when_keys_are_required_then_only_rows_that_have_them(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_keys_are_required_then_only_rows_that_have_them(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     partial = rows(20, 2).select("a")
     assert extend(world, run, entry, partial, request=2, keys=[path("a")]) == [6, 7]
     assert sample(world, run, entry, 6)["a"] == [10, 11, 12, 13, 14, 15]
@@ -178,7 +186,7 @@ def test_sample_when_keys_are_required_then_only_rows_that_have_them(world: Worl
     ],
 )
 def test_sample_when_it_cannot_be_then_typed_error_and_nothing_is_counted(
-    world: World, run: Loop, entry: Entry, fields: dict[str, Any], error: type[Exception]
+    world: World, run: Loop, entry: OpenedStore, fields: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         run(world.samples.sample(world.session(), 1, sampling(**{"num_rows": 2, "is_lease": True, **fields})))
@@ -186,7 +194,7 @@ def test_sample_when_it_cannot_be_then_typed_error_and_nothing_is_counted(
     assert (table.counts.samples, table.info()["num_leased"]) == (0, 0)
 
 
-def test_sample_when_grouped_then_whole_groups_side_by_side(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_grouped_then_whole_groups_side_by_side(world: World, run: Loop, entry: OpenedStore) -> None:
     extend(world, run, entry, rows(17, 1), request=2)  # the other one of its group does not come
     found = sample(world, run, entry, 6, group_by=path("g"), group_size=2)
     pairs = list(zip(found["a"][::2], found["a"][1::2], strict=True))
@@ -195,7 +203,9 @@ def test_sample_when_grouped_then_whole_groups_side_by_side(world: World, run: L
         sample(world, run, entry, 8, group_by=path("g"), group_size=2)
 
 
-def test_sample_when_the_table_is_closed_then_drained_and_then_the_end(world: World, run: Loop, queue: Entry) -> None:
+def test_sample_when_the_table_is_closed_then_drained_and_then_the_end(
+    world: World, run: Loop, queue: OpenedStore
+) -> None:
     session = world.session(1)
     run(world.changes.change(session, 2, control_pb2.ChangeRequest(store="r", close=True)))
     with pytest.raises(WrongStateError, match="closed"):
@@ -216,13 +226,13 @@ def test_sample_when_the_table_is_closed_then_drained_and_then_the_end(world: Wo
     run(scenario())
 
 
-def test_sample_when_several_batches_cannot_be_had_then_one(world: World, run: Loop, queue: Entry) -> None:
+def test_sample_when_several_batches_cannot_be_had_then_one(world: World, run: Loop, queue: OpenedStore) -> None:
     found = sample(world, run, queue, 3, num_batches=2, is_lease=True)
     assert found["a"] == [10, 11, 12]
 
 
 def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once_is_told_to_wait(
-    world: World, run: Loop, queue: Entry
+    world: World, run: Loop, queue: OpenedStore
 ) -> None:
     session = world.session(92)  # of its own: its void content finds no channel
     sizes = rows_layout(queue.spec, 1).message_nbytes
@@ -244,7 +254,7 @@ def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once
     assert queue.replay_table().info()["num_leased"] == 1
 
 
-def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World, run: Loop, queue: Entry) -> None:
+def test_sample_when_given_up_while_it_waits_then_it_takes_nothing(world: World, run: Loop, queue: OpenedStore) -> None:
     sample(world, run, queue, 4, world.session(1), is_lease=True)
 
     async def scenario() -> None:

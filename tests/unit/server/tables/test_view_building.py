@@ -7,7 +7,7 @@ import pytest
 
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
 from tdserve.rules.replay.order import Fifo
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opening import LONG_ROWS
 from tests.unit.server.replaying import content, create, extend, extending, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during
@@ -16,7 +16,7 @@ GROUPED: dict[str, Any] = {"group_by": path("g"), "group_size": 2, "timeout_s": 
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A full table of so many rows that its selectors are made in steps."""
     made = create(world, run, LONG_ROWS, sampler=Fifo())
     for start in range(0, LONG_ROWS, LONG_ROWS // 2):
@@ -26,7 +26,7 @@ def entry(world: World, run: Loop) -> Entry:
 
 @pytest.mark.parametrize("fields", [{"consumer": "a", "timeout_s": 20.0}, GROUPED], ids=["consumer", "group"])
 def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all_rows(
-    world: World, run: Loop, entry: Entry, fields: dict[str, Any]
+    world: World, run: Loop, entry: OpenedStore, fields: dict[str, Any]
 ) -> None:
     found: list[Any] = []
 
@@ -41,7 +41,7 @@ def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all
 
 
 def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> Any:
         task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
@@ -61,7 +61,7 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
 
 
 def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     asked = sampling(6, consumer="a", timeout_s=1e-9)
     with pytest.raises(DeadlineExceededError, match="first sample of its kind"):
@@ -71,7 +71,9 @@ def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
     assert task.done()
 
 
-def test_sample_when_the_table_is_deleted_meanwhile_then_it_is_told_so(world: World, run: Loop, entry: Entry) -> None:
+def test_sample_when_the_table_is_deleted_meanwhile_then_it_is_told_so(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, consumer="a", timeout_s=20.0)))
         await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.store import restructuring
 from tdserve.store.objects import Objects
@@ -35,7 +35,7 @@ NEW = TensorDict({"z": torch.arange(4), "b": {"d": torch.ones(4)}}, [4])
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A store of four rows of zeros."""
     return run(world.create("x", TD))
 
@@ -54,7 +54,7 @@ def alter(world: World, run: Loop, asked: control_pb2.AlterRequest, request: int
     return run(world.alterations.alter(world.session(), request, asked))
 
 
-def column(world: World, run: Loop, entry: Entry, name: str, *, timeout_s: float = 5.0) -> list[Any]:
+def column(world: World, run: Loop, entry: OpenedStore, name: str, *, timeout_s: float = 5.0) -> list[Any]:
     """What a read of everything brings."""
     asked = control_pb2.ReadRequest(store=entry.name, timeout_s=timeout_s)
 
@@ -68,7 +68,9 @@ def column(world: World, run: Loop, entry: Entry, name: str, *, timeout_s: float
     return found
 
 
-def test_alter_when_keys_come_then_they_are_read_and_survive_a_restart(world: World, run: Loop, entry: Entry) -> None:
+def test_alter_when_keys_come_then_they_are_read_and_survive_a_restart(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     assert alter(world, run, adding()).version == 1
     for _ in range(2):
         assert column(world, run, entry, "z") == [0, 1, 2, 3]
@@ -83,14 +85,14 @@ def test_alter_when_keys_come_then_they_are_read_and_survive_a_restart(world: Wo
         entry = world.stores.get("x")
 
 
-def test_alter_when_only_zeros_come_then_no_content_is_needed(world: World, run: Loop, entry: Entry) -> None:
+def test_alter_when_only_zeros_come_then_no_content_is_needed(world: World, run: Loop, entry: OpenedStore) -> None:
     asked = adding()
     asked.ClearField("content")
     alter(world, run, asked)
     assert column(world, run, entry, "z") == [0] * 4
 
 
-def test_alter_when_values_come_without_content_then_refused(world: World, run: Loop, entry: Entry) -> None:
+def test_alter_when_values_come_without_content_then_refused(world: World, run: Loop, entry: OpenedStore) -> None:
     asked = adding(TensorDict({"s": "text"}, [4]))
     asked.ClearField("content")
     with pytest.raises(SpecMismatchError, match="'s'"):
@@ -98,7 +100,7 @@ def test_alter_when_values_come_without_content_then_refused(world: World, run: 
 
 
 def test_alter_when_keys_go_and_are_renamed_then_read_under_the_new_names(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     alter(world, run, adding())
     renamed = [control_pb2.Renamed(old_key=key("z"), new_key=key("b", "z"))]
@@ -109,7 +111,7 @@ def test_alter_when_keys_go_and_are_renamed_then_read_under_the_new_names(
     assert sorted(path.name for path in (entry.folder / "rows").iterdir()) == ["b", "meta.json"]
 
 
-def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: Entry) -> None:
+def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: OpenedStore) -> None:
     session, asked = world.session(), adding()
     first = run(world.alterations.alter(session, 7, asked))
     seen = world.answers.seen(session.client_id, 7)
@@ -131,7 +133,7 @@ def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: Entr
     ],
 )
 def test_alter_when_it_does_not_fit_then_refused_and_nothing_changed(
-    world: World, run: Loop, entry: Entry, asked: control_pb2.AlterRequest, error: type[Exception]
+    world: World, run: Loop, entry: OpenedStore, asked: control_pb2.AlterRequest, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         alter(world, run, asked)
@@ -145,7 +147,7 @@ def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Lo
         alter(world, run, adding())
 
 
-def test_write_when_of_the_structure_before_then_told_so(world: World, run: Loop, entry: Entry) -> None:
+def test_write_when_of_the_structure_before_then_told_so(world: World, run: Loop, entry: OpenedStore) -> None:
     before = entry.spec.fingerprint
     alter(world, run, adding())
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD, before), timeout_s=5.0)
@@ -154,7 +156,7 @@ def test_write_when_of_the_structure_before_then_told_so(world: World, run: Loop
 
 
 def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     alter(world, run, control_pb2.AlterRequest(store="x", is_locked=True, timeout_s=5.0))
     assert entry.spec.root.is_locked
@@ -167,7 +169,7 @@ def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
 
 
 def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     rows = RowSet.run(0, 2)
 
@@ -192,7 +194,7 @@ def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
 
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_repair_when_a_crash_came_behind_the_record_then_finished(
-    world: World, run: Loop, entry: Entry, is_moved: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, is_moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carry_out = restructuring.carry_out
 
@@ -217,7 +219,7 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_alter_when_the_last_step_finds_no_room_then_done_once_there_is_some(
-    world: World, run: Loop, entry: Entry, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
         del arguments
@@ -241,20 +243,22 @@ def test_alter_when_the_last_step_finds_no_room_then_done_once_there_is_some(
     assert world.db.scan("pending") == []
 
 
-async def folder_is_gone(entry: Entry) -> None:
+async def folder_is_gone(entry: OpenedStore) -> None:
     """Returns when nothing of an alteration is left."""
     while restructuring.leftovers(entry.folder):  # noqa: ASYNC110 (a thread removes it)
         await asyncio.sleep(0)
 
 
-def test_repair_when_something_was_made_that_never_came_then_removed(world: World, run: Loop, entry: Entry) -> None:
+def test_repair_when_something_was_made_that_never_came_then_removed(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     (entry.folder / f"{restructuring.PREFIX}x" / "rows").mkdir(parents=True)
     assert run(world.alterations.repair()) == 0
     assert restructuring.leftovers(entry.folder) == []
 
 
 def test_repair_when_values_wait_for_what_never_came_then_they_go(
-    world: World, run: Loop, entry: Entry, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crashing(*arguments: Any, **named: Any) -> None:
         del arguments, named
@@ -276,7 +280,7 @@ def test_repair_when_values_wait_for_what_never_came_then_they_go(
     assert restructuring.leftovers(entry.folder) == []
 
 
-def waiting(entry: Entry, folder: str) -> bool:
+def waiting(entry: OpenedStore, folder: str) -> bool:
     """Whether a value waits for its key."""
     with Objects(entry.folder / "objects") as objects:
         ((_, values),) = objects.get_many([((folder, "s"), [0])])

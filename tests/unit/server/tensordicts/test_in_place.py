@@ -20,7 +20,7 @@ from tdserve.client.local.writes import put_selection
 from tdserve.control.status import encode_failure
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.order import Fifo
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
@@ -32,13 +32,13 @@ TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": torch.zeros(4, 2)}
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A store of four rows of zeros."""
     return run(world.create("x", TD))
 
 
 def writing(
-    entry: Entry, index: Any, *keys: tuple[str, ...], values: bytes = b"", timeout_s: float = 20.0
+    entry: OpenedStore, index: Any, *keys: tuple[str, ...], values: bytes = b"", timeout_s: float = 20.0
 ) -> control_pb2.WriteRequest:
     """A write of a local client: its tensors come another way."""
     return control_pb2.WriteRequest(
@@ -57,7 +57,7 @@ def begin(
     return asyncio.create_task(world.writes.write(peer.session, request, asked))
 
 
-def put(entry: Entry, index: Any, number: int) -> None:
+def put(entry: OpenedStore, index: Any, number: int) -> None:
     """What the client does when it is let."""
     store = mapped(entry)
     shape = store.leaves["a",][index].shape
@@ -65,13 +65,13 @@ def put(entry: Entry, index: Any, number: int) -> None:
     put_selection(store, parse(index), capture(td))
 
 
-def numbers(entry: Entry) -> list[int]:
+def numbers(entry: OpenedStore) -> list[int]:
     """Generations."""
     found: list[int] = entry.generation_values().tolist()
     return found
 
 
-def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.Done:
+def read(world: World, run: Loop, entry: OpenedStore, index: Any = ()) -> control_pb2.Done:
     """As any client asks for it."""
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=0.05)
     done = run(world.reads.read(world.session(9), 1, entry, asked, Deadline.after(0.05)))
@@ -79,14 +79,14 @@ def read(world: World, run: Loop, entry: Entry, index: Any = ()) -> control_pb2.
     return done
 
 
-def content(entry: Entry) -> list[int]:
+def content(entry: OpenedStore) -> list[int]:
     """The leaf ``a`` as it lies there."""
     found: list[int] = mapped(entry).leaves["a",].tolist()
     return found
 
 
 def test_write_when_the_client_has_written_then_committed_and_until_then_unreadable(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> control_pb2.Done:
         async with LocalPeer(world) as peer:
@@ -109,7 +109,7 @@ def test_write_when_the_client_has_written_then_committed_and_until_then_unreada
 
 
 def test_write_when_the_client_will_not_then_its_reason_and_the_rows_are_readable_again(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -126,7 +126,7 @@ def test_write_when_the_client_will_not_then_its_reason_and_the_rows_are_readabl
     assert read(world, run, entry).inline
 
 
-async def lose(world: World, entry: Entry) -> None:
+async def lose(world: World, entry: OpenedStore) -> None:
     """A client goes while it writes rows 1 and 2."""
     async with LocalPeer(world) as peer:
         write = begin(world, peer, writing(entry, [1, 2]))
@@ -137,9 +137,9 @@ async def lose(world: World, entry: Entry) -> None:
 
 
 def test_write_when_the_session_ends_in_the_middle_then_rows_are_lost_also_after_a_restart(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
-    async def find() -> Entry:
+    async def find() -> OpenedStore:
         return world.stores.get("x")
 
     run(lose(world, entry))
@@ -156,7 +156,7 @@ def test_write_when_the_session_ends_in_the_middle_then_rows_are_lost_also_after
 
 @pytest.mark.parametrize("is_local", [False, True])
 def test_write_when_rows_were_lost_and_are_written_again_then_whole(
-    world: World, run: Loop, entry: Entry, is_local: bool
+    world: World, run: Loop, entry: OpenedStore, is_local: bool
 ) -> None:
     async def scenario() -> None:
         await lose(world, entry)
@@ -182,7 +182,7 @@ def test_write_when_rows_were_lost_and_are_written_again_then_whole(
 
 
 def test_write_when_a_part_of_lost_rows_is_written_then_the_others_stay_lost(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         await lose(world, entry)
@@ -201,7 +201,7 @@ def test_write_when_a_part_of_lost_rows_is_written_then_the_others_stay_lost(
 
 
 def test_write_when_the_process_that_lost_the_rows_is_still_there_then_waits_for_its_end(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         stopped = LocalPeer(world)
@@ -229,7 +229,7 @@ def test_write_when_the_process_that_lost_the_rows_is_still_there_then_waits_for
 
 
 def test_write_when_others_write_the_same_rows_then_one_after_the_other_and_other_rows_at_once(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as first, LocalPeer(world, 2) as second, LocalPeer(world, 3) as third:
@@ -258,7 +258,7 @@ def test_write_when_others_write_the_same_rows_then_one_after_the_other_and_othe
 
 
 def test_write_when_a_journalled_one_and_a_local_one_meet_then_one_after_the_other(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
@@ -284,7 +284,7 @@ def test_write_when_a_journalled_one_and_a_local_one_meet_then_one_after_the_oth
 
 
 def test_write_when_several_are_under_way_then_each_says_which_version_has_it(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> list[int]:
         async with LocalPeer(world) as peer:
@@ -302,7 +302,7 @@ def test_write_when_several_are_under_way_then_each_says_which_version_has_it(
 
 
 def test_write_when_the_client_only_reads_then_refused_and_nothing_is_touched(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, is_read_only=True) as peer:

@@ -12,7 +12,7 @@ from tdserve.base.errors import DeadlineExceededError, KeyNotFoundError
 from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.structure import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.local_peer import LocalPeer
@@ -22,7 +22,7 @@ TD = TensorDict({"a": torch.arange(4), "v": NonTensorData("text", batch_size=[4]
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A store of four rows, written once."""
     made = run(world.create("x", TD))
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD, made.spec.fingerprint), timeout_s=5.0)
@@ -37,7 +37,7 @@ def reading(index: Any = (), *keys: str, timeout_s: float = 5.0, **fields: Any) 
     return asked
 
 
-def read(world: World, run: Loop, entry: Entry, asked: control_pb2.ReadRequest) -> control_pb2.Done:
+def read(world: World, run: Loop, entry: OpenedStore, asked: control_pb2.ReadRequest) -> control_pb2.Done:
     """The answer to a remote client."""
     done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(asked.timeout_s)))
     assert done is not None
@@ -45,7 +45,7 @@ def read(world: World, run: Loop, entry: Entry, asked: control_pb2.ReadRequest) 
 
 
 def test_read_when_a_selection_is_asked_for_then_its_content_comes_and_the_spec_once(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     done = read(world, run, entry, reading(slice(1, 3), "a"))
     layout = read_layout(selected_spec(entry.spec, parse(slice(1, 3)), [("a",)]))
@@ -56,16 +56,16 @@ def test_read_when_a_selection_is_asked_for_then_its_content_comes_and_the_spec_
     assert not again.accepted.HasField("spec")
 
 
-def test_read_when_the_key_is_unknown_then_refused(world: World, run: Loop, entry: Entry) -> None:
+def test_read_when_the_key_is_unknown_then_refused(world: World, run: Loop, entry: OpenedStore) -> None:
     with pytest.raises(KeyNotFoundError, match="'q'"):
         read(world, run, entry, reading((), "q"))
 
 
-def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: Entry) -> None:
+def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: OpenedStore) -> None:
     assert read(world, run, entry, reading(newer_than=1, timeout_s=0.0)).nothing_newer
 
 
-def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop, entry: Entry) -> None:
+def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop, entry: OpenedStore) -> None:
     async def waiting() -> control_pb2.Done | None:
         asked = reading((), "a", newer_than=1)
         task = asyncio.create_task(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
@@ -81,7 +81,7 @@ def test_read_when_something_newer_comes_then_it_is_read(world: World, run: Loop
 
 
 def test_read_when_rows_are_being_written_then_waits_for_them_and_for_no_others(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     entry.writes.append(RowSet.run(2, 3))
     assert read(world, run, entry, reading([0, 1], "a")).inline
@@ -91,7 +91,7 @@ def test_read_when_rows_are_being_written_then_waits_for_them_and_for_no_others(
 
 @pytest.mark.parametrize("lacks_values", [False, True])
 def test_read_when_the_client_is_local_then_told_which_store_and_what_it_lacks(
-    world: World, run: Loop, entry: Entry, lacks_values: bool
+    world: World, run: Loop, entry: OpenedStore, lacks_values: bool
 ) -> None:
     async def local_read() -> control_pb2.Done | None:
         async with LocalPeer(world, lacks_values=lacks_values) as peer:

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
 from tdserve.store.spools import SpoolWriter
 from tdserve.v1 import content_pb2, control_pb2
@@ -29,12 +29,12 @@ TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> Entry:
+def entry(world: World, run: Loop) -> OpenedStore:
     """A store of four rows of zeros."""
     return run(world.create("x", TD))
 
 
-def writing(entry: Entry, td: TensorDict, index: Any = (), *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
+def writing(entry: OpenedStore, td: TensorDict, index: Any = (), *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
     """A write of a selection."""
     return control_pb2.WriteRequest(
         store=entry.name,
@@ -45,7 +45,7 @@ def writing(entry: Entry, td: TensorDict, index: Any = (), *keys: tuple[str, ...
     )
 
 
-def column(world: World, run: Loop, entry: Entry, key: str, index: Any = ()) -> list[Any]:
+def column(world: World, run: Loop, entry: OpenedStore, key: str, index: Any = ()) -> list[Any]:
     """What a read of a selection brings."""
     asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=5.0)
     done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
@@ -55,7 +55,7 @@ def column(world: World, run: Loop, entry: Entry, key: str, index: Any = ()) -> 
     return found
 
 
-def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loop, entry: Entry) -> None:
+def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loop, entry: OpenedStore) -> None:
     whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
     assert run(world.writes.write(world.session(), 1, writing(entry, whole))).version == 1
     row = TensorDict({"a": torch.tensor(9)}, [])
@@ -68,7 +68,7 @@ def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loo
 
 
 def test_write_when_of_another_structure_then_refused_and_nothing_changed(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD[:2]))
     with pytest.raises(SpecMismatchError, match="'x'"):
@@ -79,7 +79,7 @@ def test_write_when_of_another_structure_then_refused_and_nothing_changed(
 
 @pytest.mark.parametrize("index", [9, 4, [0, 4], (0, 0)])
 def test_write_when_the_index_does_not_fit_then_refused_and_nothing_is_left_to_repair(
-    world: World, run: Loop, entry: Entry, index: Any
+    world: World, run: Loop, entry: OpenedStore, index: Any
 ) -> None:
     # A client checks too; but what is left in the journal would be applied by the next server.
     with pytest.raises(SelectionError):
@@ -90,7 +90,7 @@ def test_write_when_the_index_does_not_fit_then_refused_and_nothing_is_left_to_r
 
 
 def test_write_when_the_content_is_too_short_then_error_and_the_store_goes_on(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     with pytest.raises(RemoteProtocolError):
         run(world.writes.write(world.session(), 1, writing(entry, TD[:2])))
@@ -147,7 +147,7 @@ def test_create_when_asked_anew_while_a_first_attempt_fills_then_the_next_waits_
 
 
 def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry_answered(
-    world: World, run: Loop, entry: Entry
+    world: World, run: Loop, entry: OpenedStore
 ) -> None:
     client_id = bytes(16)
     asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), slice(1, 3), ("a",))
@@ -164,7 +164,7 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
     assert world.db.scan("pending", b"apply:") == []
 
 
-def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: Entry) -> None:
+def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: OpenedStore) -> None:
     journal = Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
     world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
     assert run(world.writes.repair()) == 0
@@ -197,7 +197,7 @@ def test_repair_when_values_had_come_over_the_channel_then_they_are_applied_from
 
 @pytest.mark.parametrize("values_nbytes", [1, 1 << 62])
 def test_write_when_values_are_announced_that_do_not_follow_then_refused_and_nothing_is_left_to_repair(
-    world: World, run: Loop, entry: Entry, values_nbytes: int
+    world: World, run: Loop, entry: OpenedStore, values_nbytes: int
 ) -> None:
     asked = writing(entry, TD)
     asked.content.values_nbytes = values_nbytes

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.rules.weights import PATIENCE
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.weights.checksums import MIN_NBYTES, QUIET_S, Checksums, Unchanged
 from tdserve.store.version_checksums import leaf_checksum
 from tdserve.structure import codec
@@ -39,7 +39,7 @@ class Weights:
         self.checksums = Checksums(world.stores)
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> OpenedStore:
         return self.world.stores.get("w")
 
     def publish(self, base: float, head: float) -> int:

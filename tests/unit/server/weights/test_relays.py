@@ -12,7 +12,7 @@ from tdserve.base.errors import CorruptDataError, DeadlineExceededError, Invalid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.fanout import SERVER, Placement
 from tdserve.rules.weights import PATIENCE, VersionRecord, Versions
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.weights import relays as relays_module
@@ -37,7 +37,7 @@ class Trees:
         self.traffic = Traffic()
         self.relays = Relays(self.traffic)
         record = StoreRecord(name="w", kind="weights", uid="u", fingerprint=SPEC.fingerprint)
-        self.entry = Entry(record, SPEC, Path("nowhere"), versions=Versions())
+        self.entry = OpenedStore(record, SPEC, Path("nowhere"), versions=Versions())
         self.entry.weight_versions().fanout = 1
         self.sessions = [world.session(number) for number in range(6)]
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, WrongStateError
 from tdserve.rules.weights import Publishing
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.weights.unpublished import Unpublished
 from tdserve.store.session_locks import SessionLock
 from tdserve.structure.capture import capture
@@ -29,19 +29,19 @@ def deadline(timeout_s: float = 20.0) -> Deadline:
     return Deadline.after(timeout_s)
 
 
-async def begin(unpublished: Unpublished) -> tuple[Entry, Publishing]:
+async def begin(unpublished: Unpublished) -> tuple[OpenedStore, Publishing]:
     """What a publish does before its content comes."""
     entry = await unpublished.store("w", SPEC, deadline())
     return entry, entry.weight_versions().begin(fingerprint=SPEC.fingerprint)
 
 
-def fail(unpublished: Unpublished, begun: tuple[Entry, Publishing], writer: str = "") -> None:
+def fail(unpublished: Unpublished, begun: tuple[OpenedStore, Publishing], writer: str = "") -> None:
     """What it does when no content comes."""
     begun[0].weight_versions().abort(begun[1])
     unpublished.give_up(begun[0], writer)
 
 
-def commit(world: World, unpublished: Unpublished, begun: tuple[Entry, Publishing]) -> int:
+def commit(world: World, unpublished: Unpublished, begun: tuple[OpenedStore, Publishing]) -> int:
     """What it does when its content is there."""
     entry, publishing = begun
     entry.weight_versions().commit(publishing, 1.0, nbytes=12)
@@ -51,7 +51,7 @@ def commit(world: World, unpublished: Unpublished, begun: tuple[Entry, Publishin
     return publishing.version
 
 
-def record(world: World, entry: Entry) -> None:
+def record(world: World, entry: OpenedStore) -> None:
     """What it does before a local client writes."""
     with world.db.transaction() as txn:
         world.stores.save_state(entry, txn, entry.weight_versions().state())
@@ -114,7 +114,7 @@ def test_store_when_all_who_publish_fail_then_nothing_is_left_and_the_next_begin
 def test_store_when_one_of_another_kind_is_being_made_then_waits_for_what_becomes_of_it(
     world: World, unpublished: Unpublished, run: Loop
 ) -> None:
-    async def scenario() -> Entry:
+    async def scenario() -> OpenedStore:
         other = await world.create("w", TensorDict({"a": torch.zeros(2)}, []), loading=True, session=3)
         with pytest.raises(DeadlineExceededError, match="the creation of store 'w'"):
             await unpublished.store("w", SPEC, deadline(0.01))

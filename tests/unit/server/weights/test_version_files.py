@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
-from tdserve.server.opened_store import Entry
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.weights.version_files import let_go, path_of
 from tdserve.structure.tree import Node, Spec
 
 
-def _publish(entry: Entry) -> int:
+def _publish(entry: OpenedStore) -> int:
     versions = entry.weight_versions()
     begun = versions.begin(fingerprint=b"f")
     path_of(entry, begun.version).write_bytes(b"content")
@@ -21,7 +21,7 @@ def _publish(entry: Entry) -> int:
 
 def test_version_when_it_is_let_go_then_its_file_goes_only_if_it_is_kept_no_more(tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
-    entry = Entry(
+    entry = OpenedStore(
         StoreRecord("w", "weights", "0" * 32), Spec(Node((), None, None, None, ())), tmp_path, versions=Versions(keep=1)
     )
     first = _publish(entry)
