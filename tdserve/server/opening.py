@@ -23,8 +23,7 @@ from tdserve.server.specs import Specs
 from tdserve.server.unfinished import Unfinished
 from tdserve.store.adopted import Adopted, check_adopted
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.rows import create

@@ -27,8 +27,7 @@ from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.environments import DATA_FILE
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations, is_of
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.root import Root
 from tdserve.store.row_columns import open_column
 from tdserve.store.sync_pass import Pass, put_back

@@ -37,8 +37,7 @@ from tdserve.server.waiting import Waiters
 from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB, Transaction
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.structure.difference import describe_difference
 from tdserve.structure.tree import Node, Spec

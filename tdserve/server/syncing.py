@@ -11,8 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterable, Set as AbstractSet
 from functools import partial
 
 from tdserve.base.deadline import Deadline

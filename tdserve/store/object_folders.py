@@ -15,8 +15,7 @@ from pathlib import Path
 from tdserve.store import environments
 from tdserve.store.faults import os_faults
 from tdserve.store.files import sync_file
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.objects import Objects
 
 NAME = "objects"

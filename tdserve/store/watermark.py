@@ -31,8 +31,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.store.faults import os_faults
 from tdserve.store.files import sync_file
 from tdserve.store.format import Folder, plan
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapped import map_shared
 from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
 from tdserve.store.row_sums import Sums, sum_of, sum_rows

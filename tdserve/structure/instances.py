@@ -3,8 +3,7 @@ constructors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Set as AbstractSet
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDictBase, TypedTensorDict

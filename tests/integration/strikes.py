@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tdserve.client.local import claims as _claims
-from tdserve.client.local import reads as local_reads
+from tdserve.client.local import claims as _claims, reads as local_reads
 from tdserve.client.transfers import upload as _outgoing
 from tdserve.data import opened as _opened
 from tdserve.store.versions import VersionFile

@@ -17,6 +17,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.base.config import TransportName
 from tests.integration.conftest import FreshServer
 from tests.integration.processes import wait_for
 from tests.integration.programs import worker_of
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 NUM_ROWS = 6
 
-TRANSPORTS: list[tdserve.TransportName] = ["shm", "gloo"]
+TRANSPORTS: list[TransportName] = ["shm", "gloo"]
 
 
 def rows(tag: str, size: int = 1, num_rows: int = NUM_ROWS) -> TensorDict:
@@ -59,7 +60,7 @@ def content(td: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("size", [1, 4_000], ids=["in messages", "in files"])
 @pytest.mark.parametrize("writes", TRANSPORTS)
 def test_rows_when_written_by_one_transport_then_all_read_them(
-    server: tdserve.Server, name: str, writes: tdserve.TransportName, size: int
+    server: tdserve.Server, name: str, writes: TransportName, size: int
 ) -> None:
     with server.client(transport=writes) as writer:
         replay = writer.create_replay(name, like=like(), capacity=2 * NUM_ROWS, ragged=["tokens"])
@@ -73,7 +74,7 @@ def test_rows_when_written_by_one_transport_then_all_read_them(
 
 @pytest.mark.parametrize("overwrites", TRANSPORTS)
 def test_value_when_overwritten_by_itself_then_the_others_of_its_row_stay(
-    server: tdserve.Server, name: str, overwrites: tdserve.TransportName
+    server: tdserve.Server, name: str, overwrites: TransportName
 ) -> None:
     with server.client(transport="shm") as writer, server.client(transport=overwrites) as other:
         replay = writer.create_replay(name, like=like(), capacity=NUM_ROWS, ragged=["tokens"])
@@ -145,7 +146,7 @@ NUM_KILLS = 4
 @pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_extends_when_the_worker_is_killed_again_and_again_then_what_was_acknowledged_is_whole(
-    fresh_server: FreshServer, transport: tdserve.TransportName
+    fresh_server: FreshServer, transport: TransportName
 ) -> None:
     server = fresh_server()
     with server.client(transport=transport, timeout_s=60.0) as client:

@@ -38,7 +38,7 @@ def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> 
 
 
 def test_connect_when_nobody_knows_the_name_then_says_so() -> None:
-    with pytest.raises(tdserve.base.errors.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
+    with pytest.raises(tdserve.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
         tdserve.connect("no-such-name.invalid:1", timeout_s=2.5)
 
 

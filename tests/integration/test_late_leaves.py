@@ -11,6 +11,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.base.config import TransportName
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +21,7 @@ KEYS = ("number", "image", "tokens", "prompt", "call")
 WAYS = ("as one batch", "one by one", "at once", "by a writer")
 """How rows are written; each part of the leaves in one of these ways, the next part in the next."""
 
-TRANSPORTS: list[tdserve.TransportName] = ["gloo", "shm"]
+TRANSPORTS: list[TransportName] = ["gloo", "shm"]
 
 NUM_ROWS = 4
 
@@ -95,10 +96,10 @@ def set_late(table: Any, index: torch.Tensor, tag: int, given: tuple[str, ...]) 
 
 @pytest.mark.parametrize("writes", TRANSPORTS)
 def test_replay_when_leaves_come_later_then_rows_are_drawn_for_what_they_have_and_whole_at_last(
-    server: tdserve.Server, writes: tdserve.TransportName
+    server: tdserve.Server, writes: TransportName
 ) -> None:
     name = f"late-replay-{writes}"
-    judges: tdserve.TransportName = "gloo" if writes == "shm" else "shm"
+    judges: TransportName = "gloo" if writes == "shm" else "shm"
     with server.client(transport=writes) as actor, server.client(transport=judges) as judge:
         for given, how in parts():
             # A ring of two writes: what comes last lies where rows that were whole have lain before.
@@ -120,7 +121,7 @@ def test_replay_when_leaves_come_later_then_rows_are_drawn_for_what_they_have_an
 
 @pytest.mark.parametrize("writes", TRANSPORTS)
 def test_queue_when_leaves_come_later_then_rows_are_taken_once_they_are_whole(
-    server: tdserve.Server, writes: tdserve.TransportName
+    server: tdserve.Server, writes: TransportName
 ) -> None:
     name = f"late-queue-{writes}"
     with server.client(transport=writes) as actor, server.client(transport="shm") as trainer:

@@ -9,6 +9,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.base.config import TransportName
 from tests.integration.conftest import FreshServer
 from tests.integration.processes import quiet_port, wait_for
 
@@ -32,7 +33,7 @@ def texts(td: TensorDict) -> list[str]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_store_when_its_values_are_full_then_the_write_changes_nothing_and_the_next_goes_on(
-    server: tdserve.Server, name: str, transport: tdserve.TransportName
+    server: tdserve.Server, name: str, transport: TransportName
 ) -> None:
     with server.client(transport=transport) as client:
         store = client.memmap(rows("a" * 200_000), name, max_object_bytes=LIMIT_BYTES)
@@ -49,7 +50,7 @@ def test_store_when_its_values_are_full_then_the_write_changes_nothing_and_the_n
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_replay_when_its_values_are_full_then_extend_is_refused_and_smaller_rows_go_in(
-    server: tdserve.Server, name: str, transport: tdserve.TransportName
+    server: tdserve.Server, name: str, transport: TransportName
 ) -> None:
     with server.client(transport=transport) as client:
         replay = client.create_replay(name, like=rows("a")[0], capacity=8, max_object_bytes=LIMIT_BYTES)
@@ -64,7 +65,7 @@ def test_replay_when_its_values_are_full_then_extend_is_refused_and_smaller_rows
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("how", ["take", "delete", "clear", "max_times_sampled"])
 def test_table_when_it_was_full_and_its_rows_have_left_then_others_go_in(
-    server: tdserve.Server, name: str, transport: tdserve.TransportName, how: str
+    server: tdserve.Server, name: str, transport: TransportName, how: str
 ) -> None:
     large = rows("a" * 300_000, num_rows=1)
     with server.client(transport=transport) as client:
@@ -158,7 +159,7 @@ def test_space_when_values_shrank_then_is_given_back_at_the_next_start_and_clien
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_store_when_deleted_and_made_again_then_its_values_are_never_the_old_ones(
-    server: tdserve.Server, name: str, transport: tdserve.TransportName
+    server: tdserve.Server, name: str, transport: TransportName
 ) -> None:
     with server.client(transport=transport) as reader, server.client() as writer:
         for turn in range(5):

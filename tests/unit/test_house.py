@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import shutil
@@ -12,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+import tdserve
 from tests import house
 from tests.private_names import private_name_faults
 
@@ -133,6 +135,15 @@ def run_fresh(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_names_when_type_checkers_read_them_then_are_those_that_are_loaded() -> None:
+    stub = ast.parse((ROOT / "tdserve/__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    loaded = {name: (getattr(tdserve, name).__module__, name) for name in tdserve.__all__}
+    assert len(imports) == len(stub.body) - 1  # __all__
+    assert told == loaded
 
 
 def test_import_when_interpreter_is_fresh_then_does_nothing() -> None:

@@ -27,8 +27,7 @@ from tdserve.base.machine import pid_namespace, why_not_shared
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.messages.values.columns import Buffer
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import is_of
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool
 from tdserve.store.version_mappings import drop_unlinked

@@ -7,8 +7,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from tdserve.base.addresses import address_towards as route_towards
-from tdserve.base.addresses import interface_address, resolve
+from tdserve.base.addresses import address_towards as route_towards, interface_address, resolve
 from tdserve.base.config import client_interface
 from tdserve.base.errors import ConnectError, InvalidRequestError
 

@@ -34,10 +34,8 @@ from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import values_path
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker, drop_store
-from tdserve.store import object_folders, restructuring
-from tdserve.store import rows as row_files
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store import object_folders, restructuring, rows as row_files
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.structure import codec
 from tdserve.structure.altering import Alteration, Altered, Renaming
 from tdserve.structure.tree import Path, Spec

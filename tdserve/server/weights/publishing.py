@@ -7,8 +7,7 @@ from pathlib import Path as FilePath
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError
-from tdserve.rules.weights import Publishing as UnfinishedVersion
-from tdserve.rules.weights import VersionRecord, check_metadata
+from tdserve.rules.weights import Publishing as UnfinishedVersion, VersionRecord, check_metadata
 from tdserve.server import inline_tasks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore

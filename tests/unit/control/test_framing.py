@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tdserve.base.errors import PeerLostError, RemoteProtocolError
 from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader, WorkerSocket, frame

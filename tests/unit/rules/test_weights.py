@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError

@@ -18,8 +18,7 @@ from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.specs import Specs
 from tdserve.store import rows
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
 from tdserve.store.watermark import SyncedStore

@@ -12,8 +12,7 @@ from tensordict import TensorDict, tensorclass
 
 from tdserve.store.format import encode_key, plan
 from tdserve.store.rows import create
-from tdserve.structure.tree import Node, Spec, TensorLeaf
-from tdserve.structure.tree import Path as KeyPath
+from tdserve.structure.tree import Node, Path as KeyPath, Spec, TensorLeaf
 
 F32 = TensorLeaf("float32", (3,))
 

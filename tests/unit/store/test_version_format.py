@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.store.version_format import check_header_nbytes, data_start, escape, layout_of, version_layout

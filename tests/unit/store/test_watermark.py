@@ -13,8 +13,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.store import rows
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE
-from tdserve.store.generations import Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.row_columns import open_column
 from tdserve.store.watermark import FILE_NAME, SyncedStore, find_whole, sync_store

@@ -9,8 +9,7 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, PersistentTensorDict, TensorDict
 
 from tdserve.base.errors import CorruptDataError

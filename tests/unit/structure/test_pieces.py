@@ -12,8 +12,7 @@ from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.messages.values.columns import ValueColumn, decode_block, encode_block, join
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces, blob_of_zeros, jagged, pieces_of_jagged
-from tests.unit.structure.ragged import CASES, check_same
-from tests.unit.structure.ragged import jagged as nested
+from tests.unit.structure.ragged import CASES, check_same, jagged as nested
 
 TENSORS = [torch.arange(6.0).view(3, 2), torch.empty(0, 2), torch.ones(1, 2)]
 RAGGED = Ragged(Form.STACK, "float32", (-1, 2))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message, Part
-from tdserve.messages.layout import Trailing as Column
+from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message, Part, Trailing as Column
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.sources_sinks import (
     FlatEnd,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
-from threading import Event, Thread
-from threading import enumerate as running_threads
+from threading import Event, Thread, enumerate as running_threads
 from typing import Any
 
 import pytest

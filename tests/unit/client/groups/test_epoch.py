@@ -16,6 +16,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, PeerLostError
 from tdserve.client.groups import epoch as group_epoch
 from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
+from tdserve.client.groups.group import Group
 from tdserve.transport.group_content import CALL_TAG, Wire
 from tests.integration.processes import wait_for
 from tests.unit.client.groups.teams import Team, content, number_in
@@ -102,7 +103,7 @@ def test_call_when_a_member_leaves_that_has_finished_it_then_the_others_finish_i
     with Team(server, 3) as team:
         barrier = Barrier(3)
 
-        def play(group: tdserve.client.groups.group.Group) -> list[int]:
+        def play(group: Group) -> list[int]:
             epoch, deadline = group._epoch, Deadline.after(20.0)
             with epoch.call(deadline, "it") as link:
                 barrier.wait(20.0)
@@ -114,7 +115,7 @@ def test_call_when_a_member_leaves_that_has_finished_it_then_the_others_finish_i
                 wire.wait([wire.expect(into, 1 - group.rank), wire.post(torch.full_like(into, 7), 1 - group.rank)])
             return into.tolist()
 
-        def leave(group: tdserve.client.groups.group.Group) -> list[int]:
+        def leave(group: Group) -> list[int]:
             found = play(group)
             if group.rank == 2:
                 go(team, 2, how)
@@ -150,7 +151,7 @@ def test_call_of_two_when_the_other_was_let_go_of_a_call_of_all_then_refused_wit
         with pytest.raises(PeerLostError, match=said):
             team.groups[1].send(content(1), 0)
 
-        def play(group: tdserve.client.groups.group.Group) -> int:
+        def play(group: Group) -> int:
             if group.rank == 2:
                 return number_in(group.recv(content(0), 1))
             group.send(content(4), 2)
@@ -197,7 +198,7 @@ def test_leave_when_a_call_of_another_is_almost_through_then_it_ends_well(server
     with Team(server, 2) as team:
         for number in range(3):
 
-            def play(group: tdserve.client.groups.group.Group, number: int = number) -> int:
+            def play(group: Group, number: int = number) -> int:
                 if group.rank == 0:
                     group.broadcast(content(number, 3_000_000), 0)
                     group.close()
@@ -217,7 +218,7 @@ def test_call_of_two_when_a_third_has_left_then_it_goes_on_and_calls_of_all_do_n
         (team.groups if how == "group" else team.clients)[2].close()
         wait_for(lambda: epoch_of(team, 0).is_lost and epoch_of(team, 1).is_lost, "the news of the leave")
 
-        def play(group: tdserve.client.groups.group.Group) -> int:
+        def play(group: Group) -> int:
             if group.rank == 0:
                 group.send(content(5), 1)
                 return number_in(group.from_remote_init(1))

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tdserve.base.errors import RemoteProtocolError, TDServeError
 from tdserve.messages.values.columns import JoinedValues, sizes_of

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tdserve.messages.values.encoding import MIN_TOGETHER, encode, encode_common, pickled
 from tdserve.messages.values.messages import MAX_DEPTH, encode_value

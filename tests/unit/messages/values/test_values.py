@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.messages.values.decoding import PICKLED
