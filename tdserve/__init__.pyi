@@ -104,5 +104,3 @@ from tdserve.rules.replay.slices import (
 from tdserve.rules.replay.without_replacement import (
     WithoutReplacement as WithoutReplacement,
 )
-
-__all__: list[str]
