@@ -129,7 +129,7 @@ def claim(
 
 def is_claiming(replay: Any) -> bool:
     """Whether a handle takes rows by itself."""
-    return replay._joining._claimer._claim is not None
+    return replay._coalescer._claim_policy._claim is not None
 
 
 def leave_root(say: Say, address: str, root: str) -> None:

@@ -27,8 +27,8 @@ class Brings(Enum):
     PLACE = 2  # in a group, which the session has now, and gives up with its end
 
 
-class GivenUp:
-    """Those of one session. Threads: safe.
+class AbandonedRequests:
+    """The abandoned requests of one session. Threads: safe.
 
     Args:
         clock: Seconds that never go back.
@@ -40,7 +40,7 @@ class GivenUp:
         self._since: dict[int, tuple[float, bool]] = {}
 
     def add(self, request: int, body: Mapping[str, Any]) -> None:
-        """A request is given up.
+        """Adds a request whose caller has stopped waiting.
 
         Args:
             body: The field of its message.
@@ -51,12 +51,12 @@ class GivenUp:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server has owed an answer for long."""
+        """Whether the server has owed an answer for longer than ``SILENT_S``."""
         with self._lock:
             return any(self._clock() - since > SILENT_S for since, _ in self._since.values())
 
     def look(self, message: control_pb2.ServerMessage, *, is_local: bool) -> Brings:
-        """What a message brings to who has given up waiting for it.
+        """Returns what a message brings that no caller waits for.
 
         Args:
             is_local: Whether content of the session is moved by the client, which then says that it does not.

@@ -20,7 +20,7 @@ REAP_TIMEOUT_S = 30.0
 """For the server to take small messages that were sent long ago."""
 
 
-class Mailbox:
+class ClientControlChannel:
     """Forms a channel beside the first request, which need not wait for it.
 
     Where none can be formed, everything small goes on over gRPC.

@@ -21,9 +21,9 @@ from tdserve.base.errors import (
 from tdserve.client.content.gpu import NO_GPU, Gpu, agreed
 from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.relays.relay import Relays
-from tdserve.client.session.abandoned_requests import Brings, GivenUp
+from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
 from tdserve.client.session.content_channel import ContentChannel, ContentChannels
-from tdserve.client.session.control_channel import Mailbox
+from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import hello
 from tdserve.client.session.network_interface import address_towards, unformed
@@ -95,7 +95,7 @@ class Session:
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self._lock = Lock()
         self._requests = requests
-        self._given_up = GivenUp()
+        self._abandoned = AbandonedRequests()
         greeting = Pending(on_silence=self._give_up)
         self._pending: dict[int, Pending] = {0: greeting}
         self._lost: TDServeError | None = None
@@ -103,7 +103,7 @@ class Session:
         self._contents = ContentChannels(
             self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
         )
-        self._mailbox: Mailbox | None = None
+        self._control_channel: ClientControlChannel | None = None
         self._spooled: dict[int, tuple[int, int]] = {}
         self.relays = Relays(self.notify, self.interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
@@ -120,12 +120,14 @@ class Session:
         if self.local is not None:
             return
         bond = session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
-        mailbox = Mailbox(self.interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer)
+        control_channel = ClientControlChannel(
+            self.interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer
+        )
         with self._lock:
-            self._mailbox = mailbox
-        mailbox.begin()
+            self._control_channel = control_channel
+        control_channel.begin()
         if self._lost is not None:
-            mailbox.close()
+            control_channel.close()
 
     @property
     def is_lost(self) -> bool:
@@ -173,7 +175,9 @@ class Session:
         if content is not None:
             message.channel = content.number
         try:
-            pending.is_mailed = self.local is None and self._mailbox is not None and self._mailbox.send(message)
+            pending.is_mailed = (
+                self.local is None and self._control_channel is not None and self._control_channel.send(message)
+            )
             if not pending.is_mailed:
                 (self.local or self._stream).send(message)
         except TransportError:
@@ -204,8 +208,8 @@ class Session:
         """
         with self._lock:
             pending = self._pending.pop(request, None)
-        if self._mailbox is not None:
-            self._mailbox.forget(request)
+        if self._control_channel is not None:
+            self._control_channel.forget(request)
         if pending is None or pending.has_ended:
             self._free_spooled(request)
 
@@ -234,20 +238,20 @@ class Session:
         """Asks the server to give a waiting request up; the same way as the request, which it must not overtake."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
         pending = self._pending.get(request)
-        way: Any = self.local or (self._mailbox if pending is not None and pending.is_mailed else self._stream)
+        way: Any = self.local or (self._control_channel if pending is not None and pending.is_mailed else self._stream)
         with suppress(TransportError):
             way.send(message)
 
     @property
     def is_turning(self) -> bool:
-        """As of ``Mailbox.is_turning``."""
-        return self._mailbox is not None and self._mailbox.is_turning
+        """As of ``ClientControlChannel.is_turning``."""
+        return self._control_channel is not None and self._control_channel.is_turning
 
     @property
     def inline_bytes(self) -> int:
         """Content up to this size rides in a request."""
         limit: int = self.welcome.inline_bytes
-        is_mail = self._mailbox is not None and self._mailbox.is_open
+        is_mail = self._control_channel is not None and self._control_channel.is_open
         return min(limit, MAIL_INLINE_BYTES) if is_mail else limit
 
     @property
@@ -339,10 +343,10 @@ class Session:
     @property
     def is_silent(self) -> bool:
         """Whether the server has owed this session an answer for long."""
-        return self._given_up.is_silent
+        return self._abandoned.is_silent
 
     def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
-        self._given_up.add(request, body)
+        self._abandoned.add(request, body)
         pending = self._pending.get(request)
         late = None if pending is None else pending.take_late()  # between the end of the wait and this
         if isinstance(late, control_pb2.ServerMessage):
@@ -401,7 +405,7 @@ class Session:
 
     def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
         """Deals with what a message brings to a call that was given up; whether there was such a thing."""
-        brings = self._given_up.look(message, is_local=self.local is not None)
+        brings = self._abandoned.look(message, is_local=self.local is not None)
         if brings is Brings.PLACE:
             self._give_up()
         elif brings is Brings.CONTENT:
@@ -413,8 +417,8 @@ class Session:
             self.relays.feed(entry)
         elif not entry.is_mail:
             self._contents.feed(entry)
-        elif self._mailbox is not None:
-            self._mailbox.feed(entry)
+        elif self._control_channel is not None:
+            self._control_channel.feed(entry)
 
     def _write_in_place(self, request: int, pending: Pending, accepted: control_pb2.Accepted) -> None:
         try:
@@ -470,11 +474,11 @@ class Session:
             self._lost = error
             self._is_over.set()
             waiting, self._pending = list(self._pending.values()), {}
-            mailbox = self._mailbox
+            control_channel = self._control_channel
         for pending in waiting:
             pending.put(error)
         self.groups.lose(error)
         self._contents.lose(error)
-        if mailbox is not None:
-            mailbox.close()
+        if control_channel is not None:
+            control_channel.close()
         self.relays.close()

@@ -1,4 +1,4 @@
-"""When a handle's extends wish for a claim, and when they use it: a writer that goes on writing asks for rows once."""
+"""When the extends of a handle ask for a claim and use it: a writer that keeps writing asks for rows once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tdserve.store.claims import has_fences
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
 
-FIRST_WISH = 4
-"""Extends of a handle before it takes itself for a writer that goes on."""
+FIRST_CLAIM_EXTENDS = 4
+"""Extends of a handle before it counts as a writer that keeps writing."""
 
 MAX_PAUSE = 4096
-"""Extends between two wishes, where claims are taken back before they are worth it: others write too."""
+"""Most extends between two requests for a claim, where other writers end claims before they are worth it."""
 
 MIN_EXTENDS = 8
 """A claim was worth it if it was used so often."""
@@ -35,29 +35,29 @@ more than half as many are asked for one by one."""
 
 
 @dataclass
-class Wish:
-    """What an extend that is asked for says beside.
+class ClaimRequest:
+    """A request for a claim, which travels with an extend.
 
     Attributes:
-        num_rows: So far would the writer be ahead.
-        session: By which it was sent last.
+        num_rows: Rows that the writer wants ahead.
+        session: The session that sent it last.
     """
 
     num_rows: int
     session: Session | None = None
 
 
-class Unsure(NamedTuple):
-    """Nobody knows whether the rows of an extend are stored; asked for under its number, they are stored once.
+class UnknownOutcome(NamedTuple):
+    """It is unknown whether the rows of an extend are stored; a retry under its request number stores them once.
 
     Attributes:
-        request: The number.
+        request: The request number.
     """
 
     request: int
 
 
-class Claimer:
+class ClaimPolicy:
     """The claims of one handle. Threads: safe.
 
     Args:
@@ -66,7 +66,8 @@ class Claimer:
         settings: Its rules: where more is to be decided of an extend than which rows are next, nothing is claimed.
 
     Attributes:
-        is_wishing: Whether the answer to a wish is awaited: what is asked for before it comes would end the claim.
+        is_awaiting_claim: Whether the answer to a claim request is awaited. An extend sent before it arrives would end
+            the claim.
     """
 
     def __init__(self, client: SessionClient, target: Target, settings: Settings) -> None:
@@ -76,11 +77,11 @@ class Claimer:
         has_tensors_only = spec is not None and bool(spec.tensors) and not spec.values
         self._is_possible = has_fences() and settings.is_plain_ring and has_tensors_only
         self._claim: RowClaim | None = None
-        self._num_left = FIRST_WISH  # extends until the next wish
-        self._pause = FIRST_WISH
-        self.is_wishing = False
+        self._num_left = FIRST_CLAIM_EXTENDS  # extends until the next request for a claim
+        self._pause = FIRST_CLAIM_EXTENDS
+        self.is_awaiting_claim = False
 
-    def extend(self, captured: Captured) -> torch.Tensor | Unsure | None:
+    def extend(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows, of which nothing is said, without asking.
 
         Returns:
@@ -94,7 +95,7 @@ class Claimer:
             rows = claim.extend(number, captured)
         except TransportError:
             self._claim = None
-            return Unsure(number)
+            return UnknownOutcome(number)
         except BaseException:
             self._claim = None
             self._client.requests.end(number)
@@ -105,21 +106,21 @@ class Claimer:
             return None
         return torch.from_numpy(rows)
 
-    def wish(self, num_rows: int) -> Wish | None:
-        """For an extend of so many rows that is asked for now; None where it has none."""
-        if not self._is_possible or self._claim is not None or self.is_wishing or not self._client.is_local:
+    def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
+        """Returns what an extend of so many rows, sent now, asks for beside; None if it asks for no claim."""
+        if not self._is_possible or self._claim is not None or self.is_awaiting_claim or not self._client.is_local:
             return None
         if 2 * num_rows > AHEAD_ROWS:
             return None
         self._num_left -= 1
         if self._num_left > 0:
             return None
-        self.is_wishing = True
-        return Wish(min(AHEAD * num_rows, AHEAD_ROWS))
+        self.is_awaiting_claim = True
+        return ClaimRequest(min(AHEAD * num_rows, AHEAD_ROWS))
 
-    def answer(self, wish: Wish, done: control_pb2.Done | None) -> None:
-        """An extend with a wish was answered, or has failed."""
-        local = None if wish.session is None else wish.session.local
+    def take_answer(self, claim_request: ClaimRequest, done: control_pb2.Done | None) -> None:
+        """Takes the answer to an extend that asked for a claim; None if it failed."""
+        local = None if claim_request.session is None else claim_request.session.local
         stored = self._target.stored
         self._num_left = self._pause
         if done is None or local is None or stored is None or not done.HasField("claim"):
@@ -131,12 +132,12 @@ class Claimer:
                 pass  # the session is over
             except TDServeError:  # the server takes it back when it is asked for rows
                 self._is_possible = False
-        self.is_wishing = False
+        self.is_awaiting_claim = False
 
     def _end(self, claim: RowClaim) -> None:
         self._claim = None
         if claim.is_exhausted or claim.num_extends >= MIN_EXTENDS:
-            self._pause = FIRST_WISH
+            self._pause = FIRST_CLAIM_EXTENDS
         else:
             self._pause = min(2 * self._pause, MAX_PAUSE)
         self._num_left = 1 if claim.is_exhausted else self._pause

@@ -11,7 +11,7 @@ from tensordict.utils import is_non_tensor
 from tdserve.structure.tree import Spec
 
 
-def by_columns(batch: Any, row: Spec) -> TensorDict | None:
+def destack(batch: Any, row: Spec) -> TensorDict | None:
     """A lazy stack of rows in the form that a table declares: dense but for the parts that differ in structure there.
 
     Such a stack differs as a whole where one part of its rows does.

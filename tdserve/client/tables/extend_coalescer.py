@@ -26,7 +26,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.process_exit import before_executors_end, before_the_end
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
-from tdserve.client.tables.claim_policy import Claimer, Unsure, Wish
+from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.counts import ToldCounts
 from tdserve.client.tables.parts import Part, joined
 from tdserve.client.transfers.upload import Outgoing, Target
@@ -54,7 +54,7 @@ MAX_UNDER_WAY = 2
 the client may have under way."""
 
 
-class Joining:
+class ExtendCoalescer:
     """The extends of one handle that nobody waits for one by one. Threads: safe.
 
     Args:
@@ -77,7 +77,7 @@ class Joining:
         told: ToldCounts | None = None,
     ) -> None:
         self._told = told or ToldCounts(0, 0)
-        self._claimer = Claimer(client, target, settings)
+        self._claim_policy = ClaimPolicy(client, target, settings)
         self._client = client
         self._target = target
         self._max_rows = max_rows
@@ -94,12 +94,12 @@ class Joining:
         self._pid = os.getpid()
         before_executors_end(_finish_all)
         before_the_end(_finish_all)
-        _joinings.add(self)
+        _coalescers.add(self)
 
     @classmethod
     def of_table(
         cls, client: SessionClient, target: Target, settings: Settings, capacity: int, *, told: ToldCounts
-    ) -> Joining:
+    ) -> ExtendCoalescer:
         """As the rules of a table allow it: where writers wait for a limiter, each extend is let in by itself."""
         max_rows = 1 if settings.limiter.blocks_writers else capacity // 4
         return cls(
@@ -149,7 +149,7 @@ class Joining:
         self._go_on()
 
     def _may_send(self) -> bool:
-        if not self._waiting or self._claimer.is_wishing or self._opening is not None or self._is_in_line:
+        if not self._waiting or self._claim_policy.is_awaiting_claim or self._opening is not None or self._is_in_line:
             return False
         if self._under_way and self._client.is_turning:  # on another way it would overtake them
             return False
@@ -180,27 +180,27 @@ class Joining:
 
     def send(self, part: Part) -> torch.Tensor:
         """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
-        wish = self._claimer.wish(part.request.num_rows)
-        make_outgoing, make_body = self._recipe([part], wish)
+        claim_request = self._claim_policy.make_claim_request(part.request.num_rows)
+        make_outgoing, make_body = self._recipe([part], claim_request)
         done = None
         try:
             done = write(
                 self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what, request=part.number
             )
         finally:
-            if wish is not None:
-                self._claimer.answer(wish, done)
+            if claim_request is not None:
+                self._claim_policy.take_answer(claim_request, done)
                 self._advance()  # what has waited for the answer
         self._told.take(done)
         return _indices(done)
 
-    def claim(self, captured: Captured) -> torch.Tensor | Unsure | None:
-        """Writes rows of which nothing is said without asking, as of ``Claimer.extend``; not past those that wait."""
-        return None if self.is_waiting else self._claimer.extend(captured)
+    def claim(self, captured: Captured) -> torch.Tensor | UnknownOutcome | None:
+        """Writes rows without annotations as ``ClaimPolicy.extend`` does; returns None if others wait before them."""
+        return None if self.is_waiting else self._claim_policy.extend(captured)
 
     def _claim(self, part: Part) -> bool:
         """Whether a part needs not be asked for: it is stored, or tried again in another thread."""
-        found = self._claimer.extend(part.captured) if part.is_plain else None
+        found = self._claim_policy.extend(part.captured) if part.is_plain else None
         if isinstance(found, torch.Tensor):
             part.future.set_result(found)
         elif found is not None:
@@ -228,7 +228,7 @@ class Joining:
         return request
 
     def _send(self, parts: list[Part]) -> None:
-        wish: Wish | None = None
+        claim_request: ClaimRequest | None = None
         request: int | None = None
         try:
             while parts and self._claim(parts[0]):
@@ -236,8 +236,8 @@ class Joining:
             request = self._begin(parts) if parts else None
             if request is None:
                 return
-            wish = self._claimer.wish(parts[0].request.num_rows)
-            make_outgoing, make_body = self._recipe(parts, wish)
+            claim_request = self._claim_policy.make_claim_request(parts[0].request.num_rows)
+            make_outgoing, make_body = self._recipe(parts, claim_request)
             deadline = min((part.deadline for part in parts), key=_end_of)
             late: list[Part] = []
             done = write_early(
@@ -252,8 +252,8 @@ class Joining:
         except BaseException as fault:
             if request is not None:
                 self._client.requests.end(request)
-            if wish is not None:
-                self._claimer.answer(wish, None)
+            if claim_request is not None:
+                self._claim_policy.take_answer(claim_request, None)
             if isinstance(fault, TDServeError):
                 _fail(parts, fault)
                 return
@@ -263,9 +263,11 @@ class Joining:
         with self._lock:
             self._under_way[done] = sum(part.nbytes for part in parts)
             self._opening = done if late else None
-        done.add_done_callback(lambda done: self._settle(done, parts, wish))  # what it closes over would live on
+        done.add_done_callback(
+            lambda done: self._settle(done, parts, claim_request)
+        )  # what it closes over would live on
 
-    def _recipe(self, parts: list[Part], wish: Wish | None) -> tuple[MakeOutgoing, MakeBody]:
+    def _recipe(self, parts: list[Part], claim_request: ClaimRequest | None) -> tuple[MakeOutgoing, MakeBody]:
         request = joined([part.request for part in parts])
         captured = [part.captured for part in parts]
 
@@ -276,21 +278,21 @@ class Joining:
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
             message.MergeFrom(request)
-            if wish is not None:
-                wish.session, message.wished_claim = session, wish.num_rows
+            if claim_request is not None:
+                claim_request.session, message.wished_claim = session, claim_request.num_rows
             return {"extend": message}
 
         return make_outgoing, make_body
 
-    def _settle(self, done: Future[control_pb2.Done], parts: list[Part], wish: Wish | None) -> None:
+    def _settle(self, done: Future[control_pb2.Done], parts: list[Part], claim_request: ClaimRequest | None) -> None:
         error = done.exception()
         with self._lock:
             del self._under_way[done]
             late = self._released(error) if self._opening is done else []
         if error is not None:
             _fail(late, error)
-        if wish is not None:
-            self._claimer.answer(wish, done.result() if error is None else None)
+        if claim_request is not None:
+            self._claim_policy.take_answer(claim_request, done.result() if error is None else None)
         if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
             # Refused for what they are together, such as more rows than a limiter lets through at once: one by one.
             with self._lock:
@@ -337,14 +339,14 @@ class Joining:
             wait(unfinished, end_s - time.monotonic()) if unfinished else time.sleep(SENDING_POLL_S)
 
 
-_joinings: WeakSet[Joining] = WeakSet()
+_coalescers: WeakSet[ExtendCoalescer] = WeakSet()
 
 
 def _finish_all() -> None:
     """What nobody has waited for is stored all the same, as of futures of Python's own."""
     end_s = time.monotonic() + EXIT_FLUSH_S
-    for joining in list(_joinings):
-        joining.finish(end_s)
+    for coalescer in list(_coalescers):
+        coalescer.finish(end_s)
 
 
 def _fail(parts: Sequence[Part], error: BaseException) -> None:

@@ -21,8 +21,8 @@ RENEWAL_TIMEOUT_S = 1.0
 """Between the end of the old table and the new one: a table of many GiB takes its time."""
 
 
-def widen(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | None:
-    """Makes a table for rows like those of a batch.
+def retype(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | None:
+    """Recreates an empty table for rows like those of a batch.
 
     Args:
         client: Its connection.
@@ -33,7 +33,7 @@ def widen(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | N
     Returns:
         The table as it is now, which fits the batch perhaps; None when it is as the caller knows it.
     """
-    found = renewed(client, name, row)
+    found = current_description(client, name, row)
     if found is not None:
         return found
     spec = widened(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
@@ -53,13 +53,13 @@ def widen(client: Any, name: str, row: Spec, batch: Any) -> StoreDescription | N
     try:
         client._change("CreateStore", request, timeout_s=client.timeout_s)
     except (StoreExistsError, StoreNotFoundError):
-        return renewed(client, name, row)  # somebody else was quicker
+        return current_description(client, name, row)  # another client was quicker
     made: StoreDescription = client.describe(name, timeout_s=0)
     return made
 
 
-def makes_dense(batch: Any, taken: Spec) -> bool:
-    """Whether nested tensors of a batch, all of one length, were taken apart as dense ones.
+def was_densified(batch: Any, taken: Spec) -> bool:
+    """Returns whether nested tensors of a batch, all of one length, were captured as dense ones.
 
     Args:
         batch: Rows.
@@ -71,8 +71,8 @@ def makes_dense(batch: Any, taken: Spec) -> bool:
     return any(path in dense and leaf.ragged is not None and leaf.ragged.form in forms for path, leaf in found)
 
 
-def renewed(client: SessionClient, name: str, row: Spec) -> StoreDescription | None:
-    """The table of this name if it was made anew for rows that differ; None if it was not.
+def current_description(client: SessionClient, name: str, row: Spec) -> StoreDescription | None:
+    """Returns the description of a table that was recreated for rows that differ; None if it was not.
 
     Raises:
         StoreNotFoundError: There is none.

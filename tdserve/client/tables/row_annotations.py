@@ -19,10 +19,10 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
 
 
-def say_of_rows(
+def set_row_annotations(
     request: control_pb2.ExtendRequest, settings: Settings, *, priority: Any, ends: Any, policy_version: Any
 ) -> None:
-    """Writes into a request what is said of its rows beside their content; arguments as of ``TableHandle.extend``.
+    """Sets priorities, ends and policy versions of a request's rows; arguments as of ``TableHandle.extend``.
 
     Raises:
         InvalidRequestError: One cannot be, is neither for all rows nor for each, or not what the table has.

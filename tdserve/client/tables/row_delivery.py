@@ -59,7 +59,7 @@ class Delivery:
         self._most = max(batch, min(num_joined, table.capacity // MIN_RING_BATCHES))
 
     @property
-    def is_joining(self) -> bool:
+    def is_coalescing(self) -> bool:
         """Whether waiting batches are joined into one.
 
         Not where a limiter makes writers wait: there more than was asked for could wait for ever.
@@ -69,7 +69,7 @@ class Delivery:
     @property
     def max_rows(self) -> int:
         """Rows of the next batch at most."""
-        return self._most if self.is_joining else min(self._most, self._batch)
+        return self._most if self.is_coalescing else min(self._most, self._batch)
 
     def send(self, batch: Batch, on_stored: Callable[[int], None]) -> None:
         """Stores the rows of a batch in order; in smaller and smaller calls where the table refuses so many at once.

@@ -152,7 +152,7 @@ class RowSender:
                 self._wake()
             if now_s - self._sending_since_s > PROBE_S:
                 self._probe(now_s)
-            if is_full and self._num_complete - self.num_sent > self._batch and not self._delivery.is_joining:
+            if is_full and self._num_complete - self.num_sent > self._batch and not self._delivery.is_coalescing:
                 self._progress.wait(GIVE_WAY_S)
 
     def end_trajectory(self) -> None:

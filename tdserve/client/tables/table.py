@@ -32,11 +32,11 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
 from tdserve.client.tables.changes import change, generations_of, row_numbers
 from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
-from tdserve.client.tables.destack import by_columns
-from tdserve.client.tables.extend_coalescer import Joining
+from tdserve.client.tables.destack import destack
+from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.parts import Part
-from tdserve.client.tables.retype_table import makes_dense, renewed, widen
-from tdserve.client.tables.row_annotations import checked_max_lag, say_of_rows
+from tdserve.client.tables.retype_table import current_description, retype, was_densified
+from tdserve.client.tables.row_annotations import checked_max_lag, set_row_annotations
 from tdserve.client.tables.sampling import Query, built, rows_here
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.read import Content, finish_read
@@ -69,13 +69,13 @@ class TableHandle(TableRows, ByAddress):
         self.name = description.name
         self._follow(description)
 
-    _of_process = ("_client", "_joining")
+    _of_process = ("_client", "_coalescer")
 
     @OfProcess
-    def _joining(self) -> Joining:
+    def _coalescer(self) -> ExtendCoalescer:
         """What sends rows; anew where the table is."""
         target = Target(self.name, self.spec.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
-        return Joining.of_table(self._client, target, self.settings, self.capacity, told=self._told)
+        return ExtendCoalescer.of_table(self._client, target, self.settings, self.capacity, told=self._told)
 
     def _follow(self, description: StoreDescription) -> None:
         """Makes this the handle of the table as it is described."""
@@ -85,7 +85,7 @@ class TableHandle(TableRows, ByAddress):
         self._told = ToldCounts(description.num_rows, description.inserts)
         self.settings = Settings.from_json(description.settings)
         self._stored = self.spec.prepend((self.capacity,))
-        self.__dict__.pop("_joining", None)
+        self.__dict__.pop("_coalescer", None)
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
 
@@ -152,17 +152,17 @@ class TableHandle(TableRows, ByAddress):
             empty = torch.empty(0, dtype=torch.int64)
             return _done(empty) if return_early else empty
         is_plain = not keys and priority is None and ends is None and policy_version is None
-        tried = self._joining.claim(captured) if is_plain else None
+        tried = self._coalescer.claim(captured) if is_plain else None
         if isinstance(tried, torch.Tensor):
             return _done(tried) if return_early else tried
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
-        say_of_rows(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
+        set_row_annotations(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
         part = Part.of(captured, request, deadline, number=tried and tried.request)
-        if return_early or self._joining.is_waiting:  # what waits there came first
-            self._joining.submit(part)
+        if return_early or self._coalescer.is_waiting:  # what waits there came first
+            self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
-        index = self._joining.send(part)
+        index = self._coalescer.send(part)
         self._is_in_use = True
         return index
 
@@ -354,11 +354,11 @@ class TableHandle(TableRows, ByAddress):
         )
 
     def _following(self, act: Callable[[], T]) -> T:
-        """Does something; anew, where the table was made anew meanwhile for rows that differ in size."""
+        """Runs ``act``, once more if the table was recreated with ragged rows in between."""
         try:
             result = act()
         except (StoreNotFoundError, SpecMismatchError):
-            description = None if self._is_in_use else renewed(self._client, self.name, self.spec)
+            description = None if self._is_in_use else current_description(self._client, self.name, self.spec)
             if description is None:
                 raise
             self._follow(description)
@@ -373,14 +373,14 @@ class TableHandle(TableRows, ByAddress):
         """
         try:
             found = self._taken_apart(batch)
-            if self._is_in_use or not makes_dense(batch, found[0].spec):
+            if self._is_in_use or not was_densified(batch, found[0].spec):
                 return found
         except SpecMismatchError:
-            if (columns := by_columns(batch, self.spec)) is not None:
+            if (columns := destack(batch, self.spec)) is not None:
                 return self._taken_apart(columns)
             if self._is_in_use:
                 raise
-        if (description := widen(self._client, self.name, self.spec, batch)) is not None:
+        if (description := retype(self._client, self.name, self.spec, batch)) is not None:
             self._follow(description)
         return self._taken_apart(batch)
 

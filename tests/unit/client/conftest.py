@@ -61,7 +61,7 @@ def handle(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
 def mailing(remote_client: tdserve.Client) -> Session:
     """A session whose small messages ride a channel already."""
     session = remote_client.session(Deadline.after(20.0))
-    mailbox = session._mailbox
-    assert mailbox is not None
-    wait_for(lambda: mailbox.is_open, "the opening of the mailbox")
+    control_channel = session._control_channel
+    assert control_channel is not None
+    wait_for(lambda: control_channel.is_open, "the opening of the control channel")
     return session

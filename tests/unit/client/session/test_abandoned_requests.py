@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.client.session.abandoned_requests import SILENT_S, Brings, GivenUp
+from tdserve.client.session.abandoned_requests import SILENT_S, AbandonedRequests, Brings
 from tdserve.v1 import control_pb2
 
 REQUEST = 7
@@ -34,7 +34,7 @@ JOIN = {"join_group": control_pb2.JoinGroup()}
 def test_answer_when_it_comes_late_then_told_what_it_brings_once(
     is_local: bool, body: dict[str, Any], message: control_pb2.ServerMessage, brings: Brings
 ) -> None:
-    given_up = GivenUp()
+    given_up = AbandonedRequests()
     assert given_up.look(message, is_local=is_local) is Brings.NOTHING
     given_up.add(REQUEST, body)
     other = control_pb2.ServerMessage(request=REQUEST + 1, done=control_pb2.Done())
@@ -45,7 +45,7 @@ def test_answer_when_it_comes_late_then_told_what_it_brings_once(
 
 def test_content_when_it_is_granted_late_then_it_comes_unless_the_client_moves_it_itself() -> None:
     now_s = [100.0]
-    given_up = GivenUp(lambda: now_s[0])
+    given_up = AbandonedRequests(lambda: now_s[0])
     given_up.add(REQUEST, LEASE)
     assert given_up.look(ACCEPTED, is_local=True) is Brings.NOTHING
     assert given_up.look(ACCEPTED, is_local=False) is Brings.CONTENT
@@ -55,7 +55,7 @@ def test_content_when_it_is_granted_late_then_it_comes_unless_the_client_moves_i
 
 def test_silence_when_an_answer_is_owed_for_long_then_told_until_it_comes() -> None:
     now_s = [100.0]
-    given_up = GivenUp(lambda: now_s[0])
+    given_up = AbandonedRequests(lambda: now_s[0])
     given_up.add(REQUEST, WRITE)
     assert not given_up.is_silent
     now_s[0] += SILENT_S + 1.0

@@ -10,7 +10,7 @@ import pytest
 
 from tdserve.base.config import MAIL_BYTES
 from tdserve.base.errors import ConnectError, TDServeError, TransportError
-from tdserve.client.session.control_channel import Mailbox
+from tdserve.client.session.control_channel import ClientControlChannel
 from tdserve.transport.control_channel import Mail
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.rendezvous import KVStore
@@ -22,7 +22,7 @@ TIMEOUT_S = 20.0
 
 
 class Server:
-    """The other end of a mailbox; its channel is formed by ``connect``."""
+    """The other end of a control channel; its channel is formed by ``connect``."""
 
     def __init__(self) -> None:
         self.entries: SimpleQueue[control_pb2.Rendezvous] = SimpleQueue()
@@ -30,8 +30,10 @@ class Server:
         self.lost: SimpleQueue[TDServeError] = SimpleQueue()
         self._requests: SimpleQueue[bytes] = SimpleQueue()
         self._kv_store = KVStore(self._publish)
-        self.mailbox = Mailbox(lambda: "127.0.0.1", self._on_entry, self.answers.put, bond=BOND, peer="the server")
-        self.mailbox.begin()
+        self.control_channel = ClientControlChannel(
+            lambda: "127.0.0.1", self._on_entry, self.answers.put, bond=BOND, peer="the server"
+        )
+        self.control_channel.begin()
         self.channel: GlooChannel
         self.mail: Mail
 
@@ -50,7 +52,7 @@ class Server:
             self.channel = connecting.result(TIMEOUT_S)
         self.mail = Mail(self.channel, on_message=self._requests.put, on_lost=self.lost.put, name="server")
         self.mail.begin()
-        wait_for(lambda: self.mailbox.is_open, "the opening")
+        wait_for(lambda: self.control_channel.is_open, "the opening")
 
     def next_request(self) -> control_pb2.ClientMessage:
         """The oldest that was not taken."""
@@ -58,11 +60,11 @@ class Server:
 
     def close(self) -> None:
         """Ends both ends."""
-        self.mailbox.close()
+        self.control_channel.close()
         self._kv_store.close()
 
     def _publish(self, key: str, value: bytes) -> None:
-        self.mailbox.feed(control_pb2.Rendezvous(key=key, value=value, is_mail=True))
+        self.control_channel.feed(control_pb2.Rendezvous(key=key, value=value, is_mail=True))
 
     def _on_entry(self, entry: control_pb2.Rendezvous) -> None:
         self.entries.put(entry)
@@ -88,30 +90,30 @@ def extending(request: int) -> control_pb2.ClientMessage:
 
 
 def test_extend_when_another_went_another_way_then_it_does_too_until_that_is_answered(server: Server) -> None:
-    assert not server.mailbox.send(extending(1))
-    assert not server.mailbox.is_turning, "there is nothing to turn to"
+    assert not server.control_channel.send(extending(1))
+    assert not server.control_channel.is_turning, "there is nothing to turn to"
     server.connect()
-    assert server.mailbox.is_turning
-    assert server.mailbox.send(reading("x", 2))
-    assert not server.mailbox.send(extending(3))
-    server.mailbox.forget(1)
-    assert not server.mailbox.is_turning, "what is long goes another way for ever, and nobody waits for that"
-    assert not server.mailbox.send(extending(5))
-    server.mailbox.forget(3)
-    server.mailbox.forget(5)
-    assert server.mailbox.send(extending(4))
+    assert server.control_channel.is_turning
+    assert server.control_channel.send(reading("x", 2))
+    assert not server.control_channel.send(extending(3))
+    server.control_channel.forget(1)
+    assert not server.control_channel.is_turning, "what is long goes another way for ever, and nobody waits for that"
+    assert not server.control_channel.send(extending(5))
+    server.control_channel.forget(3)
+    server.control_channel.forget(5)
+    assert server.control_channel.send(extending(4))
     assert [server.next_request().request for _ in range(2)] == [2, 4]
 
 
 def test_send_when_the_channel_is_not_formed_then_goes_another_way(server: Server) -> None:
-    assert not server.mailbox.is_open
-    assert not server.mailbox.send(reading("x"))
+    assert not server.control_channel.is_open
+    assert not server.control_channel.send(reading("x"))
 
 
 def test_send_when_the_channel_is_formed_then_rides_it_and_so_does_the_answer(server: Server) -> None:
     server.connect()
     for request in range(1, 30):
-        assert server.mailbox.send(reading("x", request))
+        assert server.control_channel.send(reading("x", request))
         assert server.next_request() == reading("x", request)
         answer = control_pb2.ServerMessage(request=request, done=control_pb2.Done(version=request))
         server.mail.send(answer.SerializeToString())
@@ -123,8 +125,8 @@ def test_send_when_the_message_is_too_long_then_goes_another_way(server: Server)
     overhead = reading("x" * 1000).ByteSize() - 1000
     fitting, longer = reading("x" * (MAIL_BYTES - overhead)), reading("x" * (MAIL_BYTES - overhead + 1))
     assert (fitting.ByteSize(), longer.ByteSize()) == (MAIL_BYTES, MAIL_BYTES + 1)
-    assert not server.mailbox.send(longer)
-    assert server.mailbox.send(fitting)
+    assert not server.control_channel.send(longer)
+    assert server.control_channel.send(fitting)
     assert server.next_request() == fitting
 
 
@@ -135,7 +137,7 @@ def test_send_when_the_channel_is_lost_then_transport_error(server: Server) -> N
 
     def is_lost() -> bool:
         try:
-            server.mailbox.send(reading("x"))
+            server.control_channel.send(reading("x"))
         except TransportError:
             return True
         return False
@@ -151,23 +153,23 @@ def test_rendezvous_when_published_then_marked_as_that_of_the_mail(server: Serve
 
 def test_close_when_open_then_the_other_end_is_told(server: Server) -> None:
     server.connect()
-    server.mailbox.close()
-    server.mailbox.close()
+    server.control_channel.close()
+    server.control_channel.close()
     assert isinstance(server.lost.get(timeout=TIMEOUT_S), TransportError)
     with pytest.raises(TransportError):
-        server.mailbox.send(reading("x"))
+        server.control_channel.send(reading("x"))
 
 
 def test_close_when_the_rendezvous_is_under_way_then_it_ends(server: Server) -> None:
     server.entries.get(timeout=TIMEOUT_S)  # it waits for the server's from here on
-    server.mailbox.close()
+    server.control_channel.close()
     wait_for(
         lambda: all(thread.name != "tdserve-open-mail" for thread in threading.enumerate()), "the end of its thread"
     )
-    assert not server.mailbox.is_open
+    assert not server.control_channel.is_open
 
 
-def test_mailbox_when_there_is_no_way_to_the_server_then_stays_closed() -> None:
+def test_control_channel_when_there_is_no_way_to_the_server_then_stays_closed() -> None:
     tried = Event()
 
     def make_host() -> str:
@@ -175,11 +177,11 @@ def test_mailbox_when_there_is_no_way_to_the_server_then_stays_closed() -> None:
         raise ConnectError(address="the server", reason="it does not resolve")
 
     told: SimpleQueue[object] = SimpleQueue()
-    mailbox = Mailbox(make_host, told.put, told.put, bond=BOND, peer="the server")
-    mailbox.begin()
+    control_channel = ClientControlChannel(make_host, told.put, told.put, bond=BOND, peer="the server")
+    control_channel.begin()
     assert tried.wait(TIMEOUT_S)
-    mailbox.close()
-    assert not mailbox.is_open
-    assert not mailbox.send(reading("x"))
+    control_channel.close()
+    assert not control_channel.is_open
+    assert not control_channel.send(reading("x"))
     with pytest.raises(Empty):
         told.get_nowait()

@@ -8,7 +8,14 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables.claim_policy import AHEAD, AHEAD_ROWS, FIRST_WISH, MIN_EXTENDS, Claimer, Wish
+from tdserve.client.tables.claim_policy import (
+    AHEAD,
+    AHEAD_ROWS,
+    FIRST_CLAIM_EXTENDS,
+    MIN_EXTENDS,
+    ClaimPolicy,
+    ClaimRequest,
+)
 from tdserve.v1 import control_pb2
 
 
@@ -22,47 +29,47 @@ def make(client: tdserve.Client, name: str, **settings: Any) -> Any:
     return client.create_replay(name, rows(0)[0], 64, **settings)
 
 
-def claimer_of(replay: Any) -> Claimer:
-    """What a handle's extends wish by."""
-    found: Claimer = replay._joining._claimer
+def claim_policy_of(replay: Any) -> ClaimPolicy:
+    """The policy by which the extends of a handle ask for claims."""
+    found: ClaimPolicy = replay._coalescer._claim_policy
     return found
 
 
 def num_claimed(replay: Any) -> int | None:
     """Extends that a handle's claim was used for; None without one."""
-    claim = claimer_of(replay)._claim
+    claim = claim_policy_of(replay)._claim
     return None if claim is None else claim.num_extends
 
 
-def test_wish_when_a_local_writer_goes_on_then_after_a_few_extends_and_used_from_the_next_on(
+def test_make_claim_request_when_a_local_writer_goes_on_then_after_a_few_extends_and_used_from_the_next_on(
     local_client: tdserve.Client, name: str
 ) -> None:
     replay = make(local_client, name)
-    for number in range(FIRST_WISH):
+    for number in range(FIRST_CLAIM_EXTENDS):
         assert num_claimed(replay) is None
         replay.extend(rows(number))
     assert num_claimed(replay) == 0
-    assert replay.extend(rows(FIRST_WISH)).tolist() == [FIRST_WISH]
+    assert replay.extend(rows(FIRST_CLAIM_EXTENDS)).tolist() == [FIRST_CLAIM_EXTENDS]
     assert num_claimed(replay) == 1
-    assert replay[:]["number"].tolist() == list(range(FIRST_WISH + 1))
+    assert replay[:]["number"].tolist() == list(range(FIRST_CLAIM_EXTENDS + 1))
 
 
 @pytest.mark.parametrize(
     ("num_rows", "num_ahead"),
     [(1, AHEAD), (256, AHEAD * 256), (4096, AHEAD_ROWS), (AHEAD_ROWS // 2, AHEAD_ROWS), (AHEAD_ROWS // 2 + 1, 0)],
 )
-def test_wish_when_extends_are_long_then_fewer_or_none_are_ahead_so_that_a_commit_is_short(
+def test_make_claim_request_when_extends_are_long_then_fewer_or_none_are_ahead_so_that_a_commit_is_short(
     local_client: tdserve.Client, name: str, num_rows: int, num_ahead: int
 ) -> None:
-    claimer = claimer_of(make(local_client, name))
-    wishes = [claimer.wish(num_rows) for _ in range(FIRST_WISH)]
-    assert wishes[:-1] == [None] * (FIRST_WISH - 1)
-    assert wishes[-1] == (Wish(num_ahead) if num_ahead else None)
+    policy = claim_policy_of(make(local_client, name))
+    claim_requests = [policy.make_claim_request(num_rows) for _ in range(FIRST_CLAIM_EXTENDS)]
+    assert claim_requests[:-1] == [None] * (FIRST_CLAIM_EXTENDS - 1)
+    assert claim_requests[-1] == (ClaimRequest(num_ahead) if num_ahead else None)
 
 
 def test_extend_when_something_is_said_of_the_rows_then_asked_for(local_client: tdserve.Client, name: str) -> None:
     replay = make(local_client, name, sampler=tdserve.Prioritized())
-    for number in range(FIRST_WISH + 1):
+    for number in range(FIRST_CLAIM_EXTENDS + 1):
         replay.extend(rows(number))
     assert num_claimed(replay) == 1
     replay.extend(rows(9), priority=3.0)
@@ -72,7 +79,7 @@ def test_extend_when_something_is_said_of_the_rows_then_asked_for(local_client: 
 
 def test_extend_when_rows_are_early_then_a_future_that_is_done(local_client: tdserve.Client, name: str) -> None:
     replay = make(local_client, name)
-    for number in range(FIRST_WISH):
+    for number in range(FIRST_CLAIM_EXTENDS):
         replay.extend(rows(number), return_early=True).result(20.0)
     future = replay.extend(rows(4, 5), return_early=True)
     assert future.done()
@@ -83,44 +90,44 @@ def test_extend_when_rows_are_early_then_a_future_that_is_done(local_client: tds
     "settings",
     [{"max_times_sampled": 2}, {"limiter": tdserve.SampleToInsertRatio(8.0, min_size=1, error_buffer=800.0)}],
 )
-def test_wish_when_the_table_decides_more_then_never(
+def test_make_claim_request_when_the_table_decides_more_then_never(
     local_client: tdserve.Client, name: str, settings: dict[str, Any]
 ) -> None:
     replay = make(local_client, name, **settings)
-    for number in range(3 * FIRST_WISH):
+    for number in range(3 * FIRST_CLAIM_EXTENDS):
         replay.extend(rows(number))
     assert num_claimed(replay) is None
 
 
-def test_wish_when_the_client_is_elsewhere_then_never(remote_client: tdserve.Client, name: str) -> None:
+def test_make_claim_request_when_the_client_is_elsewhere_then_never(remote_client: tdserve.Client, name: str) -> None:
     replay = make(remote_client, name)
-    for number in range(3 * FIRST_WISH):
+    for number in range(3 * FIRST_CLAIM_EXTENDS):
         replay.extend(rows(number))
     assert num_claimed(replay) is None
 
 
-def test_wish_when_claims_are_not_worth_it_then_after_longer_and_longer_pauses(
+def test_make_claim_request_when_claims_are_not_worth_it_then_after_longer_and_longer_pauses(
     local_client: tdserve.Client, remote_client: tdserve.Client, name: str
 ) -> None:
     replay, other = make(local_client, name), remote_client.replay(name)
-    wishes = []
+    claim_requests = []
     for number in range(100):
         before = num_claimed(replay)
         replay.extend(rows(number))
         if before is None and num_claimed(replay) == 0:
-            wishes.append(number)
+            claim_requests.append(number)
             other.extend(rows(1000))
-    pauses = [later - earlier for earlier, later in pairwise(wishes)]
+    pauses = [later - earlier for earlier, later in pairwise(claim_requests)]
     assert pauses == sorted(pauses)
-    assert pauses[-1] >= 2 * pauses[0] > FIRST_WISH
+    assert pauses[-1] >= 2 * pauses[0] > FIRST_CLAIM_EXTENDS
 
 
-def test_wish_when_a_claim_was_worth_it_then_the_next_comes_soon(
+def test_make_claim_request_when_a_claim_was_worth_it_then_the_next_comes_soon(
     local_client: tdserve.Client, remote_client: tdserve.Client, name: str
 ) -> None:
     replay, other = make(local_client, name), remote_client.replay(name)
     for _ in range(3):
-        for number in range(2 * FIRST_WISH + MIN_EXTENDS):
+        for number in range(2 * FIRST_CLAIM_EXTENDS + MIN_EXTENDS):
             replay.extend(rows(number))
         assert (num_claimed(replay) or 0) >= MIN_EXTENDS
         other.extend(rows(1000))
@@ -130,12 +137,12 @@ def test_answer_when_the_server_offers_nothing_then_asked_for_as_before(
     local_client: tdserve.Client, name: str
 ) -> None:
     replay = make(local_client, name)
-    claimer = claimer_of(replay)
-    claimer._num_left = 1
-    wish = claimer.wish(4)
-    assert wish == Wish(128)
-    assert claimer.is_wishing
-    assert claimer.wish(4) is None, "one at a time"
-    claimer.answer(wish, control_pb2.Done())
-    assert not claimer.is_wishing
+    policy = claim_policy_of(replay)
+    policy._num_left = 1
+    claim_request = policy.make_claim_request(4)
+    assert claim_request == ClaimRequest(128)
+    assert policy.is_awaiting_claim
+    assert policy.make_claim_request(4) is None, "one at a time"
+    policy.take_answer(claim_request, control_pb2.Done())
+    assert not policy.is_awaiting_claim
     assert replay.extend(rows(1)).tolist() == [0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 
-from tdserve.client.tables.destack import by_columns
+from tdserve.client.tables.destack import destack
 from tdserve.structure.capture import capture
 from tdserve.structure.declaring import declared
 from tdserve.structure.tree import Spec
@@ -30,7 +30,7 @@ def structure() -> Spec:
 @pytest.mark.parametrize("sizes", [(3, 1), (2, 2), (1,)])
 def test_rows_when_one_part_may_differ_then_the_others_are_dense(structure: Spec, sizes: tuple[int, ...]) -> None:
     rows = [row(number, size) for number, size in enumerate(sizes)]
-    found = by_columns(lazy_stack(rows), structure)
+    found = destack(lazy_stack(rows), structure)
     assert found is not None
     assert type(found) is TensorDict
     assert type(found["turns"]) is LazyStackedTensorDict
@@ -52,8 +52,8 @@ def test_rows_when_one_part_may_differ_then_the_others_are_dense(structure: Spec
     ],
 )
 def test_rows_when_they_are_no_stack_of_such_rows_then_none(structure: Spec, batch: Any) -> None:
-    assert by_columns(batch, structure) is None
+    assert destack(batch, structure) is None
 
 
 def test_rows_when_no_part_of_theirs_may_differ_then_none() -> None:
-    assert by_columns(lazy_stack([row(0, 3), row(1, 1)]), capture(row(0, 2)).spec) is None
+    assert destack(lazy_stack([row(0, 3), row(1, 1)]), capture(row(0, 2)).spec) is None

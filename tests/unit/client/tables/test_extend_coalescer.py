@@ -19,7 +19,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.client.session.calls import MAX_BACKGROUND_THREADS
 from tdserve.client.session.session import Session
-from tdserve.client.tables.extend_coalescer import Joining
+from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.transfers.upload import Target
 from tdserve.rules.replay.settings import Settings
@@ -196,19 +196,19 @@ def test_submit_when_a_channel_was_lost_then_extends_that_need_it_wait_for_the_f
     with renewing(remote_client):
         futures = [queue.extend(rows(num_rows, number * num_rows), return_early=True) for number in range(6)]
         futures.append(queue.extend(rows(1, 6 * num_rows), return_early=True))  # needs none, and overtakes nobody
-        assert queue._joining.is_waiting
-        assert len(queue._joining._under_way) == 1
+        assert queue._coalescer.is_waiting
+        assert len(queue._coalescer._under_way) == 1
     for future in futures:
         future.result(30.0)
     assert queue[:]["number"].tolist() == list(range(6 * num_rows + 1))
 
 
 def test_take_parts_when_there_are_too_many_rows_or_bytes_then_as_many_as_fit(client: tdserve.Client) -> None:
-    joining = Joining(client, Target("replay", b""), Settings(), max_rows=100)
+    coalescer = ExtendCoalescer(client, Target("replay", b""), Settings(), max_rows=100)
     for num_rows in (40, 40, 40):
-        joining._waiting.append(part(num_rows))
-    assert [each.request.num_rows for each in joining._take_parts()] == [40, 40]
-    assert [each.request.num_rows for each in joining._take_parts()] == [40]
+        coalescer._waiting.append(part(num_rows))
+    assert [each.request.num_rows for each in coalescer._take_parts()] == [40, 40]
+    assert [each.request.num_rows for each in coalescer._take_parts()] == [40]
 
 
 def histories(first: int, num_rows: int = 8) -> TensorDict:
@@ -259,12 +259,12 @@ def test_submit_when_a_value_is_that_of_all_rows_then_each_batch_keeps_its_own(
 
 
 def test_may_send_when_batches_differ_in_size_then_about_as_much_is_enough(client: tdserve.Client) -> None:
-    joining = Joining(client, Target("replay", b""), Settings(), max_rows=100)
-    joining._under_way[Future()] = part(8).nbytes
+    coalescer = ExtendCoalescer(client, Target("replay", b""), Settings(), max_rows=100)
+    coalescer._under_way[Future()] = part(8).nbytes
     for num_rows, may_send in ((5, False), (6, True)):
-        joining._waiting = deque([part(num_rows)])
-        joining._num_waiting_bytes = part(num_rows).nbytes
-        assert joining._may_send() is may_send
+        coalescer._waiting = deque([part(num_rows)])
+        coalescer._num_waiting_bytes = part(num_rows).nbytes
+        assert coalescer._may_send() is may_send
     alone = part(1)._replace(is_alone=True)
-    joining._waiting, joining._num_waiting_bytes = deque([alone]), 0
-    assert joining._may_send()
+    coalescer._waiting, coalescer._num_waiting_bytes = deque([alone]), 0
+    assert coalescer._may_send()

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 import tdserve
-from tdserve.client.tables.retype_table import makes_dense, renewed, widen
+from tdserve.client.tables.retype_table import current_description, retype, was_densified
 from tdserve.structure.capture import capture
 from tests.unit.structure.ragged import check_same, jagged, rows, said, strided, turns
 
@@ -101,25 +101,25 @@ def test_take_when_queue_was_made_anew_then_rows_come(client: tdserve.Client, na
 def test_widen_when_somebody_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
     batch = BATCHES["jagged"]
     row = client.create_replay(name, batch[0], 10).spec
-    assert renewed(client, name, row) is None
-    first = widen(client, name, row, batch)
+    assert current_description(client, name, row) is None
+    first = retype(client, name, row, batch)
     assert first is not None
-    again = widen(client, name, row, batch)
+    again = retype(client, name, row, batch)
     assert again is not None
     assert again.uid == first.uid
-    assert widen(client, name, first.spec, batch) is None
+    assert retype(client, name, first.spec, batch) is None
 
 
 def test_makes_dense_when_a_nested_tensor_is_taken_for_a_dense_leaf_then_true() -> None:
     row = TensorDict({"t": torch.zeros(4, dtype=torch.int64)})
     nested, dense = TensorDict({"t": jagged([4, 4])}, [2]), row.expand(2).clone()
-    assert makes_dense(nested, capture(nested, like=capture(dense).spec).spec)
-    assert not makes_dense(nested, capture(nested).spec)
-    assert not makes_dense(dense, capture(dense).spec)
+    assert was_densified(nested, capture(nested, like=capture(dense).spec).spec)
+    assert not was_densified(nested, capture(nested).spec)
+    assert not was_densified(dense, capture(dense).spec)
 
 
 def test_renewed_when_table_is_gone_then_says_so(client: tdserve.Client, name: str) -> None:
     row = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10).spec
     client.delete(name)
     with pytest.raises(tdserve.StoreNotFoundError):
-        renewed(client, name, row)
+        current_description(client, name, row)

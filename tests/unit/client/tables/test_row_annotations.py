@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.tables.row_annotations import checked_max_lag, checked_version, oldest_version, say_of_rows
+from tdserve.client.tables.row_annotations import checked_max_lag, checked_version, oldest_version, set_row_annotations
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
 
@@ -18,7 +18,7 @@ POLICY = Settings(policy="p")
 def said(version: Any, settings: Settings = POLICY) -> list[int]:
     """What a request says of two rows."""
     request = control_pb2.ExtendRequest(store="r", num_rows=2)
-    say_of_rows(request, settings, priority=None, ends=None, policy_version=version)
+    set_row_annotations(request, settings, priority=None, ends=None, policy_version=version)
     return [int(number) for number in np.frombuffer(request.policy_versions, "<i8")]
 
 
@@ -51,11 +51,11 @@ def test_say_of_rows_when_the_table_has_no_policy_then_only_silence_is_right() -
 
 def test_say_of_rows_when_ends_are_no_flags_then_refused() -> None:
     request = control_pb2.ExtendRequest(store="r", num_rows=2)
-    say_of_rows(request, POLICY, priority=[1.0, 2.0], ends=torch.tensor([False, True]), policy_version=None)
+    set_row_annotations(request, POLICY, priority=[1.0, 2.0], ends=torch.tensor([False, True]), policy_version=None)
     assert (request.ends, len(request.priorities)) == (b"\0\1", 16)
     for ends in (torch.tensor([0, 1]), torch.tensor([True] * 3)):
         with pytest.raises(InvalidRequestError, match="ends"):
-            say_of_rows(request, POLICY, priority=None, ends=ends, policy_version=None)
+            set_row_annotations(request, POLICY, priority=None, ends=ends, policy_version=None)
 
 
 def test_checked_max_lag_when_it_cannot_be_then_refused() -> None:
