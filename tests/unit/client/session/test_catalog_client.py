@@ -70,7 +70,7 @@ def test_client_when_used_after_fork_then_says_what_to_do(
     client = server.client()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: 1)
-        with pytest.raises(ForkedClientError, match="again in the child"):
+        with pytest.raises(ForkedClientError, match=r"call tdserve\.connect\(\) in the child"):
             client.stores()
         client.close()  # closes nothing that is the parent's
         assert client._is_closed
