@@ -143,18 +143,18 @@ class _Simulation:
                     source.links.append(flow)
                 source.is_sending = True
                 took_s = self._network.chunk_bytes / self._network.nic_bytes_per_s
-                self._after(took_s, partial(self._sent, source, flow))
+                self._after(took_s, partial(self._on_sent, source, flow))
                 return
             source.links.append(flow)
 
-    def _sent(self, source: _Host, flow: _Flow) -> None:
+    def _on_sent(self, source: _Host, flow: _Flow) -> None:
         source.is_sending = False
         self.sent_chunks += source.number == SERVER
         is_last = flow.next_chunk == self.num_chunks
-        self._after(self._network.latency_s, partial(self._arrived, flow, is_last=is_last))
+        self._after(self._network.latency_s, partial(self._on_arrival, flow, is_last=is_last))
         self._send(source)
 
-    def _arrived(self, flow: _Flow, *, is_last: bool) -> None:
+    def _on_arrival(self, flow: _Flow, *, is_last: bool) -> None:
         puller = flow.puller
         puller.num_chunks += 1
         if flow.keeps and puller.num_chunks == 1:

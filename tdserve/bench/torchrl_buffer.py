@@ -76,7 +76,7 @@ class TorchRLBuffer:
         self._child.close()
 
 
-def _filled(content: str, num_pool_rows: int, capacity: int, folder: str) -> Any:
+def _fill_buffer(content: str, num_pool_rows: int, capacity: int, folder: str) -> Any:
     from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
     logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -91,7 +91,7 @@ def main(content: str, num_pool_rows: str, capacity: str, folder: str) -> int:
     """Follows orders until the input ends; returns the exit status."""
     pipe = LinePipe(sys.stdin, sys.stdout)
     sys.stdout = sys.stderr  # torchrl logs to standard output, which is the pipe here
-    buffer = _filled(content, int(num_pool_rows), int(capacity), folder)
+    buffer = _fill_buffer(content, int(num_pool_rows), int(capacity), folder)
     pipe.send({"num_rows": len(buffer)})
     while (order := pipe.receive()) is not None:
         done = timed_round(partial(buffer.sample, order["num_rows"]), Pacing(*order["pacing"]))

@@ -57,12 +57,12 @@ class Watcher:
 
 
 @lru_cache(maxsize=1)
-def _expected(num_tensors: int, nbytes: int) -> TensorDict:
+def _make_expected(num_tensors: int, nbytes: int) -> TensorDict:
     return weights(num_tensors, nbytes)
 
 
 def _difference(found: TensorDictBase, num_tensors: int, nbytes: int, number: int) -> str | None:
-    expected = _expected(num_tensors, nbytes)
+    expected = _make_expected(num_tensors, nbytes)
     stamp(expected, number)
     try:
         check_equal(found, expected, what="weights")

@@ -77,14 +77,14 @@ def flat(content: TensorDictBase) -> Iterator[Column]:
     captured = capture(content)
     has_rows = bool(captured.spec.batch_size)
     if () in captured.spec.packed:
-        yield _packed(("",), captured.spec.root, captured.values[()])
+        yield _packed_column(("",), captured.spec.root, captured.values[()])
     for key in captured.spec.keys(include_nested=True):
         path = (key,) if isinstance(key, str) else key
         entry = captured.spec.find(path)
         if any(path[:depth] in captured.spec.packed for depth in range(len(path))):
             continue
         if isinstance(entry, Node) and entry.inner is not None:
-            yield _packed(path, entry, captured.values[path])
+            yield _packed_column(path, entry, captured.values[path])
         elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
             held = captured.values[path]
             shown = [_plain(element) for element in held] if entry.batch_size else _plain(held)
@@ -95,7 +95,7 @@ def flat(content: TensorDictBase) -> Iterator[Column]:
             yield Column(path, "value", captured.values[path], has_rows and entry.per_row)
 
 
-def _packed(path: Path, node: Node, elements: Any) -> Column:
+def _packed_column(path: Path, node: Node, elements: Any) -> Column:
     """A part whose rows differ in structure, as dicts."""
     is_listed = bool(node.batch_size)
     found = [_plain(element) for element in elements] if is_listed else _plain(elements)

@@ -58,7 +58,7 @@ def nbytes_text(nbytes: int) -> str:
 
 def value_text(value: Any) -> str:
     """Shows a tensor, a value or nested lists of values, shortened to fit a table's cell."""
-    text = _shortened(_corner(value))
+    text = _shorten(_corner(value))
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 
 
@@ -129,12 +129,12 @@ def _corner(value: Any) -> Any:
     return value[(slice(MAX_ITEMS + 1),) * value.ndim].tolist()
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
-        shown = [_shortened(item) for item in value[:MAX_ITEMS]]
+        shown = [_shorten(item) for item in value[:MAX_ITEMS]]
         return f"[{', '.join([*shown, '…'] if len(value) > MAX_ITEMS else shown)}]"
     return printable(str(value) if isinstance(value, (int, complex)) else repr(value))

@@ -56,13 +56,13 @@ def read_columns(
     objects = store.objects(writable=False)
     if objects is None:
         numbers = [(path, _numbers(store, path, elements)) for path in paths]
-        return [_checked(store, path, rows, True, [None] * len(rows)) for path, rows in numbers]
+        return [_check_column(store, path, rows, True, [None] * len(rows)) for path, rows in numbers]
     wanted = [(path, _numbers(store, path, elements)) for path in paths]
-    found = objects.get_many(wanted, joined=_ragged(store, splits))
-    return [_checked(store, path, rows, *column) for (path, rows), column in zip(wanted, found, strict=True)]
+    found = objects.get_many(wanted, joined=_find_ragged(store, splits))
+    return [_check_column(store, path, rows, *column) for (path, rows), column in zip(wanted, found, strict=True)]
 
 
-def _checked(
+def _check_column(
     store: MappedStore, path: Path, rows: Elements, per_row: bool, values: Sequence[bytes | None]
 ) -> ValueColumn:
     if isinstance(values, JoinedValues):
@@ -90,7 +90,7 @@ def _are_nobodys(store: MappedStore, path: Path, rows: Elements) -> bool:
     return bool((store.generations.values[rows // max(num_each, 1)] & 1).all())
 
 
-def _ragged(store: MappedStore, splits: bool) -> dict[Path, int]:
+def _find_ragged(store: MappedStore, splits: bool) -> dict[Path, int]:
     """The paths of ragged tensors, and how many bytes of each element come apart."""
     found: dict[Path, int] | None = store.spec.memo.get(("ragged", splits))
     if found is None:

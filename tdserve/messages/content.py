@@ -105,7 +105,7 @@ def selected_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, sto
     batch_size = chosen.result_batch_size(spec.batch_size)
     num_dims = len(spec.batch_size)
     moved = _moved_dims(chosen, num_dims) if spec.has_ragged else None
-    taken = _taken(chosen, spec.batch_size) if spec.has_members and moved is not None else None
+    taken = _select_numbers(chosen, spec.batch_size) if spec.has_members and moved is not None else None
     return spec.with_batch(num_dims, batch_size, (None,) * len(batch_size), moved=moved, taken=taken)
 
 
@@ -134,7 +134,7 @@ def _moved_dims(selection: Selection, num_dims: int) -> tuple[int | None, ...] |
     return tuple(moved[:num_dims])
 
 
-def _taken(selection: Selection, batch_size: tuple[int, ...]) -> tuple[Sequence[int], ...]:
+def _select_numbers(selection: Selection, batch_size: tuple[int, ...]) -> tuple[Sequence[int], ...]:
     """Which numbers of each batch dimension are selected, by items of which none covers several."""
     items = [item for item in selection.items if item is not None]
     found: list[Sequence[int]] = []

@@ -131,7 +131,7 @@ class Adoption:
         block = await asyncio.to_thread(value_block, found)
         for other in self._stores.catalog.overlapping(path):
             if not (other.read_only and read_only):
-                raise StoreExistsError(name=other.name, reason=_shared(other))
+                raise StoreExistsError(name=other.name, reason=_describe_shared(other))
         spec = found.spec
         record = StoreRecord(
             name=name,
@@ -176,7 +176,7 @@ def _origin(record: StoreRecord) -> str:
     return f"it was adopted from {record.adopted}" if record.adopted else "it was not adopted from a folder"
 
 
-def _shared(other: StoreRecord) -> str:
+def _describe_shared(other: StoreRecord) -> str:
     return f"it was adopted from {other.adopted}, and two stores would share files; adopt both with read_only=True"
 
 

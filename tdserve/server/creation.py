@@ -70,7 +70,7 @@ class Creation:
         if not request.HasField("spec"):
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)
-        wanted = _wanted(name, kind, spec, request)
+        wanted = _make_record(name, kind, spec, request)
         if kind == "replay":
             check_policy(self._stores, wanted)
         if request.replaces_empty_uid:
@@ -146,7 +146,7 @@ class Creation:
             await self._stores.delete(entry)
 
 
-def _wanted(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
+def _make_record(name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest) -> StoreRecord:
     if kind != "replay":
         num_rows = spec.num_rows if kind == "tensordict" else 1
         return StoreRecord(

@@ -67,7 +67,7 @@ class Groups:
             group.waiting[session.number] = formed
             self._form(group)
             with session.waiting():
-                answer = await _in_time(formed, deadline, lambda: _awaited(group))
+                answer = await _in_time(formed, deadline, lambda: _describe_awaited(group))
         except asyncio.CancelledError:
             if _has_result(formed):  # nobody takes its place, and nobody knows
                 self._lose(group, session.number, "it was cancelled")
@@ -187,7 +187,7 @@ async def _in_time(formed: _Formed, deadline: Deadline, what: Callable[[], str])
     return formed.result()
 
 
-def _awaited(group: _Group) -> str:
+def _describe_awaited(group: _Group) -> str:
     return f"the next epoch of group {group.rule.name!r} ({group.rule.missing()})"
 
 

@@ -72,13 +72,13 @@ class UnaryChanges:
             self._answers.check_room(name.client_id)
             task = asyncio.ensure_future(change(partial(self._answers.transaction, *key)))
             self._under_way[key] = task
-            task.add_done_callback(partial(self._finished, key))
+            task.add_done_callback(partial(self._on_finished, key))
         made: _Answer = await asyncio.shield(task)
         return made
 
     def _begin_unnumbered(self, answer: bytes, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
         return self._db.transaction(frees_room=frees_room)
 
-    def _finished(self, key: tuple[bytes, int], task: asyncio.Future[Any]) -> None:
+    def _on_finished(self, key: tuple[bytes, int], task: asyncio.Future[Any]) -> None:
         del self._under_way[key]
         hear(task)

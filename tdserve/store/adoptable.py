@@ -84,7 +84,7 @@ def open_folder(path: str) -> int:
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
                 remedy = "put the folder back, or delete the store and adopt it where it is now"
-                raise _damaged(where, "a folder, as when it was adopted", f"a symlink; {remedy}")
+                raise _damaged_error(where, "a folder, as when it was adopted", f"a symlink; {remedy}")
             fd = os.open(name, access | os.O_DIRECTORY | _NO_LINK, dir_fd=above)
         except OSError as fault:
             raise as_tdserve_error(fault, where) from fault
@@ -175,7 +175,9 @@ class _Reader:
     ) -> Node:
         batch_size = _sizes(meta.get("shape"), where, path)
         if batch_size[: len(above)] != above:
-            raise _damaged(where / META_FILE, f"a batch size that starts with {list(above)}{_at(path)}", batch_size)
+            raise _damaged_error(
+                where / META_FILE, f"a batch size that starts with {list(above)}{_at(path)}", batch_size
+            )
         entries: list[tuple[str, Entry]] = []
         for key, told in meta.items():
             if not isinstance(told, dict):  # of the format itself
@@ -191,8 +193,8 @@ class _Reader:
     def _child(self, fd: int, where: FilePath, names: FileName, path: Path, batch_size: tuple[int, ...]) -> Entry:
         name = _name_of(fd, path[-1], "")
         if name is None:
-            raise _damaged(where / encode_key(path[-1]), f"a folder{_at(path)}", "none")
-        with _opened(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
+            raise _damaged_error(where / encode_key(path[-1]), f"a folder{_at(path)}", "none")
+        with _open_below(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
             return self.entry(child, where / name, (*names, name), path, batch_size)
 
     def _tensorclass(
@@ -206,7 +208,7 @@ class _Reader:
         tensorclass: str,
     ) -> Node:
         inner = where / _INNER_FOLDER
-        with _opened(fd, _INNER_FOLDER, inner, path, os.O_RDONLY | os.O_DIRECTORY) as child:
+        with _open_below(fd, _INNER_FOLDER, inner, path, os.O_RDONLY | os.O_DIRECTORY) as child:
             content = _read_meta(child, inner)
             if "stack_dim" in content:
                 self.entry(child, inner, names, path, above)  # says why not
@@ -235,16 +237,16 @@ class _Reader:
         name = _name_of(fd, path[-1], _SUFFIX)
         if name is None and leaf.nbytes:
             file = where / (encode_key(path[-1]) + _SUFFIX)
-            raise _damaged(file, f"a file of {leaf.nbytes} bytes{_at(path)}", "none")
+            raise _damaged_error(file, f"a file of {leaf.nbytes} bytes{_at(path)}", "none")
         if name is not None:
-            with _opened(fd, name, where / name, path, self._access) as file_fd:
+            with _open_below(fd, name, where / name, path, self._access) as file_fd:
                 check_size(file_fd, where / name, path, leaf)
             self.files[path] = (*names, name)
         return leaf
 
     def _value(self, meta: dict[str, Any], where: FilePath, path: Path, above: tuple[int, ...]) -> ValueLeaf:
         if "data" not in meta:
-            raise _damaged(where / META_FILE, f"a value{_at(path)}", "none")
+            raise _damaged_error(where / META_FILE, f"a value{_at(path)}", "none")
         self.values[path] = meta["data"]
         return ValueLeaf(above, False)
 
@@ -253,10 +255,10 @@ class _Reader:
         if data is None:
             data = self._single_values(fd, where, path)
         if not isinstance(data, list):
-            raise _damaged(where / META_FILE, f"a list of values{_at(path)}", type(data).__name__)
-        batch_size = _stacked(data)
+            raise _damaged_error(where / META_FILE, f"a list of values{_at(path)}", type(data).__name__)
+        batch_size = _stacked_size(data)
         if batch_size[: len(above)] != above:
-            raise _damaged(where / META_FILE, f"values for a batch size of {list(above)}{_at(path)}", batch_size)
+            raise _damaged_error(where / META_FILE, f"values for a batch size of {list(above)}{_at(path)}", batch_size)
         self.values[path] = data
         return ValueLeaf(batch_size, True)
 
@@ -265,7 +267,7 @@ class _Reader:
         data: list[Any] = []
         while _exists(fd, str(len(data))):
             name = str(len(data))
-            with _opened(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
+            with _open_below(fd, name, where / name, path, os.O_RDONLY | os.O_DIRECTORY) as child:
                 self.entry(child, where / name, (), path, ())
             data.append(self.values.pop(path))
         return data
@@ -275,9 +277,9 @@ def check_size(fd: int, file: FilePath, path: Path, leaf: TensorLeaf) -> None:
     """Raises CorruptDataError unless an open file is a regular one with all of a leaf's content; it may be longer."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise _damaged(file, f"a regular file{_at(path)}", "something else")
+        raise _damaged_error(file, f"a regular file{_at(path)}", "something else")
     if status.st_size < leaf.nbytes:
-        raise _damaged(file, f"{leaf.nbytes} bytes{_at(path)}", f"{status.st_size} bytes")
+        raise _damaged_error(file, f"{leaf.nbytes} bytes{_at(path)}", f"{status.st_size} bytes")
 
 
 def _read_meta(fd: int, where: FilePath) -> dict[str, Any]:
@@ -291,14 +293,14 @@ def _read_meta(fd: int, where: FilePath) -> dict[str, Any]:
     try:
         meta = json.loads(content)
     except (ValueError, RecursionError) as fault:
-        raise _damaged(file, "what tensordict writes there", repr(content[:80])) from fault
+        raise _damaged_error(file, "what tensordict writes there", repr(content[:80])) from fault
     if not isinstance(meta, dict):
-        raise _damaged(file, "what tensordict writes there", repr(content[:80]))
+        raise _damaged_error(file, "what tensordict writes there", repr(content[:80]))
     return meta
 
 
 @contextmanager
-def _opened(folder_fd: int, name: str, file: FilePath, path: Path, access: int) -> Iterator[int]:
+def _open_below(folder_fd: int, name: str, file: FilePath, path: Path, access: int) -> Iterator[int]:
     """Opens a file or folder of the one that is read; a symlink is refused by the key that it belongs to."""
     if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
         reason = f"{file} is a symlink; put what it leads to in its place"
@@ -339,7 +341,7 @@ def _sizes(told: Any, where: FilePath, path: Path) -> tuple[int, ...]:
 
 
 def _no_shape(told: Any, where: FilePath, path: Path) -> NoReturn:
-    raise _damaged(where / META_FILE, f"a shape{_at(path)}", repr(told)[:80])
+    raise _damaged_error(where / META_FILE, f"a shape{_at(path)}", repr(told)[:80])
 
 
 def _dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
@@ -349,7 +351,7 @@ def _dim_names(meta: dict[str, Any], num_dims: int) -> DimNames | None:
     return tuple(None if name is None else str(name) for name in names)
 
 
-def _stacked(data: list[Any]) -> tuple[int, ...]:
+def _stacked_size(data: list[Any]) -> tuple[int, ...]:
     """Batch size of stacked values as tensordict reads them: lists of one length, one in the other, are dimensions."""
     batch_size = [len(data)]
     while data and all(isinstance(item, list) for item in data) and len({len(item) for item in data}) == 1:
@@ -362,6 +364,6 @@ def _at(path: Path) -> str:
     return f" at key {quote(path)}" if path else ""
 
 
-def _damaged(file: FilePath, expected: str, actual: object) -> CorruptDataError:
+def _damaged_error(file: FilePath, expected: str, actual: object) -> CorruptDataError:
     shown = list(actual) if isinstance(actual, tuple) else actual
     return CorruptDataError(path=str(file), expected=expected, actual=str(shown))

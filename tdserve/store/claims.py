@@ -80,7 +80,7 @@ class ClaimFile:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
                 os.posix_fallocate(fd, 0, _FILE_BYTES)
-                file = cls._mapped(fd, path)
+                file = cls._map_file(fd, path)
             except BaseException:
                 path.unlink()
                 raise
@@ -101,12 +101,12 @@ class ClaimFile:
             try:
                 if (nbytes := os.fstat(fd).st_size) != _FILE_BYTES:
                     raise CorruptDataError(path=str(path), expected=f"{_FILE_BYTES} bytes", actual=f"{nbytes} bytes")
-                return cls._mapped(fd, path)
+                return cls._map_file(fd, path)
             finally:
                 os.close(fd)
 
     @classmethod
-    def _mapped(cls, fd: int, path: Path) -> ClaimFile:
+    def _map_file(cls, fd: int, path: Path) -> ClaimFile:
         return cls(path, memoryview(map_shared(fd, _FILE_BYTES, writable=True, path=path)).cast("B").cast("q"))
 
     # ------------------------------------------------------------ both ends

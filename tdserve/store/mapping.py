@@ -95,7 +95,7 @@ def _private(fd: int, nbytes: int, path: FilePath) -> Mapping:
     return map_private(fd, nbytes, path=path)
 
 
-def _shared(fd: int, nbytes: int, path: FilePath) -> Mapping:
+def _map_shared(fd: int, nbytes: int, path: FilePath) -> Mapping:
     return map_shared(fd, nbytes, writable=True, path=path)
 
 
@@ -105,7 +105,7 @@ def _for_reading(fd: int, nbytes: int, path: FilePath) -> Mapping:
 
 _Map = Callable[[int, int, FilePath], Mapping]
 _MAPPED: dict[tuple[bool, bool], tuple[int, _Map]] = {
-    (True, False): (os.O_RDWR, _shared),
+    (True, False): (os.O_RDWR, _map_shared),
     (False, False): (os.O_RDONLY, _for_reading),
     (False, True): (os.O_RDONLY, _private),
 }

@@ -27,7 +27,7 @@ def sync_versions(folder: Path, records: Mapping[int, str]) -> None:
     Raises:
         CorruptDataError, CapacityError: They cannot be read, or it cannot be noted.
     """
-    before = _noted(folder)
+    before = _read_marks(folder)
     noted = {}
     for number, record in records.items():
         known = before.get(str(number))
@@ -52,12 +52,12 @@ def whole_versions(folder: Path) -> dict[int, str]:
     """After a loss of power: the records of the versions whose files are as they were synced."""
     return {
         int(number): record
-        for number, (record, checksum) in _noted(folder).items()
+        for number, (record, checksum) in _read_marks(folder).items()
         if _checksum(folder / f"{number}{SUFFIX}", syncs=False) == checksum
     }
 
 
-def _noted(folder: Path) -> dict[str, list[str]]:
+def _read_marks(folder: Path) -> dict[str, list[str]]:
     try:
         noted: dict[str, list[str]] = json.loads((folder / FILE_NAME).read_bytes())
     except (OSError, ValueError):

@@ -94,7 +94,7 @@ class _Tree:
 
     def remove(self, path: Path) -> None:
         self._find(path)
-        self.root = self._changed(self.root, (), path[:-1], lambda node: _without(node, path[-1]))
+        self.root = self._change_at(self.root, (), path[:-1], lambda node: _without(node, path[-1]))
         self.origins = {leaf: origin for leaf, origin in self.origins.items() if leaf[: len(path)] != path}
 
     def rename(self, asked: Renaming) -> None:
@@ -111,7 +111,9 @@ class _Tree:
         self.remove(old)
         if is_there:
             self.origins = {leaf: at for leaf, at in self.origins.items() if leaf[: len(new)] != new}
-        self.root = self._changed(self.root, (), new[:-1], lambda node: self._with(node, new, entry), makes_nodes=True)
+        self.root = self._change_at(
+            self.root, (), new[:-1], lambda node: self._with(node, new, entry), makes_nodes=True
+        )
         self.origins.update(moved)
 
     def add(self, added: Spec, replaces: frozenset[Path]) -> None:
@@ -121,10 +123,10 @@ class _Tree:
         for path in replaces:
             if self._has(path):
                 self.origins = {leaf: at for leaf, at in self.origins.items() if leaf[: len(path)] != path}
-        self.root = self._merged(self.root, added.root, (), replaces)
+        self.root = self._merge(self.root, added.root, (), replaces)
         self.origins.update({path: None for path, _ in (*added.tensors, *added.values)})
 
-    def _merged(self, node: Node, added: Node, path: Path, replaces: frozenset[Path]) -> Node:
+    def _merge(self, node: Node, added: Node, path: Path, replaces: frozenset[Path]) -> Node:
         entries = dict(node.entries)
         for key, entry in added.entries:
             present, below = entries.get(key), (*path, key)
@@ -132,7 +134,7 @@ class _Tree:
                 if present.batch_size != entry.batch_size:
                     expected, actual = describe(present), describe(entry)
                     raise SpecMismatchError(store=self._store, key=show(below), expected=expected, actual=actual)
-                entries[key] = self._merged(present, entry, below, replaces)
+                entries[key] = self._merge(present, entry, below, replaces)
                 continue
             if present is not None and below not in replaces:
                 raise StructureChangedError(
@@ -151,7 +153,7 @@ class _Tree:
             raise SpecMismatchError(store=self._store, key=show(path), expected=expected, actual=describe(entry))
         return node._replace(entries=tuple({**dict(node.entries), path[-1]: entry}.items()))
 
-    def _changed(
+    def _change_at(
         self, node: Node, at: Path, above: Path, change: Callable[[Node], Node], *, makes_nodes: bool = False
     ) -> Node:
         """The tree with the node at ``above`` changed."""
@@ -167,7 +169,7 @@ class _Tree:
             child = node._replace(entries=(), tensorclass=None, stack_dim=None)
         if not isinstance(child, Node):
             raise KeyNotFoundError(store=self._store, key=show(below))
-        entries[above[0]] = self._changed(child, below, above[1:], change, makes_nodes=makes_nodes)
+        entries[above[0]] = self._change_at(child, below, above[1:], change, makes_nodes=makes_nodes)
         return node._replace(entries=tuple(entries.items()))
 
     def _check_unlocked(self, path: Path) -> None:

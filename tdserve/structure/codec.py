@@ -135,7 +135,7 @@ def _entry(message: spec_pb2.Entry, path: Path, batch_size: tuple[int, ...]) -> 
         return TensorLeaf(dtype, shape, how, requires_grad)
     if kind == "value":
         value = message.value
-        ragged = _ragged(value.ragged, path) if value.HasField("ragged") else None
+        ragged = _decode_ragged(value.ragged, path) if value.HasField("ragged") else None
         own = _shape(value.batch_size, path, batch_size, itemsize=1)
         is_unbatched = bool(value.is_unbatched)
         if is_unbatched and (ragged is not None or value.per_row):
@@ -206,7 +206,7 @@ def _inner(message: spec_pb2.Node, path: Path) -> tuple[int, ...] | None:
     return None
 
 
-def _ragged(message: spec_pb2.Ragged, path: Path) -> Ragged:
+def _decode_ragged(message: spec_pb2.Ragged, path: Path) -> Ragged:
     form = _FORM_NAMES.get(message.form)
     dtype = NAMES.get(message.dtype, "")
     if form is None or bool(dtype) is (form is Form.PACKED):

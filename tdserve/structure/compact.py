@@ -64,14 +64,14 @@ def _tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> Tree | N
 
 def put_together(storage: torch.UntypedStorage, tree: Tree) -> TensorDict:
     """The reverse of ``taken_apart``."""
-    return _built(storage, tree, {})
+    return _build_node(storage, tree, {})
 
 
-def _built(storage: torch.UntypedStorage, tree: Tree, bases: dict[torch.dtype, torch.Tensor]) -> TensorDict:
+def _build_node(storage: torch.UntypedStorage, tree: Tree, bases: dict[torch.dtype, torch.Tensor]) -> TensorDict:
     source: dict[str, Any] = {}
     for key, entry in tree.entries.items():
         if isinstance(entry, Tree):
-            source[key] = _built(storage, entry, bases)
+            source[key] = _build_node(storage, entry, bases)
             continue
         dtype, shape, stride, offset = entry
         base = bases.get(dtype)

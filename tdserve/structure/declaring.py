@@ -40,10 +40,10 @@ def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store:
         InvalidRequestError: A key names a value, or a dimension that the tensor does not have.
     """
     changed: dict[Path, Entry] = {path: _nested_row(leaf, values[path]) for path, leaf in _nested_rows(spec, values)}
-    for path, dims in _listed(ragged).items():
+    for path, dims in _list_paths(ragged).items():
         entry = changed.get(path) or spec.find(path, store=store)
         if isinstance(entry, Node):
-            changed[path] = _packed(entry, path, _around(spec, path))
+            changed[path] = _pack_node(entry, path, _around(spec, path))
         elif isinstance(entry, TensorLeaf):
             changed[path] = _ragged_tensor(entry, path, dims, spec)
         elif entry.ragged is None:
@@ -55,7 +55,7 @@ def declared(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, store:
         return spec
     if isinstance(changed.get(()), Node):
         return Spec(changed[()])  # type: ignore[arg-type]  # a node, as was just seen
-    return Spec(_marked(replaced(root, changed), ()))
+    return Spec(_mark_stacks(replaced(root, changed), ()))
 
 
 def widened(row: Spec, batch: Captured) -> Spec | None:
@@ -68,11 +68,11 @@ def widened(row: Spec, batch: Captured) -> Spec | None:
     changed: dict[Path, Entry] = {}
     wanted = dict(row.tensors)
     for path, leaf in batch.spec.values:
-        held = _held(row, path)
+        held = _find_entry(row, path)
         if isinstance(held, Node) and held.inner is None:
-            changed[path] = _packed(held, path, _around(row, path), is_one_structure=False)
+            changed[path] = _pack_node(held, path, _around(row, path), is_one_structure=False)
         elif path in wanted and leaf.ragged is not None and leaf.ragged.dtype:
-            entry = _widened(row, path, wanted[path], leaf, batch.values[path])
+            entry = _widen_entry(row, path, wanted[path], leaf, batch.values[path])
             if entry is None:
                 return None
             changed[path] = entry
@@ -90,7 +90,7 @@ def widened(row: Spec, batch: Captured) -> Spec | None:
     if () in changed:
         root = changed[()]
         return Spec(root) if isinstance(root, Node) else None
-    return Spec(_marked(replaced(row.root, changed), ()))
+    return Spec(_mark_stacks(replaced(row.root, changed), ()))
 
 
 def widens(row: Spec, found: Spec) -> bool:
@@ -119,14 +119,14 @@ def _widens_entry(row: Entry, found: Entry) -> bool:
     return type(row) is type(found) and (row == found or isinstance(row, ValueLeaf))
 
 
-def _held(row: Spec, path: Path) -> Entry | None:
+def _find_entry(row: Spec, path: Path) -> Entry | None:
     try:
         return row.find(path)
     except KeyNotFoundError:
         return None
 
 
-def _widened(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elements: Any) -> ValueLeaf | None:
+def _widen_entry(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elements: Any) -> ValueLeaf | None:
     """A tensor of a row as a ragged leaf, in the form that a batch has it in; None if it is of another kind."""
     ragged = leaf.ragged
     depth = len(_around(row, path))
@@ -151,7 +151,7 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
 
 def declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
     """The entries of a row that a user declared ragged; arguments as of ``declared``."""
-    return {*_listed(ragged), *(path for path, _ in _nested_rows(spec, values))}
+    return {*_list_paths(ragged), *(path for path, _ in _nested_rows(spec, values))}
 
 
 def zeros_of(td: Any) -> Any:
@@ -190,7 +190,7 @@ def first_values(
     for path, leaf in spec.values:
         ragged = leaf.ragged
         if path in zeros:
-            found[path] = _repeated(zeros[path], batch_size)
+            found[path] = _repeat(zeros[path], batch_size)
             continue
         if ragged is not None and ragged.dtype:
             changed[path] = leaf._replace(per_row=False)
@@ -199,17 +199,17 @@ def first_values(
         is_node = isinstance(spec.find(path), Node)
         found[path] = None if is_node else values[path]
         if leaf.per_row:
-            found[path] = _repeated(found[path], leaf.batch_size if is_node else batch_size)
+            found[path] = _repeat(found[path], leaf.batch_size if is_node else batch_size)
     return Spec(replaced(spec.root, changed)), found
 
 
-def _repeated(value: Any, batch_size: tuple[int, ...]) -> Any:
+def _repeat(value: Any, batch_size: tuple[int, ...]) -> Any:
     for size in reversed(batch_size):
         value = [value] * size
     return value
 
 
-def _listed(ragged: Declared) -> dict[Path, tuple[int, ...]]:
+def _list_paths(ragged: Declared) -> dict[Path, tuple[int, ...]]:
     if ragged is None:
         return {}
     items = (
@@ -246,7 +246,7 @@ def _ragged_tensor(
     return ValueLeaf(batch_size, bool(batch_size), Ragged(form or own_form, leaf.dtype, shape))
 
 
-def _packed(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_structure: bool = True) -> Node:
+def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_structure: bool = True) -> Node:
     """A node whose elements describe themselves.
 
     Args:
@@ -262,18 +262,18 @@ def _packed(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_stru
     if is_one_structure and not inner:
         raise _refusal(path, "its rows have no batch dimension that could differ")
     if inner:
-        inner, entries = (-1, *inner[1:]), _freed(entries)
+        inner, entries = (-1, *inner[1:]), _free_entries(entries)
     stack_dim = packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
     names = None if node.names is None or not any(node.names[: len(around)]) else node.names[: len(around)]
     return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
 
 
-def _freed(entries: tuple[tuple[str, Entry], ...]) -> tuple[tuple[str, Entry], ...]:
+def _free_entries(entries: tuple[tuple[str, Entry], ...]) -> tuple[tuple[str, Entry], ...]:
     """What is known of elements whose first dimension may have any size."""
     found: list[tuple[str, Entry]] = []
     for key, entry in entries:
         if isinstance(entry, Node) and entry.inner is not None:
-            entry = entry._replace(inner=(-1, *entry.inner[1:]), entries=_freed(entry.entries))
+            entry = entry._replace(inner=(-1, *entry.inner[1:]), entries=_free_entries(entry.entries))
         elif isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.shape:
             entry = entry._replace(ragged=entry.ragged._replace(shape=(-1, *entry.ragged.shape[1:])))
         found.append((key, entry))
@@ -299,7 +299,7 @@ def _around(row: Spec, path: Path) -> tuple[int, ...]:
     return parent.batch_size if isinstance(parent, Node) else ()
 
 
-def _marked(node: Node, path: Path, num_dims: int = 0) -> Node:
+def _mark_stacks(node: Node, path: Path, num_dims: int = 0) -> Node:
     """The tree in which lazy stacks of rows are packed, and nodes whose rows can only be stacked lazily say so.
 
     ``num_dims`` is of the batch around the node: what is stacked along one of these has the same size in every row.
@@ -307,10 +307,11 @@ def _marked(node: Node, path: Path, num_dims: int = 0) -> Node:
     if node.inner is not None or (node.stack_dim is not None and 0 <= node.stack_dim < num_dims):
         return node
     if node.stack_dim is not None and node.stack_dim >= 0:
-        return _packed(node, path, node.batch_size[:num_dims])
+        return _pack_node(node, path, node.batch_size[:num_dims])
     depth = len(node.batch_size)
     entries = tuple(
-        (key, _marked(entry, (*path, key), depth) if isinstance(entry, Node) else entry) for key, entry in node.entries
+        (key, _mark_stacks(entry, (*path, key), depth) if isinstance(entry, Node) else entry)
+        for key, entry in node.entries
     )
     has_pieces = any(
         isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.form is Form.STACK

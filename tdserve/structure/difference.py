@@ -47,7 +47,7 @@ def _first_detail(one: Entry, other: Entry, path: Path) -> Difference | None:
     for field in one._fields:
         mine, theirs = getattr(one, field), getattr(other, field)
         if field not in _OF_CONTENT and mine != theirs:
-            return _difference(path, _told(field, mine), _told(field, theirs))
+            return _difference(path, _describe_field(field, mine), _describe_field(field, theirs))
     if not isinstance(one, Node) or not isinstance(other, Node):
         return None
     entries = dict(other.entries)
@@ -65,7 +65,7 @@ def _first_detail(one: Entry, other: Entry, path: Path) -> Difference | None:
     return None
 
 
-def _told(field: str, value: Any) -> str:
+def _describe_field(field: str, value: Any) -> str:
     return f"{field}={value}"
 
 

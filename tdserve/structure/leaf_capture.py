@@ -63,7 +63,7 @@ class LeafReader:
         self.tensors: dict[Path, torch.Tensor] = {}
         self.values: dict[Path, Any] = {}
 
-    def _nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+    def _capture_nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         jagged = Jagged.of(item)
         if (item if jagged is None else jagged.values).is_meta:
             raise self._refusal("a nested meta tensor", path, "what its rows have in common is not in it")
@@ -82,11 +82,11 @@ class LeafReader:
 
     def _tensor(self, item: torch.Tensor, kind: type, path: Path, batch_size: tuple[int, ...]) -> Entry:
         if kind is UnbatchedTensor:
-            return self._unbatched(item, path, batch_size)
+            return self._capture_unbatched(item, path, batch_size)
         jagged = Jagged.of(item)
         dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
         if dtype is not None and (jagged is not None or item.is_nested):
-            return self._nested(item, path, batch_size)
+            return self._capture_nested(item, path, batch_size)
         is_dense = not item.is_nested and item.layout is torch.strided
         if dtype is None or not is_dense:
             raise self._refusal(_what(item), path, _remedy(item))
@@ -111,7 +111,7 @@ class LeafReader:
             return TensorLeaf(dtype, shape)
         return TensorLeaf(dtype, shape, *self._mark(given, path))
 
-    def _unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
+    def _capture_unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if self.is_exact and item.requires_grad:
             raise self._refusal("an UnbatchedTensor that requires grad", path, "detach it")
         self.values[path] = pack(item)

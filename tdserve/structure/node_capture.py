@@ -137,7 +137,7 @@ class NodeReader(LeafReader):
         if wanted is not None and wanted.tensorclass != tensorclass and params is None:
             plain, extra, tensorclass = _as_wanted(td, plain, extra, tensorclass, wanted.tensorclass)
         is_element = params is not None and above == ()
-        packed = self._packed(td if is_element else plain, extra, tensorclass, path, above)
+        packed = self._pack_node(td if is_element else plain, extra, tensorclass, path, above)
         wanted = self._noted.get(path)
         if wanted is not None and packed.batch_size and wanted.batch_size == packed.batch_size:
             is_params = params is not None and tensorclass is None and wanted.stack_dim == -1
@@ -209,12 +209,12 @@ class NodeReader(LeafReader):
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
         if found is None:
-            return self._packed(td, extra, tensorclass, path, above, parts)
+            return self._pack_node(td, extra, tensorclass, path, above, parts)
         self.tensors.update(found.tensors)
         self.values.update(found.values)
         return found.root._replace(tensorclass=tensorclass)
 
-    def _packed(
+    def _pack_node(
         self,
         td: Any,
         extra: dict[str, Any],
@@ -276,7 +276,7 @@ class NodeReader(LeafReader):
         td = _with_fields(in_memory(td), extra)
         elements = self.values[path]
         is_locked = self._is_lock_told(bool(td.is_locked), path)
-        found = annotate(td, elements, wanted, look=look, compare=_compared, is_locked=is_locked)
+        found = annotate(td, elements, wanted, look=look, compare=_compare, is_locked=is_locked)
         if found is None:
             expected = "members as the store has them, since there are no elements that could tell of others"
             raise SpecMismatchError(store=self.store, key=show(path), expected=expected, actual="others")
@@ -331,7 +331,7 @@ class NodeReader(LeafReader):
             raise self._refusal(f"the key {key!r}", path, "it is not valid unicode") from None
 
 
-def _compared(td: Any, like: Spec) -> tuple[Node, list[Any]]:
+def _compare(td: Any, like: Spec) -> tuple[Node, list[Any]]:
     """What a tensordict is that is taken apart for a structure, in the forms that it has itself; and its values."""
     reader = NodeReader("", False, like.packed, checks=False, is_exact=True)
     reader.take_notes(td, like.packed_nodes)

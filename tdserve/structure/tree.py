@@ -144,7 +144,7 @@ class Spec:
             for path, entry in _walk(self.root, (), is_nested=include_nested)
             if not leaves_only or _is_tensor(entry)
         ]
-        return sorted(found, key=_joined) if sort else found
+        return sorted(found, key=_join_key) if sort else found
 
     def find(self, path: Path, *, store: str = "") -> Entry:
         """What lies at ``path``; the root for the empty path.
@@ -341,5 +341,5 @@ def _is_tensor(entry: Entry) -> bool:
     return is_ragged or is_unbatched or isinstance(entry, TensorLeaf)
 
 
-def _joined(key: str | Path) -> str:
+def _join_key(key: str | Path) -> str:
     return key if isinstance(key, str) else ".".join(key)

@@ -44,7 +44,7 @@ def check_own_entries(td: Any, *, call: str, advice: str) -> None:
     """
     if td.is_locked:
         _check_unlockable(td, call, advice)
-    for path, kind in _borrowed(td, ()):
+    for path, kind in _borrow(td, ()):
         feature = f"{call} of a {kind.__name__}" + (f" (at key {quote(path)})" if path else "")
         reason = f"it shows the entries of another tensordict or of a file and has none of its own: {advice}"
         raise NotSupportedError(feature=feature, reason=reason)
@@ -58,15 +58,15 @@ def _check_unlockable(td: Any, call: str, advice: str) -> None:
         raise NotSupportedError(feature=f"{call} of a part of a locked tensordict", reason=reason) from error
 
 
-def _borrowed(td: Any, path: Path) -> Iterator[tuple[Path, type]]:
+def _borrow(td: Any, path: Path) -> Iterator[tuple[Path, type]]:
     if shows_others(type(td)):
         yield path, type(td)
     elif isinstance(td, LazyStackedTensorDict):
         for row in td.tensordicts:
-            yield from _borrowed(row, path)
+            yield from _borrow(row, path)
     elif type(td) is TensorDict:
         for key, entry in entries_of(td).items():
             if is_tensor_collection(entry) and not is_non_tensor(entry):
-                yield from _borrowed(entry, (*path, key))
+                yield from _borrow(entry, (*path, key))
     elif is_tensor_collection(td):
-        yield from _borrowed(inside(td), path)
+        yield from _borrow(inside(td), path)

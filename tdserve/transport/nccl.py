@@ -199,13 +199,13 @@ class NcclWire:
         try:
             self._slots = staging.take(min(timeout_s, STAGING_TIMEOUT_S))
         except (RuntimeError, CapacityError) as error:
-            raise _unformed(gpu.device, error) from error
+            raise _unformed_error(gpu.device, error) from error
         try:
             self._group = gpu.make_group(kv_store, rank)
             self._greet(rank, timeout_s)
         except (RuntimeError, ConnectError, PeerLostError) as error:
             self.close()
-            raise _unformed(gpu.device, error) from error
+            raise _unformed_error(gpu.device, error) from error
         except BaseException:
             self.close()
             raise
@@ -327,11 +327,11 @@ def open_wire(kv_store: KVStore, rank: int, *, device: str, peer: str, timeout_s
     try:
         gpu, staging = CudaGpu(there), prepare_staging(device, num_ready=1)
     except RuntimeError as error:
-        raise _unformed(there, error) from error
+        raise _unformed_error(there, error) from error
     return NcclWire(kv_store, rank, gpu=gpu, staging=staging, peer=peer, timeout_s=timeout_s)
 
 
-def _unformed(device: torch.device, error: Exception) -> ConnectError:
+def _unformed_error(device: torch.device, error: Exception) -> ConnectError:
     return ConnectError(address=str(device), reason=f"nccl: {str(error)[:300]}")
 
 

@@ -54,7 +54,7 @@ class BufferPool:
             memory = shelf.pop()
             self._idle_nbytes -= size
         except IndexError:
-            memory = _aligned(size)
+            memory = _allocate_aligned(size)
         loan = memory[:nbytes].view(_Loan)
         weakref.finalize(loan, self._give_back, memory).atexit = False
         return torch.from_numpy(loan)
@@ -89,7 +89,7 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _aligned(nbytes: int) -> np.ndarray:
+def _allocate_aligned(nbytes: int) -> np.ndarray:
     memory = np.empty(nbytes + 64, dtype=np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + nbytes]

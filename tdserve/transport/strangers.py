@@ -39,7 +39,7 @@ def describe_connections(told: bytes | None) -> str:
     port = _port_of(told or b"")
     if port is None:
         return "its address is not known"
-    return f"connected to port {port} are {_shown(_hosts_at(port))}"
+    return f"connected to port {port} are {_describe_hosts(_hosts_at(port))}"
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Sockets:
         """Looks at all descriptors."""
         found, hosts = cls(), []
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), _opened(int(name)) as each:
+            with suppress(OSError), _open_socket(int(name)) as each:
                 if each is None:
                     continue
                 port = each.getsockname()[1]
@@ -79,7 +79,7 @@ class Sockets:
 
     def describe_strangers(self) -> str:
         """Their hosts, the busiest first."""
-        return _shown(self.strangers)
+        return _describe_hosts(self.strangers)
 
 
 def shut_door(listening: int) -> None:
@@ -88,13 +88,13 @@ def shut_door(listening: int) -> None:
     Does nothing where the system has no such filters.
     """
     program = struct.pack("HP", 1, ctypes.addressof(_REFUSE_ALL))
-    with suppress(OSError), _opened(listening) as each:
+    with suppress(OSError), _open_socket(listening) as each:
         if each is not None:
             each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 @contextmanager
-def _opened(fd: int) -> Iterator[socket.socket | None]:
+def _open_socket(fd: int) -> Iterator[socket.socket | None]:
     """A TCP socket of somebody else in this process; None where a descriptor is something else."""
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         yield None
@@ -111,13 +111,13 @@ def _num_received(connection: socket.socket) -> int:
 
 
 def _port_at(listening: int) -> int:
-    with suppress(OSError), _opened(listening) as each:
+    with suppress(OSError), _open_socket(listening) as each:
         if each is not None:
             return int(each.getsockname()[1])
     return 0
 
 
-def _shown(hosts: Counter[str]) -> str:
+def _describe_hosts(hosts: Counter[str]) -> str:
     named = [f"{host} ({num})" for host, num in hosts.most_common(MAX_NAMED)]
     more = f" and {len(hosts) - MAX_NAMED} other hosts" if len(hosts) > MAX_NAMED else ""
     return f"{', '.join(named) or 'none any more'}{more}"

@@ -173,7 +173,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             expected=f"messages of {list(plan.layout.message_nbytes)} bytes", received=f"{expected}"
         )
     shared.stores.grant(store)
-    before = _settled(store, plan.watched, shared.transfer_timeout_s)
+    before = _wait_until_settled(store, plan.watched, shared.transfer_timeout_s)
     source = plan.source(store, plan.trailer(store, before))
     values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
     is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
@@ -315,7 +315,7 @@ def _selection_layout(store: MappedStore, selection: content_pb2.Selection, keys
     return write_layout(selected_spec(store.spec, from_message(selection), keys, store=store.name))
 
 
-def _settled(store: MappedStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
+def _wait_until_settled(store: MappedStore, watched: slice | np.ndarray, timeout_s: float) -> np.ndarray:
     """The generations once none of them is odd, that is, once no write is being applied."""
     end = time.monotonic() + timeout_s
     while True:

@@ -63,7 +63,7 @@ def padded(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Pat
     changed: dict[Path, Entry] = {}
     masks: dict[Path, TensorLeaf] = {}
     for path, leaf, kind in ragged:
-        dense, mask = _filled(columns.values.pop(path), leaf, kind, fills(path))
+        dense, mask = _fill_up(columns.values.pop(path), leaf, kind, fills(path))
         columns.tensors[path] = dense
         columns.tensors.update({(MASKS, *path): mask})
         changed[path] = TensorLeaf(kind.dtype, tuple(dense.shape))
@@ -103,7 +103,7 @@ def _number(value: Any) -> Any:
     raise InvalidRequestError(argument="pad", reason=f"{value!r} is no number")
 
 
-def _filled(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:
     depth = len(leaf.batch_size)
     pieces = Pieces.of(elements if depth == 1 else flat_elements(elements, depth), ragged)
     flat, shapes = pieces.whole()

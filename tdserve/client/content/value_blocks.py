@@ -165,7 +165,7 @@ def _elements(
         blobs = list(blobs) * math.prod(leaf.batch_size)
     elements: Any
     if ragged.form is Form.PACKED:
-        decode = partial(_unpacked, key=key, allow_pickle=allow_pickle)
+        decode = partial(_unpack, key=key, allow_pickle=allow_pickle)
         if _can_wait(blobs, leaf, allow_pickle):
             return Deferred(blobs, decode)
         elements = decode(blobs)
@@ -187,6 +187,6 @@ def _can_wait(blobs: Sequence[bytes], leaf: ValueLeaf, allow_pickle: bool) -> bo
     return not any(blob[:1] == _PICKLED for blob in blobs)
 
 
-def _unpacked(blobs: Sequence[bytes], *, key: str, allow_pickle: bool) -> list[Any]:
+def _unpack(blobs: Sequence[bytes], *, key: str, allow_pickle: bool) -> list[Any]:
     entries = decode_many(blobs, key=key, allow_pickle=allow_pickle)
     return [None if entry is None else unpack(entry) for entry in entries]

@@ -140,7 +140,7 @@ class Epochs:
 
         def read(rows: Any) -> Any:
             td = self._read_batch(rows, pad, timeout_s)
-            return _numbered(td, rows) if with_index else td
+            return _add_index(td, rows) if with_index else td
 
         plan = EpochPlan(order, share, num_rows)
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolved(device))
@@ -183,7 +183,7 @@ class TableRows(_Rows):
         return _in_blocks(lambda start, stop: self[start:stop], self.spec.nbytes)
 
 
-def _numbered(td: Any, rows: Any) -> Any:
+def _add_index(td: Any, rows: Any) -> Any:
     if not isinstance(td, TensorDictBase):
         raise InvalidRequestError(argument="with_index", reason=f"a {type(td).__name__} takes no more keys")
     numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else torch.from_numpy(rows)

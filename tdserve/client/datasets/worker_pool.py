@@ -76,7 +76,7 @@ def _pool_of(pid: int) -> WorkerPool:
 
     def reduce(storage: torch.UntypedStorage) -> Any:
         sent = pool.send(storage) if os.getpid() == pid else None
-        return (_received, (sent,)) if sent is not None else reduce_storage(storage)  # type: ignore[no-untyped-call]
+        return (_receive_storage, (sent,)) if sent is not None else reduce_storage(storage)  # type: ignore[no-untyped-call]
 
     def reduce_td(td: TensorDict) -> Any:
         parts = taken_apart(td) if os.getpid() == pid else None
@@ -93,8 +93,8 @@ def _pool_of(pid: int) -> WorkerPool:
 
 
 def _put_together(sent: Sent, tree: Tree) -> TensorDict:
-    return put_together(_received(sent), tree)
+    return put_together(_receive_storage(sent), tree)
 
 
-def _received(sent: Sent) -> torch.UntypedStorage:
+def _receive_storage(sent: Sent) -> torch.UntypedStorage:
     return torch.from_numpy(receive(sent)).untyped_storage()

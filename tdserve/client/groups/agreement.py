@@ -169,7 +169,7 @@ def agree(
         verdict = judged(calls)
         sent = post_note(wire, verdict.SerializeToString(), others)
         if verdict.examines:
-            own = _examined(verdict, known, check)
+            own = _examine(verdict, known, check)
             notes = recv_notes(wire, others, sent)
             failures = [_result(own), *(group_pb2.GroupCall.FromString(note) for note in notes)]
             verdict = first_failure(failures) or group_pb2.GroupVerdict(
@@ -181,12 +181,12 @@ def agree(
         sent = post_note(wire, call.SerializeToString(), [0])
         verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
         if verdict.examines:
-            own = _examined(verdict, known, check)
+            own = _examine(verdict, known, check)
             sent = post_note(wire, _result(own).SerializeToString(), [0])
             verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
     known.learn(verdict.fingerprint, verdict)
     if verdict.HasField("failure"):
-        return Agreed(failure=_raised(verdict, own, rank))
+        return Agreed(failure=_make_refusal(verdict, own, rank))
     spec = known.get(verdict.fingerprint) if verdict.fingerprint else None
     return Agreed(spec, list(verdict.values_nbytes))
 
@@ -222,21 +222,21 @@ def agree_pair(
     told.learn(call.fingerprint, call)
     heard.learn(other.fingerprint, other)
     if other.kind != ANSWERS[call.kind]:
-        reason = f"rank {peer} calls {_shown(other)}, rank {wire.link.rank} {_shown(call)}"
+        reason = f"rank {peer} calls {_describe_call(other)}, rank {wire.link.rank} {_describe_call(call)}"
         return Agreed(failure=own or InvalidRequestError(argument="call of two members", reason=reason))
     if own is not None or other.HasField("failure"):
         verdict = group_pb2.GroupVerdict(failure=other.failure, rank=peer)
-        return Agreed(failure=_raised(verdict, own, wire.link.rank))
+        return Agreed(failure=_make_refusal(verdict, own, wire.link.rank))
     giver, taker = (call, other) if check is None else (other, call)
     spec = (told if check is None else heard).get(giver.fingerprint)
     if taker.fingerprint not in (b"", giver.fingerprint):
         if check is not None:
-            own = _checked(check, spec)
+            own = _check_spec(check, spec)
             wire.wait(post_note(wire, _result(own).SerializeToString(), [peer]))
         else:
             result = group_pb2.GroupCall.FromString(recv_notes(wire, [peer])[0])
             verdict = group_pb2.GroupVerdict(failure=result.failure, rank=peer)
-            own = _raised(verdict, None, wire.link.rank) if result.HasField("failure") else None
+            own = _make_refusal(verdict, None, wire.link.rank) if result.HasField("failure") else None
         if own is not None:
             return Agreed(failure=own)
     return Agreed(spec, [*giver.values_nbytes])
@@ -250,7 +250,7 @@ def judged(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdict:
         return failed
     for rank, call in enumerate(calls):
         if (call.kind, call.root, call.op, call.number) != (first.kind, first.root, first.op, first.number):
-            reason = f"rank {rank} calls {_shown(call)}, rank 0 {_shown(first)}"
+            reason = f"rank {rank} calls {_describe_call(call)}, rank 0 {_describe_call(first)}"
             error = InvalidRequestError(argument="call of all members", reason=reason)
             return group_pb2.GroupVerdict(failure=encode_failure(error), rank=rank)
     chosen = calls[first.root if first.kind in ROOTED else 0]
@@ -270,12 +270,12 @@ def first_failure(calls: Sequence[group_pb2.GroupCall]) -> group_pb2.GroupVerdic
     return None
 
 
-def _examined(verdict: group_pb2.GroupVerdict, known: Known, check: Check | None) -> TDServeError | None:
+def _examine(verdict: group_pb2.GroupVerdict, known: Known, check: Check | None) -> TDServeError | None:
     known.learn(verdict.fingerprint, verdict)
-    return None if check is None else _checked(check, known.get(verdict.fingerprint))
+    return None if check is None else _check_spec(check, known.get(verdict.fingerprint))
 
 
-def _checked(check: Check, spec: Spec) -> TDServeError | None:
+def _check_spec(check: Check, spec: Spec) -> TDServeError | None:
     try:
         check(spec)
     except TDServeError as error:
@@ -287,7 +287,7 @@ def _result(error: TDServeError | None) -> group_pb2.GroupCall:
     return group_pb2.GroupCall() if error is None else group_pb2.GroupCall(failure=encode_failure(error))
 
 
-def _raised(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int) -> TDServeError:
+def _make_refusal(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int) -> TDServeError:
     """What a member raises of a refusal: its own reason, or whose it is."""
     if own is not None:
         return own
@@ -299,7 +299,7 @@ def _raised(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int
     return TransferAbortedError(transfer=0, reason=f"rank {verdict.rank} cannot take part: {error}")
 
 
-def _shown(call: group_pb2.GroupCall) -> str:
+def _describe_call(call: group_pb2.GroupCall) -> str:
     said = [f"op={call.op!r}"] if call.op else []
     if call.kind in ("broadcast", "scatter", "gather"):
         said.append(f"{'dst' if call.kind == 'gather' else 'src'}={call.root}")

@@ -136,7 +136,7 @@ class GroupEpoch:
                 bond=epoch_bond(self._secret, self.name, self.number),
                 name=self.name,
                 timeout_s=max(remaining_s, 1.0),
-                peers=[self._shown(rank) for rank in range(len(self.members))],
+                peers=[self._describe_rank(rank) for rank in range(len(self.members))],
             )
             if self._device is not None:
                 try:
@@ -190,7 +190,7 @@ class GroupEpoch:
                 raise self._end(error, deadline, what, peer) from error
             except BaseException as fault:
                 reason = f"{what} was interrupted by {type(fault).__name__}"
-                self._end(PeerLostError(peer=self._shown(self.rank), reason=reason), deadline, what, peer)
+                self._end(PeerLostError(peer=self._describe_rank(self.rank), reason=reason), deadline, what, peer)
                 raise
             finally:
                 with self._changed:
@@ -254,7 +254,7 @@ class GroupEpoch:
         """Ends the link, and no more: the member goes on to the next epoch. The others are told, for their calls."""
         with self._changed:
             is_first = self._over is None and self._losses.end is None
-            self._over = self._over or self._finished("this member has gone on")
+            self._over = self._over or self._finished_error("this member has gone on")
             parting = self._parting()
         _open.discard(self)
         if is_first and not self.session.is_lost:
@@ -291,7 +291,7 @@ class GroupEpoch:
             parting = {"num_finished": self._losses.num_finished} if loss is not None and self._is_open else {}
             failed = f"{what} has failed: {str(found).replace(f'; {self._advice}', '')}"
             if self._over is None:
-                self._over = self._lost(loss) if loss is not None else self._finished(failed)
+                self._over = self._lost(loss) if loss is not None else self._finished_error(failed)
         if is_first and not self.session.is_lost:
             self._notify(given_up=failed[:500], **parting)
         return found
@@ -312,7 +312,7 @@ class GroupEpoch:
         if link is not None:
             link.close()
         elif forming is not None:
-            forming.cancel(self._over or self._finished("its link was closed"))
+            forming.cancel(self._over or self._finished_error("its link was closed"))
         if self.nccl is not None:
             self.nccl.close()
 
@@ -341,14 +341,14 @@ class GroupEpoch:
     def _advice(self) -> str:
         return f"epoch {self.number} is over, next_epoch() forms another"
 
-    def _shown(self, rank: int) -> str:
+    def _describe_rank(self, rank: int) -> str:
         member = self.members[rank]
         return f"rank {rank} of group {self.name!r} (process {member.pid} on {member.host})"
 
     def _lost(self, loss: control_pb2.GroupLoss) -> PeerLostError:
-        return PeerLostError(peer=self._shown(loss.rank), reason=f"{loss.reason}; {self._advice}")
+        return PeerLostError(peer=self._describe_rank(loss.rank), reason=f"{loss.reason}; {self._advice}")
 
-    def _finished(self, reason: str) -> PeerLostError:
+    def _finished_error(self, reason: str) -> PeerLostError:
         return PeerLostError(peer=f"group {self.name!r}", reason=f"{reason}; {self._advice}")
 
     def _publish(self, key: str, value: bytes, *, is_mail: bool) -> None:

@@ -114,13 +114,13 @@ class _Fitting:
         if isinstance(entry, TensorLeaf):
             self.tensors[path] = self._broadcast(value, entry, path)
         elif isinstance(entry, ValueLeaf) and entry.ragged is not None:
-            self._ragged(value, entry, entry.ragged, path)
+            self._coerce_ragged(value, entry, entry.ragged, path)
         elif isinstance(entry, ValueLeaf) and entry.is_unbatched:
-            self._unbatched(value, entry, path)
+            self._coerce_unbatched(value, entry, path)
         elif isinstance(entry, ValueLeaf):
             self._value(value, entry, path)
         elif entry.inner is not None:
-            self._packed(value, entry, entry.inner, path)
+            self._coerce_packed(value, entry, entry.inner, path)
         elif is_tensor_collection(value):
             self._collection(value, entry, path)
         elif isinstance(value, dict):
@@ -130,7 +130,7 @@ class _Fitting:
                 if not isinstance(child, ValueLeaf):  # a number is no value of theirs: tensordict 0.17 leaves them too
                     self.put(value, child, (*path, key))
         else:
-            raise self.mismatch(path, self._wanted(entry), shown(value))
+            raise self.mismatch(path, self._describe_wanted(entry), shown(value))
 
     def _dict(self, value: dict[Any, Any], node: Node, path: Path) -> None:
         entries = dict(node.entries)
@@ -161,7 +161,7 @@ class _Fitting:
                 feature = f"writing {quote(path)} of store {self.store!r} alone"
                 raise NotSupportedError(feature=feature, reason=f"its rows differ in structure; write {whole}")
 
-    def _ragged(self, value: Any, leaf: ValueLeaf, ragged: Ragged, path: Path) -> None:
+    def _coerce_ragged(self, value: Any, leaf: ValueLeaf, ragged: Ragged, path: Path) -> None:
         """Elements of any size; one element is taken for all."""
         if ragged.form is Form.PACKED:
             found = entries_for(value, leaf.batch_size)
@@ -171,7 +171,7 @@ class _Fitting:
             raise self.mismatch(path, describe(leaf), shown(value))
         self.values[path] = found
 
-    def _packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
+    def _coerce_packed(self, value: Any, node: Node, inner: tuple[int, ...], path: Path) -> None:
         """Tensordicts that describe themselves; a single one is taken for all."""
         if not is_tensor_collection(value):
             raise self.mismatch(path, describe(node), type(value).__name__)
@@ -230,7 +230,7 @@ class _Fitting:
             self.values[full] = captured.values[below]
             self.per_row[full] = value_leaf.per_row
 
-    def _unbatched(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
+    def _coerce_unbatched(self, value: Any, leaf: ValueLeaf, path: Path) -> None:
         if not isinstance(value, UnbatchedTensor):
             raise self.mismatch(path, describe(leaf), shown(value))
         self.per_row[path] = False
@@ -244,7 +244,7 @@ class _Fitting:
         elif isinstance(value, NonTensorData):
             value = value.data
         elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
-            raise self.mismatch(path, self._wanted(leaf), type(value).__name__)
+            raise self.mismatch(path, self._describe_wanted(leaf), type(value).__name__)
         elif self.manner is not Manner.ROWS and isinstance(value, (dict, *_NUMBERS)):
             # a tensor or a tensordict to tensordict, which puts it there instead of the value
             expected = f"{describe(leaf)} (set_non_tensor() takes it as a value)"
@@ -270,14 +270,14 @@ class _Fitting:
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:
             if isinstance(value, (torch.Tensor, np.ndarray)):
-                raise self.mismatch(path, self._wanted(leaf), describe(actual))
+                raise self.mismatch(path, self._describe_wanted(leaf), describe(actual))
             tensor = tensor.to(to_torch(leaf.dtype))
         found = self._in_shape(tensor.resolve_neg().resolve_conj(), leaf.shape, path)
         if found is None:
-            raise self.mismatch(path, self._wanted(leaf), describe(actual))
+            raise self.mismatch(path, self._describe_wanted(leaf), describe(actual))
         return found
 
-    def _wanted(self, entry: Entry) -> str:
+    def _describe_wanted(self, entry: Entry) -> str:
         """What is there, for errors, and how something else gets there."""
         is_replacing = self.manner in (Manner.ENTRY, Manner.BEHIND)
         return describe(entry) + (" (del_() it first to put something else there)" if is_replacing else "")

@@ -138,7 +138,7 @@ class MemmappedHandle(AlterableHandle):
         zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         content = addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
         self.add_zeros(content.spec, timeout_s=timeout_s)
-        return self._made(path, timeout_s)
+        return self._make_leaf(path, timeout_s)
 
     def make_memmap_from_tensor(
         self,
@@ -160,7 +160,7 @@ class MemmappedHandle(AlterableHandle):
             return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
         path = self._checked_new(key, "make_memmap_from_tensor()", timeout_s)
         self._add({path: tensor.detach()}, timeout_s)
-        return self._made(path, timeout_s)
+        return self._make_leaf(path, timeout_s)
 
     def make_memmap_from_storage(
         self,
@@ -197,7 +197,7 @@ class MemmappedHandle(AlterableHandle):
             raise WrongStateError(state=state, event=event)
         return path
 
-    def _made(self, path: Path, timeout_s: float | None) -> torch.Tensor:
+    def _make_leaf(self, path: Path, timeout_s: float | None) -> torch.Tensor:
         try:
             found = self.map(writable=True, timeout_s=timeout_s).get(path)
         except NotSupportedError:

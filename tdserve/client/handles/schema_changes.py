@@ -178,18 +178,18 @@ def union(spec: Spec, known: Mapping[Path, Any], fresh: Captured, *, store: str,
             is_whole=True,
             allow_pickle=allow_pickle,
         )
-        root = _joined(root, one.spec.root)
+        root = _join_nodes(root, one.spec.root)
         tensors.update(one.tensors)
         contents.update(one.values)
     return Captured(Spec(root), tensors, contents, {})
 
 
-def _joined(node: Node, other: Node) -> Node:
+def _join_nodes(node: Node, other: Node) -> Node:
     entries = dict(node.entries)
     for key, entry in other.entries:
         present = entries.get(key)
         both = isinstance(present, Node) and isinstance(entry, Node)
-        entries[key] = _joined(present, entry) if both else entry  # type: ignore[arg-type]
+        entries[key] = _join_nodes(present, entry) if both else entry  # type: ignore[arg-type]
     return node._replace(entries=tuple(entries.items()))
 
 

@@ -26,7 +26,7 @@ def small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torc
         return None
     local = client.local_end
     store = None if local is None or client.pool.is_shared else local.known(name, spec)
-    return None if store is None else _copied(store, path)
+    return None if store is None else _copy_leaf(store, path)
 
 
 def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
@@ -35,7 +35,7 @@ def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
     return not is_marked and not spec.has_ragged and spec.root.device != META
 
 
-def _copied(store: MappedStore, path: Path) -> torch.Tensor | None:
+def _copy_leaf(store: MappedStore, path: Path) -> torch.Tensor | None:
     generations = store.generations
     values = generations.values
     before = int(values[-1])

@@ -364,7 +364,7 @@ class TensorDictCalls(ViewCalls, Operators):
         among = subject if isinstance(subject, (list, tuple)) else [subject, options.get("out")]
         if not any(isinstance(item, TensorDictCalls) or is_tensor_collection(item) for item in among):
             raise NotSupportedError(feature=f"a store within {name}", reason="put the result of to_tensordict() there")
-        return _filled(options.get("out"), args, options, func)
+        return _call_and_fill(options.get("out"), args, options, func)
 
     def _perform(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """A call that reads: on a local copy. A store or view as ``out=`` is written with one ``update_``."""
@@ -377,7 +377,7 @@ class TensorDictCalls(ViewCalls, Operators):
         if isinstance(out, TensorDictCalls) and name in OUT_OF_PROCESSES:
             reason = "other processes write into it: give it a memory-mapped tensordict, and write that with update_"
             raise NotSupportedError(feature=f"{name}(out=) of a store", reason=reason)
-        return _filled(out, args, kwargs, getattr(self.to_tensordict(timeout_s=timeout_s), name))
+        return _call_and_fill(out, args, kwargs, getattr(self.to_tensordict(timeout_s=timeout_s), name))
 
     def _rewrite(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """A call in place: on a local copy, which is then written back."""
@@ -415,7 +415,7 @@ def _unassignable(name: str) -> NotSupportedError:
     return NotSupportedError(feature=f"assigning {name} of a store", reason=ASSIGNED.get(name, "it is read only"))
 
 
-def _filled(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:
+def _call_and_fill(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:
     """What a call gives for local arguments; what it fills is written, if that is a store or view."""
     if not isinstance(out, TensorDictCalls):
         return call(*as_local(args), **as_local(dict(kwargs)))

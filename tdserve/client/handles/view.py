@@ -261,7 +261,7 @@ class StoreView(TensorDictCalls, Epochs):
         selection = encode(index, batch_size=batch_size, store=self.name)
         keys = self._shape.paths_at(path)
         if not keys:
-            found = _indexed(self._shape.td.select(*self._shape.hollow(path)), selection)
+            found = _index_rows(self._shape.td.select(*self._shape.hollow(path)), selection)
             return found if self.device is None else found.to(self.device)
         keys = [] if keys == [()] else keys
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
@@ -272,7 +272,7 @@ class StoreView(TensorDictCalls, Epochs):
             if not is_placed or step.name in KEY_STEPS:
                 td = step.apply(td)
         if not is_placed:
-            td = _indexed(td, selection)
+            td = _index_rows(td, selection)
         elif self._is_arranged and is_tensor_collection(td):
             names = result_names(self._shape.td.names, batch_size, selection)
             td.names = names if names is None else [*names]
@@ -379,6 +379,6 @@ def _has_inner_names(node: Node, num_dims: int) -> bool:
     return any(isinstance(entry, Node) and _has_inner_names(entry, num_dims) for _, entry in node.entries)
 
 
-def _indexed(td: Any, selection: Selection) -> Any:
+def _index_rows(td: Any, selection: Selection) -> Any:
     index = to_torch_index(selection, td.batch_size)
     return td[index] if index else td

@@ -64,27 +64,27 @@ class ViewCalls:
 
     def permute(self, *dims: Any, **kwargs: Any) -> Any:
         """A view with the batch dimensions in another order."""
-        return self._arranged("permute", dims, kwargs)
+        return self._arrange("permute", dims, kwargs)
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """A view with two batch dimensions exchanged."""
-        return self._arranged("transpose", (dim0, dim1), {})
+        return self._arrange("transpose", (dim0, dim1), {})
 
     def swapaxes(self, axis0: int, axis1: int) -> Any:
         """Same as ``transpose``."""
-        return self._arranged("swapaxes", (axis0, axis1), {})
+        return self._arrange("swapaxes", (axis0, axis1), {})
 
     def swapdims(self, axis0: int, axis1: int) -> Any:
         """Same as ``transpose``."""
-        return self._arranged("swapdims", (axis0, axis1), {})
+        return self._arrange("swapdims", (axis0, axis1), {})
 
     def movedim(self, source: Any, destination: Any) -> Any:
         """A view with batch dimensions moved."""
-        return self._arranged("movedim", (source, destination), {})
+        return self._arrange("movedim", (source, destination), {})
 
     def moveaxis(self, source: Any, destination: Any) -> Any:
         """Same as ``movedim``."""
-        return self._arranged("moveaxis", (source, destination), {})
+        return self._arrange("moveaxis", (source, destination), {})
 
     def squeeze(self, *dims: Any, **kwargs: Any) -> Any:
         """A view without batch dimensions of size 1."""
@@ -100,20 +100,20 @@ class ViewCalls:
 
     def unflatten(self, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Any:
         """A view with a batch dimension taken apart."""
-        return self._arranged("unflatten", (dim, unflattened_size), {"inplace": inplace})
+        return self._arrange("unflatten", (dim, unflattened_size), {"inplace": inplace})
 
     def expand(self, *shape: Any, **kwargs: Any) -> Any:
         """A view that repeats rows; it is read only."""
-        return self._arranged("expand", shape, kwargs)
+        return self._arrange("expand", shape, kwargs)
 
     def expand_as(self, other: Any) -> Any:
         """``expand`` to the batch size of another."""
         like = other._skeleton().td if isinstance(other, ViewCalls) else other
-        return self._arranged("expand_as", (like,), {})
+        return self._arrange("expand_as", (like,), {})
 
     def broadcast_to(self, shape: Any) -> Any:
         """Same as ``expand``."""
-        return self._arranged("broadcast_to", (shape,), {})
+        return self._arrange("broadcast_to", (shape,), {})
 
     def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Any, ...]:
         """Views of parts of a dimension, each of which fetches its own rows only."""
@@ -143,7 +143,7 @@ class ViewCalls:
         start = int(start) % self._skeleton().td.batch_size[dim] if start < 0 else int(start)
         return self._cut(dim % self._num_dims, [slice(start, start + length)], [found])[0]
 
-    def _arranged(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _arrange(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A view with other batch dimensions; where elements alone know some of them, a local tensordict."""
         return self._perform(name, *args, **kwargs) if self.spec.root.inner else self._then(name, args, kwargs)
 

@@ -83,13 +83,13 @@ def copy_rows(
 def _columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
     """All columns of the rows, in one buffer whose pages were touched before."""
     if layout.num_leaves or pool.is_shared:
-        return views(layout, _filled(source, layout, pool))
+        return views(layout, _fill_buffer(source, layout, pool))
     # Only what the service adds: a few numbers per row, for which a buffer takes longer than a copy of each.
     columns = ((source.trailing(number), slot.dtype) for number, slot in enumerate(layout.slots))
     return [torch.from_numpy(column.copy()).view(to_torch(dtype)) for column, dtype in columns]
 
 
-def _filled(source: Source, layout: Layout, pool: BufferPool) -> torch.Tensor:
+def _fill_buffer(source: Source, layout: Layout, pool: BufferPool) -> torch.Tensor:
     buffer = pool.take(layout.nbytes)
     if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and (threads := num_threads()) > 1:
         target = buffer.numpy()
@@ -182,7 +182,7 @@ def _gather(store: MappedStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, 
     """A list of rows, leaf by leaf, into one buffer, whose pages were touched before."""
     layout = plan.layout
     source = plan.source(store, lambda: [status_column(ReadStatus.WHOLE)])
-    return Received(layout, views(layout, _filled(source, layout, pool))).leaves()
+    return Received(layout, views(layout, _fill_buffer(source, layout, pool))).leaves()
 
 
 def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:

@@ -130,11 +130,11 @@ class CatalogClient:
                 the logger ``tdserve.client`` has said so too.
         """
         if timeout_s is ONCE:
-            return self._described(name, self.timeout_s)
+            return self._describe_once(name, self.timeout_s)
         wait_s = checked_wait_s(self.timeout_s if timeout_s is None else timeout_s)
         deadline = Deadline.after(wait_s)
         try:
-            return self._described(name, wait_s)
+            return self._describe_once(name, wait_s)
         except StoreNotFoundError:
             if not wait_s:
                 raise
@@ -143,7 +143,7 @@ class CatalogClient:
             if not remaining_s:  # the first look took all the time
                 raise StoreNotCreatedError(what=f"the creation of store {name!r}", timeout_s=wait_s, name=name)
             with self.missing_names.watch(name):
-                return self._described(name, remaining_s, wait_s=remaining_s)
+                return self._describe_once(name, remaining_s, wait_s=remaining_s)
         except StoreNotCreatedError as error:
             raise self.missing_names.explain(error, wait_s) from None
 
@@ -154,9 +154,9 @@ class CatalogClient:
 
     def described(self, name: str, deadline: Deadline) -> StoreDescription:
         """As ``describe`` of a store that is there, for a step of a call with this deadline."""
-        return self._described(name, deadline.remaining_s)
+        return self._describe_once(name, deadline.remaining_s)
 
-    def _described(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
+    def _describe_once(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
         return from_message(self._call("DescribeStore", request, timeout_s=timeout_s))
 

@@ -225,7 +225,7 @@ class ContentChannels:
             self.replace(number - 1, "the server has lost it", waits=False)
         current = self.current
         if current.number != number:
-            raise _replaced(number, "it was lost")
+            raise _replaced_error(number, "it was lost")
         return current
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
@@ -251,7 +251,7 @@ class ContentChannels:
             if lost.is_open:
                 self._broken.append(self._clock())
             self.current = self._next(number + 1)
-        error = _replaced(number, reason)
+        error = _replaced_error(number, reason)
         if waits and lost.is_open:
             lost.lose(error)
         else:
@@ -278,5 +278,5 @@ class ContentChannels:
         )
 
 
-def _replaced(number: int, reason: str) -> TransferAbortedError:
+def _replaced_error(number: int, reason: str) -> TransferAbortedError:
     return TransferAbortedError(transfer=0, reason=f"channel {number} was replaced by another: {reason}")

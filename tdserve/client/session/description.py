@@ -165,11 +165,11 @@ class StoreDescription:
         leaves = [
             {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
         ]
-        found["spec"] = leaves + [{"key": list(path), **_shown(leaf)} for path, leaf in self.spec.values]
+        found["spec"] = leaves + [{"key": list(path), **_show_leaf(leaf)} for path, leaf in self.spec.values]
         return found
 
 
-def _shown(leaf: ValueLeaf) -> dict[str, Any]:
+def _show_leaf(leaf: ValueLeaf) -> dict[str, Any]:
     """A ragged tensor with -1 where rows differ."""
     if leaf.ragged is None or not leaf.ragged.dtype:
         return {"dtype": "non-tensor"}

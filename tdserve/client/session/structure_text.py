@@ -14,7 +14,7 @@ _INDENT = "    "
 
 def tree(title: str, root: Node) -> str:
     """Every entry on a line of its own, with what it holds; a key that is no plain word is quoted."""
-    return "\n".join([f"{title}: {_described(root)}", *_lines(root, "")])
+    return "\n".join([f"{title}: {_describe_entry(root)}", *_lines(root, "")])
 
 
 def repr_of(header: str, root: Node, *, kind: str, device: object) -> str:
@@ -60,12 +60,12 @@ def _lines(node: Node, indent: str) -> Iterator[str]:
     for number, (key, entry) in enumerate(node.entries, 1):
         is_last = number == len(node.entries)
         shown = key if key.isidentifier() else repr(key)
-        yield f"{indent}{'└─' if is_last else '├─'} {shown}: {_described(entry)}"
+        yield f"{indent}{'└─' if is_last else '├─'} {shown}: {_describe_entry(entry)}"
         if isinstance(entry, Node):
             yield from _lines(entry, f"{indent}{'   ' if is_last else '│  '}")
 
 
-def _described(entry: Entry) -> str:
+def _describe_entry(entry: Entry) -> str:
     words = [describe(entry)]
     if isinstance(entry, TensorLeaf) and entry.kind is not TensorKind.PLAIN:
         words.append(entry.kind.value)
@@ -88,13 +88,13 @@ def _described(entry: Entry) -> str:
 def _repr_of_node(node: Node, kind: str, device: str, header: str = "") -> str:
     fields = ",\n".join(f"{key}: {_repr_of_entry(entry, device)}" for key, entry in sorted(node.entries))
     lines = [header] if header else []
-    lines.append("fields={\n" + (_indented(fields) if fields else "") + "}")
+    lines.append("fields={\n" + (_indent(fields) if fields else "") + "}")
     lines.append(f"batch_size=torch.Size({list(node.shown_batch_size)})")
     lines.append(f"device={device}")
     lines.append("is_shared=False")
     if node.stack_dim is not None and node.stack_dim >= 0:
         lines.append(f"stack_dim={node.stack_dim}")
-    return f"{kind}(\n" + _indented(",\n".join(lines)) + ")"
+    return f"{kind}(\n" + _indent(",\n".join(lines)) + ")"
 
 
 def _repr_of_entry(entry: Entry, device: str) -> str:
@@ -121,5 +121,5 @@ def _repr_of_value(leaf: ValueLeaf, device: str) -> str:
     return f"{kind}(batch_size=torch.Size({list(leaf.batch_size)}), device={device})"
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(_INDENT + line for line in text.split("\n"))

@@ -288,7 +288,7 @@ class ExtendCoalescer:
         error = done.exception()
         with self._lock:
             del self._under_way[done]
-            late = self._released(error) if self._opening is done else []
+            late = self._release(error) if self._opening is done else []
         if error is not None:
             _fail(late, error)
         if claim_request is not None:
@@ -309,7 +309,7 @@ class ExtendCoalescer:
                 begin += part.request.num_rows
         self._go_on()
 
-    def _released(self, error: BaseException | None) -> list[Part]:
+    def _release(self, error: BaseException | None) -> list[Part]:
         """Lets go what waited for a session. Returns those that have failed with it: their time is over too."""
         self._opening = None
         are_late = [error is not None and part.deadline.expired for part in self._waiting]

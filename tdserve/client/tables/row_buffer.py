@@ -281,7 +281,7 @@ class RowBuffer:
 
     def _batch(self, parts: list[tuple[Page, int, int]], num_rows: int, says: tuple[bool, bool]) -> Batch:
         pieces = [[tensor[start:stop] for tensor in page.slots.tensors] for page, start, stop in parts]
-        columns = pieces[0] if len(parts) == 1 else [_joined(column) for column in zip(*pieces, strict=True)]
+        columns = pieces[0] if len(parts) == 1 else [_join(column) for column in zip(*pieces, strict=True)]
         spec = self._batch_spec.with_rows(num_rows)
         tensors = {path: column for (path, _), column in zip(spec.tensors, columns, strict=True)}
         rows = list(chain.from_iterable(page.values[start:stop] for page, start, stop in parts))
@@ -300,5 +300,5 @@ class RowBuffer:
         )
 
 
-def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+def _join(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([indexable(piece) for piece in pieces]).view(pieces[0].dtype)

@@ -217,7 +217,7 @@ def ask(
     deadline: Deadline,
 ) -> Asked:
     """Sends the request for a sample, and begins to receive it where it is known what comes."""
-    expected = _expected(session, query, num_rows * num_batches) if may_expect(deadline) else ()
+    expected = _expect_messages(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.message(num_rows, num_batches, deadline.remaining_s)
     message.message_nbytes.extend(expected)
     if not expected:
@@ -228,7 +228,7 @@ def ask(
     return Asked(message, pending, post(layout, session, pending, tag_of(request), client.pool, device=query.device))
 
 
-def _expected(session: Session, query: Query, total: int) -> tuple[int, ...]:
+def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, ...]:
     """The messages to wait for without an answer first; none when the content may be inline or has values."""
     if session.local is not None or session.is_renewing or query.stored.values or not query.is_exact:
         return ()

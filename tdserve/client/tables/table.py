@@ -150,11 +150,11 @@ class TableHandle(TableRows, ByAddress):
         deadline = self._client.deadline(timeout_s)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
-            return _done(empty) if return_early else empty
+            return _make_done(empty) if return_early else empty
         is_plain = not keys and priority is None and ends is None and policy_version is None
         tried = self._coalescer.claim(captured) if is_plain else None
         if isinstance(tried, torch.Tensor):
-            return _done(tried) if return_early else tried
+            return _make_done(tried) if return_early else tried
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, writer=writer)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         set_row_annotations(request, self.settings, priority=priority, ends=ends, policy_version=policy_version)
@@ -326,7 +326,9 @@ class TableHandle(TableRows, ByAddress):
             KeyNotFoundError: Rows have no such leaf.
             InvalidRequestError: An argument is none.
         """
-        required = None if require is None else tuple(checked_path(key, argument="require") for key in _listed(require))
+        required = (
+            None if require is None else tuple(checked_path(key, argument="require") for key in _list_keys(require))
+        )
         group = None if group_by is None else checked_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
             self.spec.find(path, store=self.name)
@@ -415,14 +417,14 @@ def _check_whole(content: Content, request: int) -> None:
         raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
 
 
-def _listed(require: Any) -> list[Any]:
+def _list_keys(require: Any) -> list[Any]:
     """One key, or several: a tuple of str is taken for several keys, as ``require=("reward",)`` means them."""
     if not isinstance(require, (str, list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
     return [require] if isinstance(require, str) else list(require)
 
 
-def _done(result: torch.Tensor) -> Future[torch.Tensor]:
+def _make_done(result: torch.Tensor) -> Future[torch.Tensor]:
     future: Future[torch.Tensor] = Future()
     future.set_result(result)
     return future

@@ -52,7 +52,7 @@ def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline
             session.cancel(request)  # they may have been granted, and nobody will ever know which they are
             raise
         if rows.num_missing:
-            give_back(client, query, _named(rows), GIVE_BACK_TIMEOUT_S)
+            give_back(client, query, _name_rows(rows), GIVE_BACK_TIMEOUT_S)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows
 
@@ -60,11 +60,11 @@ def taken(client: SessionClient, query: Query, num_rows: int, deadline: Deadline
     try:
         return found.build()
     except TDServeError:
-        give_back(client, query, _named(found), GIVE_BACK_TIMEOUT_S)
+        give_back(client, query, _name_rows(found), GIVE_BACK_TIMEOUT_S)
         raise
 
 
-def _named(rows: Sampled) -> dict[str, Any]:
+def _name_rows(rows: Sampled) -> dict[str, Any]:
     """What says which rows they are."""
     generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative of rows that moved while they were copied
     return {INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}
@@ -77,16 +77,16 @@ def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadli
         WrongStateError: They are not this client's: acknowledged before, or its session was lost and they were given to
             others. Nothing was changed.
     """
-    change(client, query.name, deadline, acknowledge=_leased(query, rows))
+    change(client, query.name, deadline, acknowledge=_lease_message(query, rows))
 
 
 def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) -> None:
     """Lets others have rows of a lease again; what cannot be said now is so when the session ends."""
     with suppress(TDServeError):
-        change(client, query.name, Deadline.after(timeout_s), give_back=_leased(query, rows))
+        change(client, query.name, Deadline.after(timeout_s), give_back=_lease_message(query, rows))
 
 
-def _leased(query: Query, rows: Any) -> control_pb2.Leased:
+def _lease_message(query: Query, rows: Any) -> control_pb2.Leased:
     numbers = row_numbers(rows)
     generations = generations_of(rows, None, len(numbers)).tobytes()
     return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)

@@ -133,7 +133,7 @@ class TensorDictClient(SessionClient):
 
         def fetch() -> Any:
             content = brought(self._fetch(name, deadline, keys=paths, destination=destination, device=device))
-            return only(self._shown(name, content, device, pad), paths, content.spec) if out is None else out
+            return only(self._show_content(name, content, device, pad), paths, content.spec) if out is None else out
 
         return self.perform(fetch, return_early)
 
@@ -234,7 +234,7 @@ class TensorDictClient(SessionClient):
         content = captured._replace(spec=captured.spec.select(keys))
         return write_selection(self, request.name, _EVERYTHING, content, keys=keys, stored=stored, deadline=deadline)
 
-    def _shown(self, name: str, content: Content, device: Any, pad: Pad) -> Any:
+    def _show_content(self, name: str, content: Content, device: Any, pad: Pad) -> Any:
         """What was read of a store, live where the store shares its non-tensor leaves."""
         td = content.build(device, pad)
         if not content.spec.values:

@@ -52,7 +52,7 @@ class Posted(NamedTuple):
     def finish(self, layout: Layout, timeout_s: float) -> Received:
         """Waits until all of it is here."""
         self.channel.wait_all(self.works, timeout_s)
-        return Received(layout, _shown(layout, self.columns))
+        return Received(layout, _show_columns(layout, self.columns))
 
 
 def post(
@@ -129,7 +129,7 @@ def receive(
             messages, sink = (*messages, *values_messages(len(values))), SinkBehind(sink, FlatEnd(values))
         channel = session.channel(content or session.content, timeout_s)
         recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
-    return Received(layout, _shown(layout, columns))
+    return Received(layout, _show_columns(layout, columns))
 
 
 def receive_answer(
@@ -174,7 +174,7 @@ def _buffer(layout: Layout, pool: BufferPool, device: torch.device | None) -> to
     return pool.take(layout.nbytes) if device is None else torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
 
 
-def _shown(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _show_columns(layout: Layout, columns: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The columns, those that the service has added on the CPU, where they are looked at."""
     if not columns or columns[-1].device.type == "cpu":
         return columns

@@ -58,9 +58,9 @@ def version_here(
         leaves = file.leaves
         if destination is not None or copy:
             leaves = (
-                _copied(client, file, spec, destination)
+                _copy_leaves(client, file, spec, destination)
                 if sent is spec
-                else _converted(client, file, sent, destination)
+                else _convert_leaves(client, file, sent, destination)
             )
         found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
@@ -70,7 +70,7 @@ def version_here(
     return content
 
 
-def _copied(
+def _copy_leaves(
     client: SessionClient, file: VersionFile, spec: Spec, destination: Destination | None
 ) -> dict[tuple[str, ...], torch.Tensor]:
     layout = write_layout(spec, is_packed=True)
@@ -88,7 +88,7 @@ def _copied(
     return leaf_views(buffer, spec)
 
 
-def _converted(
+def _convert_leaves(
     client: SessionClient, file: VersionFile, sent: Spec, destination: Destination | None
 ) -> dict[tuple[str, ...], torch.Tensor]:
     if destination is not None:

@@ -125,7 +125,7 @@ def receive_kept(
         relays.forget(link)
         raise
     relays.tell_checksums(link, kept, spec)
-    return _copied(layout, kept.buffer, pool, into)
+    return _copy_content(layout, kept.buffer, pool, into)
 
 
 def take_relayed(
@@ -182,10 +182,10 @@ def take_relayed(
             relays.give_up(number)
     if kept is None and into is None:
         return Received(layout, views(layout, buffer))
-    return _copied(layout, buffer, pool, into)
+    return _copy_content(layout, buffer, pool, into)
 
 
-def _copied(layout: Layout, buffer: torch.Tensor, pool: BufferPool, into: Leaves | None) -> Received:
+def _copy_content(layout: Layout, buffer: torch.Tensor, pool: BufferPool, into: Leaves | None) -> Received:
     """The caller's own: what it does with it changes nothing of what is passed on."""
     if into is None:
         copy = pool.take(layout.nbytes)

@@ -43,7 +43,7 @@ def parse_item(item: Any) -> Item:
     if kind is int:
         return _int64(item)
     if kind is slice:
-        return slice(*(None if part is None else _clamped(part) for part in (item.start, item.stop, item.step)))
+        return slice(*(None if part is None else _clamp(part) for part in (item.start, item.stop, item.step)))
     if item is None or item is ...:
         return ... if item is ... else None
     if kind is bool:
@@ -94,7 +94,7 @@ def _int64(value: int) -> int:
     return value
 
 
-def _clamped(value: Any) -> int:
+def _clamp(value: Any) -> int:
     return max(_INT64.min, min(_INT64.max, operator.index(value)))  # slices clamp, so nothing is lost
 
 

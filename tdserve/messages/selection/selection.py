@@ -106,7 +106,7 @@ class Selection:
                 return _EVERYTHING if is_full(kept) else self if kept is only else Selection((kept,))
         found: list[Item] = []
         dim = 0
-        for item in self._expanded(len(batch_size), store):
+        for item in self._expand(len(batch_size), store):
             if item is None or item is ...:
                 found.append(None)
             elif is_mask(item):
@@ -134,7 +134,7 @@ class Selection:
                 return (len(range(*only.indices(batch_size[0]))),)
             if isinstance(only, np.ndarray) and not is_mask(only):
                 return only.shape
-        return self._placed(batch_size)[1]
+        return self._place_items(batch_size)[1]
 
     def rows(self, batch_size: Sequence[int]) -> Positions:
         """Indices of the first dimension that a checked selection touches, sorted, each once.
@@ -145,7 +145,7 @@ class Selection:
             return np.zeros(1, np.int64)
         if 0 in self.result_batch_size(batch_size):
             return _NO_ROWS
-        for item in self._expanded(len(batch_size), ""):
+        for item in self._expand(len(batch_size), ""):
             if isinstance(item, slice):
                 found = span_of(item, batch_size[0])
                 return found if item.step is None or item.step > 0 else found[::-1].copy()
@@ -161,7 +161,7 @@ class Selection:
         """The same rows as a set; of a slice it costs nothing, however many they are."""
         if not batch_size or 0 in self.result_batch_size(batch_size):
             return RowSet.run(0, 0 if batch_size else 1)
-        first = next((item for item in self._expanded(len(batch_size), "") if item is not None), FULL)
+        first = next((item for item in self._expand(len(batch_size), "") if item is not None), FULL)
         if isinstance(first, slice):
             return RowSet.of_range(range(*first.indices(batch_size[0])))
         if is_mask(first) and first.ndim:
@@ -184,7 +184,7 @@ class Selection:
         if not any(is_down):
             return self
         if sum(is_down) == 1 and not any(isinstance(item, np.ndarray) for item in self.items):
-            placed, _ = self._placed(batch_size)
+            placed, _ = self._place_items(batch_size)
             spans = [
                 span_of(item, batch_size[dim]) if isinstance(item, slice) and is_here else item
                 for (item, dim, _), is_here in zip(placed, is_down, strict=False)
@@ -208,7 +208,7 @@ class Selection:
 
     # ------------------------------------------------------------------------------------------------ inner parts
 
-    def _expanded(self, num_dims: int, store: str) -> list[Item]:
+    def _expand(self, num_dims: int, store: str) -> list[Item]:
         """The items with the ellipsis written out, if they are not too many."""
         items = list(self.items)
         covered = sum(map(num_covered, items))
@@ -259,12 +259,12 @@ class Selection:
         except ValueError:
             self._fail(store, f"its arrays of shapes {[list(shape) for shape in shapes]} do not broadcast together")
 
-    def _placed(self, batch_size: Sequence[int]) -> tuple[list[tuple[Item, int, int]], tuple[int, ...]]:
+    def _place_items(self, batch_size: Sequence[int]) -> tuple[list[tuple[Item, int, int]], tuple[int, ...]]:
         """Each item with the batch dimension and the result's dimension where it begins, and the result's size."""
         placed: list[tuple[Item, int, int]] = []
         sizes: list[int] = []
         dim = 0
-        items = self._expanded(len(batch_size), "")
+        items = self._expand(len(batch_size), "")
         for item in [*items, *[FULL] * (len(batch_size) - sum(map(num_covered, items)))]:
             placed.append((item, dim, len(sizes)))
             if isinstance(item, slice):
@@ -286,7 +286,7 @@ class Selection:
 
     def _mesh(self, batch_size: Sequence[int]) -> tuple[Item, ...]:
         """Positions for every batch dimension, each with as many dimensions as the result."""
-        placed, result = self._placed(batch_size)
+        placed, result = self._place_items(batch_size)
         num_block_dims = len(self._broadcast_shape(""))
         found: list[Positions] = []
         for item, dim, axis in placed:

@@ -57,14 +57,14 @@ def bundle(columns: Sequence[SplitColumn]) -> tuple[Sizes, list[Buffer]]:
         if int(column.sizes.sum()) <= _FEW_BYTES * len(table):
             small.append(bodies)
         else:
-            lists += [_joined(small), bodies]
+            lists += [_join(small), bodies]
             small = []
     if small:
-        lists.append(_joined(small))
+        lists.append(_join(small))
     return table.sum(axis=1) + _SIZE_BYTES * len(columns), list(chain.from_iterable(zip(*lists, strict=True)))
 
 
-def _joined(lists: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
+def _join(lists: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
     """What stands side by side in each row, as one."""
     return lists[0] if len(lists) == 1 else list(map(b"".join, zip(*lists, strict=True)))
 
@@ -119,10 +119,10 @@ class Unbundled:
                 runs.append([number])
         found: dict[int, JoinedValues] = {}
         for run in runs:
-            found |= self._copied(run, heads_nbytes[run[-1]])
+            found |= self._copy_run(run, heads_nbytes[run[-1]])
         return found
 
-    def _copied(self, run: Sequence[int], head_nbytes: int | None) -> dict[int, JoinedValues]:
+    def _copy_run(self, run: Sequence[int], head_nbytes: int | None) -> dict[int, JoinedValues]:
         """The values of a run; ``head_nbytes`` as of its last path."""
         first, last = run[0], run[-1]
         begins, ends = self._begins[:, first], self._ends[:, last]

@@ -44,7 +44,7 @@ def encode(value: Any, *, key: str = "") -> bytes:
         data = _WRITERS[type(value)](value, MAX_DEPTH)
     except (KeyError, _Uncommon):
         data = _encode_message(value, key)
-    return _checked(data, key)
+    return _check_size(data, key)
 
 
 def encode_common(values: Sequence[Any]) -> list[bytes] | None:
@@ -74,10 +74,10 @@ def pickled(content: bytes, *, key: str = "") -> bytes:
     Raises:
         NotSupportedError: It has 2 GiB or more.
     """
-    return _checked(_field(b"\x72", content), key)
+    return _check_size(_field(b"\x72", content), key)
 
 
-def _checked(data: bytes, key: str) -> bytes:
+def _check_size(data: bytes, key: str) -> bytes:
     if len(data) > _MAX_MESSAGE_BYTES:
         raise NotSupportedError(feature=f"the value at key {key!r}", reason=f"{len(data)} bytes are 2 GiB or more")
     return data

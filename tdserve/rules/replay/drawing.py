@@ -64,7 +64,7 @@ class Drawing:
                     self.undo(draw.drawn.rows, draw.spent)
                 return None
             draws.append(found)
-        return draws[0] if num_batches == 1 else Draw(_joined([each.drawn for each in draws]), _cat(draws))
+        return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _cat(draws))
 
     def draw_distinct(self, selector: Selector, num_rows: int, *, rng: np.random.Generator) -> Draw | None:
         """Draws rows each of which comes once, whatever the sampler; ``None``, and nothing was changed, when there are
@@ -81,7 +81,7 @@ class Drawing:
             selector.remove(kept.rows)
             pieces.append(kept)
             missing -= len(kept.rows)
-        return Draw(self._counted(pieces[0] if len(pieces) == 1 else _joined(pieces)), _NONE)
+        return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), _NONE)
 
     def undo(self, rows: Rows, spent: Rows) -> None:
         """Takes back that rows were handed out; of ``spent`` those that are live."""
@@ -93,7 +93,7 @@ class Drawing:
     def _draw(self, selector: Selector, num_rows: int, rng: np.random.Generator) -> Draw | None:
         if not self._max_times:
             drawn = selector.draw(num_rows, rng=rng)
-            return None if drawn is None else Draw(self._counted(drawn), _NONE)
+            return None if drawn is None else Draw(self._count(drawn), _NONE)
         pieces: list[Drawn] = []
         spent: list[Rows] = []
         missing = num_rows
@@ -104,15 +104,15 @@ class Drawing:
                 return None
             allowed = self._columns.times_sampled[drawn.rows] + _occurrence(drawn.rows) < self._max_times
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
-            pieces.append(self._counted(kept))
+            pieces.append(self._count(kept))
             missing -= len(kept.rows)
             chosen = np.unique(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._views.leave(over)
             spent.append(over)
-        return Draw(pieces[0] if len(pieces) == 1 else _joined(pieces), np.concatenate(spent))
+        return Draw(pieces[0] if len(pieces) == 1 else _join(pieces), np.concatenate(spent))
 
-    def _counted(self, drawn: Drawn) -> Drawn:
+    def _count(self, drawn: Drawn) -> Drawn:
         rows, columns = drawn
         if self._counts_samples:
             np.add.at(self._columns.times_sampled, rows, 1)
@@ -141,7 +141,7 @@ def _rows_of(pieces: list[Drawn]) -> Rows:
     return np.concatenate([piece.rows for piece in pieces]) if pieces else _NONE
 
 
-def _joined(pieces: list[Drawn]) -> Drawn:
+def _join(pieces: list[Drawn]) -> Drawn:
     keys = pieces[0].columns
     return Drawn(_rows_of(pieces), {key: np.concatenate([piece.columns[key] for piece in pieces]) for key in keys})
 

@@ -50,7 +50,7 @@ class Sorted:
 
     def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
         (key,) = _keys(1, seed, epoch, num_rows)
-        self._order: Rows = np.argsort(_mixed(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
+        self._order: Rows = np.argsort(_mix(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
 
     def rows(self, start: int, stop: int) -> Rows:
         """As of :class:`EpochOrder`."""
@@ -84,7 +84,7 @@ class Enciphered:
         high, low = self._bits
         for key in self._keys:
             left, right = words >> np.uint64(low), words & np.uint64((1 << low) - 1)
-            words = (right << np.uint64(high)) | (left ^ (_mixed(right, key) & np.uint64((1 << high) - 1)))
+            words = (right << np.uint64(high)) | (left ^ (_mix(right, key) & np.uint64((1 << high) - 1)))
             high, low = low, high
         return words
 
@@ -133,7 +133,7 @@ def _keys(num_keys: int, *parts: int) -> list[np.uint64]:
     return [np.uint64(word) for word in np.frombuffer(digest, "<u8")]
 
 
-def _mixed(words: _Words, key: np.uint64) -> _Words:
+def _mix(words: _Words, key: np.uint64) -> _Words:
     """Each word as a random one: the finaliser of splitmix64."""
     with np.errstate(over="ignore"):
         mixed: _Words = words * np.uint64(0x9E3779B97F4A7C15) + key

@@ -119,7 +119,7 @@ class Settings:
     def to_json(self) -> str:
         """The one text of these settings; numbers that have their default are left out."""
         values: dict[str, Any] = {
-            part: {"kind": getattr(self, part).kind, **_told(getattr(self, part))} for part in RULES
+            part: {"kind": getattr(self, part).kind, **_fields_of(getattr(self, part))} for part in RULES
         }
         values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -148,7 +148,7 @@ class Settings:
         return cls(**{"limiter": MinSize(min_size), **parts})
 
 
-def _told(rule: Any) -> dict[str, Any]:
+def _fields_of(rule: Any) -> dict[str, Any]:
     """A rule's fields; those that came later are left out where they say nothing, so that older texts stay the same."""
     fields = {field.name: field for field in dataclasses.fields(rule)}
     return {

@@ -414,9 +414,9 @@ class ClientSession:
 
     def _keep(self, task: asyncio.Task[None], request: int) -> None:
         self._tasks[task] = request
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_finished)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             _log.error("request %s failed", task.get_name(), exc_info=task.exception())

@@ -80,11 +80,11 @@ class Changes:
         elif kind == "close":
             table.close()
         elif kind == "acknowledge":
-            rows, generations = _leased(entry, asked.acknowledge)
+            rows, generations = _find_leased(entry, asked.acknowledge)
             consumer = asked.acknowledge.consumer
             return control_pb2.Done(num_rows=table.acknowledge(session.number, consumer, rows, generations))
         elif kind == "give_back":
-            rows, generations = _leased(entry, asked.give_back)
+            rows, generations = _find_leased(entry, asked.give_back)
             table.give_back(session.number, asked.give_back.consumer, rows, generations)
             return control_pb2.Done(num_rows=len(rows))
         else:
@@ -136,7 +136,7 @@ def _numbers(piece: slice | NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece
 
 
-def _leased(entry: OpenedStore, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+def _find_leased(entry: OpenedStore, asked: control_pb2.Leased) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
     rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
     return rows, generations_of(asked.generations, len(rows))
 

@@ -152,7 +152,7 @@ class Samples:
         row_spec = entry.spec_of_row()
         if session.local is not None:
             return await self._grant(session, request, entry, plan, tells_spec=tells_spec)
-        order = self._order(session, request, entry, plan, await _encoded(plan))
+        order = self._order(session, request, entry, plan, await _encode_plan(plan))
         order.is_accepted = not order.send_rows.inline and not entry.spec.values
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if tells_spec:
@@ -169,7 +169,7 @@ class Samples:
             fingerprint=entry.spec_of_row().fingerprint,
             uid=entry.record.uid,
         )
-        accepted.rows, accepted.generations = await _encoded(plan)
+        accepted.rows, accepted.generations = await _encode_plan(plan)
         for name, column in plan.columns.items():
             accepted.added.add(name=name, content=column.tobytes())
         if tells_spec:
@@ -216,7 +216,7 @@ class Samples:
         async def send() -> None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
                 raise older_store(entry)
-            order = self._order(session, request, entry, plan, await _encoded(plan))
+            order = self._order(session, request, entry, plan, await _encode_plan(plan))
             order.send_rows.inline = False
             order.is_accepted = True
             session.accepted_requests.add(request)
@@ -265,7 +265,7 @@ def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0)
         yield
 
 
-async def _encoded(plan: RowsPlan) -> tuple[bytes, bytes]:
+async def _encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
     """The numbers and generations of rows as messages carry them; of very many rows they are made in a thread."""
     if len(plan.rows) <= PIECE_ROWS:
         return encode_rows(plan.rows), plan.generations.tobytes()

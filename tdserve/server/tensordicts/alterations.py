@@ -106,14 +106,14 @@ class Alterations:
         if entry.record.kind != "tensordict":
             raise entry.wrong_kind("tensordict")
         entry.check_writable()
-        wanted = _decoded(asked)
+        wanted = _decode(asked)
         if entry.record.adopted and wanted.is_locked is None:
             reason = f"its tensors lie in {entry.record.adopted}; change that folder, and adopt it again"
             raise NotSupportedError(feature=f"another structure of adopted store {entry.name!r}", reason=reason)
         wanted.apply(entry.spec, store=entry.name)  # refused before anything is made
         _check_content(entry, wanted, asked)
         deadline = Deadline.after(asked.timeout_s)
-        async with self._made(session, entry, wanted.added) as made:
+        async with self._make_folder(session, entry, wanted.added) as made:
             if asked.HasField("content"):
                 await self._fill(session, request, entry, made, asked.content)
                 self._traffic.received(session.transport, asked.content)
@@ -152,7 +152,9 @@ class Alterations:
             task.cancel()
 
     @asynccontextmanager
-    async def _made(self, session: ClientSession, entry: OpenedStore, added: Spec | None) -> AsyncIterator[_Made]:
+    async def _make_folder(
+        self, session: ClientSession, entry: OpenedStore, added: Spec | None
+    ) -> AsyncIterator[_Made]:
         """A block in which there is a folder for what comes; nothing of it stays behind."""
         uid = new_uid()
         made = _Made(uid, entry.folder / f"{restructuring.PREFIX}{uid}", added)
@@ -323,7 +325,7 @@ class Alterations:
         entry.changed.wake()
 
 
-def _decoded(asked: control_pb2.AlterRequest) -> Alteration:
+def _decode(asked: control_pb2.AlterRequest) -> Alteration:
     return Alteration(
         removed=tuple(map(_path, asked.removed)),
         renamed=tuple(Renaming(_path(each.old_key), _path(each.new_key), each.is_safe) for each in asked.renamed),

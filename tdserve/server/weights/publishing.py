@@ -169,7 +169,7 @@ class Publishing:
     ) -> control_pb2.Done | None:
         """Has a version sent, or what of it the client wants or needs."""
         spec = self._stores.specs.get(version.fingerprint, version.order)
-        accepted = self._accepted(entry, version, spec, asked)
+        accepted = self._make_accepted(entry, version, spec, asked)
         sent = converted(spec, _dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_NBYTES:
@@ -210,7 +210,7 @@ class Publishing:
         spec = self._stores.specs.get(newest.fingerprint)
         self._checksums.make(entry, newest, lambda: self._ref(entry, newest.version, spec, worker), worker)
 
-    def _accepted(
+    def _make_accepted(
         self, entry: OpenedStore, version: VersionRecord, spec: Spec, asked: control_pb2.LatestRequest
     ) -> control_pb2.Accepted:
         accepted = control_pb2.Accepted(
@@ -258,7 +258,7 @@ class Publishing:
     ) -> control_pb2.Done:
         """Tells a local client which file to open; it asks again when that was retired before it has."""
         spec = self._stores.specs.get(version.fingerprint, version.order)
-        accepted = self._accepted(entry, version, spec, asked)
+        accepted = self._make_accepted(entry, version, spec, asked)
         accepted.uid = entry.record.uid
         accepted.path = self._below_root(path_of(entry, version.version))
         self._traffic.sent(session.transport, 0)

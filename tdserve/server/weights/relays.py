@@ -111,7 +111,7 @@ class Relays:
         for each in asked.failed:
             store.fanout.failed(session.number, each.link, was_connected=each.was_connected)
         if asked.failed:
-            self._moved(store)
+            self._on_moved(store)
         self._members.setdefault(session.number, _Member(session)).uids.add(entry.record.uid)
         content = (version.version, asked.dtype)
 
@@ -147,7 +147,7 @@ class Relays:
             if placed is not None:
                 store = self._store(entry)
                 store.fanout.end(placed.link, is_whole=is_whole)
-                self._moved(store)
+                self._on_moved(store)
 
     def forget_deleted(self, entry: OpenedStore) -> None:
         """A store was deleted: it is forgotten, at its rest where something of it is under way."""
@@ -161,7 +161,7 @@ class Relays:
         """There is a newer version."""
         store = self._stores.get(entry.record.uid)
         if store is not None:
-            self._moved(store)
+            self._on_moved(store)
 
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
         """An entry of the rendezvous of a link goes to its other end, if this one is an end of it."""
@@ -192,7 +192,7 @@ class Relays:
             if found is not None and store.fanout.came_from_server(link, session.number):
                 store.checksums.setdefault(found[1], report.whole.checksums)
                 store.entry.changed.wake()
-        self._moved(store)
+        self._on_moved(store)
 
     async def taken(self, session: ClientSession, request: int, asked: control_pb2.TakenRequest) -> control_pb2.Done:
         """A puller has a version whole, and shows its checksums.
@@ -211,12 +211,12 @@ class Relays:
         expected = await self._checksums(session, store, *found, asked.timeout_s)
         if expected != asked.checksums:
             store.fanout.failed(session.number, asked.link, was_connected=True)
-            self._moved(store)
+            self._on_moved(store)
             path = f"version {found[0]} of {entry.name!r}, passed on by another client"
             raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])
         store.fanout.end(asked.link, is_whole=True)
         self._traffic.relayed(session.transport, nbytes)
-        self._moved(store)
+        self._on_moved(store)
         return control_pb2.Done()
 
     def on_session_ended(self, number: int) -> None:
@@ -227,7 +227,7 @@ class Relays:
                 puller = store.fanout.puller_of(orphan.link)
                 if puller is not None:
                     self._tell(puller, control_pb2.RelayOrder(lost=orphan.link))
-            self._moved(store)
+            self._on_moved(store)
 
     async def _checksums(
         self, session: ClientSession, store: _Store, version: int, content: Hashable, timeout_s: float
@@ -281,7 +281,7 @@ class Relays:
         finally:
             store.num_waiting -= 1
 
-    def _moved(self, store: _Store) -> None:
+    def _on_moved(self, store: _Store) -> None:
         """Something is over: somebody may have room, and older versions nobody to go to."""
         store.has_room.wake()
         entry = store.entry

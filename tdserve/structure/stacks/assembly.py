@@ -41,9 +41,9 @@ def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any
     if leaf.ragged is None or depth == 0:
         return elements
     if form is Form.STACK:
-        return _stacked(elements, depth)
+        return _stack(elements, depth)
     if depth > 1:
-        elements = _merged(elements, depth)
+        elements = _merge(elements, depth)
         leaf = _merged_leaf(leaf, leaf.ragged)
     ragged: Any = leaf.ragged
     return jagged(elements, ragged) if form is Form.JAGGED else make_nested(list(elements), ragged.dtype)
@@ -211,7 +211,7 @@ def _entries(elements: Any, batch_size: tuple[int, ...], device: torch.device | 
     raise NotSupportedError(feature="a stack of such entries", reason="read one row at a time")
 
 
-def _merged(elements: Any, depth: int) -> list[torch.Tensor]:
+def _merge(elements: Any, depth: int) -> list[torch.Tensor]:
     """Components: elements of the dimensions behind the first are stacked, which works where these have one shape."""
     found = []
     for row in elements:
@@ -219,12 +219,12 @@ def _merged(elements: Any, depth: int) -> list[torch.Tensor]:
         if len({tuple(element.shape) for element in flat}) > 1:
             reason = "elements differ in shape along a batch dimension behind the first; index one dimension only"
             raise NotSupportedError(feature="such a nested tensor", reason=reason)
-        found.append(_stacked(row, depth - 1))
+        found.append(_stack(row, depth - 1))
     return found
 
 
-def _stacked(row: Any, depth: int) -> torch.Tensor:
-    return torch.stack([part if depth == 1 else _stacked(part, depth - 1) for part in row])
+def _stack(row: Any, depth: int) -> torch.Tensor:
+    return torch.stack([part if depth == 1 else _stack(part, depth - 1) for part in row])
 
 
 def _merged_leaf(leaf: ValueLeaf, ragged: Ragged) -> ValueLeaf:

@@ -163,13 +163,13 @@ def summarise(
     entries: dict[str, Entry] = {}
     for node in nodes:
         for key, entry in node.entries:
-            known = _known(entry, batch_size)
+            known = _known_entry(entry, batch_size)
             entries[key] = known if key not in entries else _either(entries[key], known, batch_size)
     if -1 in inner:
-        entries = {key: _freed(entry, inner) for key, entry in entries.items()}
+        entries = {key: _free_entry(entry, inner) for key, entry in entries.items()}
     if stack_dim is None:
         return inner, tuple(entries.items())
-    return _widened(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
+    return _widen_shape(inner, stack_dim), tuple((key, _with_rows(entry, stack_dim)) for key, entry in entries.items())
 
 
 def as_element(node: Node) -> Node:
@@ -178,7 +178,7 @@ def as_element(node: Node) -> Node:
     row = rebatch(node, num_dims, (), None)
     inner, entries = row.inner or (), row.entries
     for _ in range(num_dims):
-        inner, entries = _widened(inner, 0), tuple((key, _with_rows(entry, 0)) for key, entry in entries)
+        inner, entries = _widen_shape(inner, 0), tuple((key, _with_rows(entry, 0)) for key, entry in entries)
     return Node((), None, node.device, node.tensorclass, entries, inner=inner)
 
 
@@ -186,27 +186,27 @@ def _with_rows(entry: Entry, dim: int) -> Entry:
     """What is known of rows as what is known of their stack."""
     if isinstance(entry, Node):
         entries = tuple((key, _with_rows(child, dim)) for key, child in entry.entries)
-        return entry._replace(inner=_widened(entry.inner or (), dim), entries=entries)
+        return entry._replace(inner=_widen_shape(entry.inner or (), dim), entries=entries)
     if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
-        return entry._replace(ragged=entry.ragged._replace(shape=_widened(entry.ragged.shape, dim)))
+        return entry._replace(ragged=entry.ragged._replace(shape=_widen_shape(entry.ragged.shape, dim)))
     return entry
 
 
-def _freed(entry: Entry, inner: tuple[int, ...]) -> Entry:
+def _free_entry(entry: Entry, inner: tuple[int, ...]) -> Entry:
     """What is known of an entry of elements that may have other batch sizes."""
 
     def free(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(-1 if inner[dim : dim + 1] == (-1,) else size for dim, size in enumerate(shape))
 
     if isinstance(entry, Node):
-        entries = tuple((key, _freed(child, inner)) for key, child in entry.entries)
+        entries = tuple((key, _free_entry(child, inner)) for key, child in entry.entries)
         return entry._replace(inner=free(entry.inner or ()), entries=entries)
     if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
         return entry._replace(ragged=entry.ragged._replace(shape=free(entry.ragged.shape)))
     return entry
 
 
-def _widened(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+def _widen_shape(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return (*shape[:dim], -1, *shape[dim:])
 
 
@@ -218,7 +218,7 @@ def _free(node: Node) -> tuple[int, ...]:
     return (*shown[: node.stack_dim], -1, *shown[node.stack_dim + 1 :])
 
 
-def _known(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
+def _known_entry(entry: Entry, batch_size: tuple[int, ...]) -> Entry:
     if isinstance(entry, TensorLeaf):
         return ValueLeaf(batch_size, True, Ragged(Form.STACK, entry.dtype, entry.shape))
     if isinstance(entry, ValueLeaf):

@@ -157,7 +157,7 @@ def ragged_of_dense(tensor: torch.Tensor, wanted: ValueLeaf, leaf: TensorLeaf) -
         elements = Pieces.of_rows(tensor)
     elif depth:
         elements = _rows(tensor, depth)
-    declared = ragged._replace(shape=_declared(shape, ragged.shape))
+    declared = ragged._replace(shape=_declare_shape(shape, ragged.shape))
     return ValueLeaf(batch_size, bool(depth), declared), elements
 
 
@@ -185,10 +185,10 @@ def as_declared(elements: Any, leaf: ValueLeaf, wanted: Ragged) -> ValueLeaf:
         ragged = ragged._replace(
             shape=tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
         )
-    return leaf._replace(ragged=wanted._replace(shape=_declared(ragged.shape, wanted.shape)))
+    return leaf._replace(ragged=wanted._replace(shape=_declare_shape(ragged.shape, wanted.shape)))
 
 
-def _declared(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+def _declare_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-1 if free == -1 else size for size, free in zip(shape, wanted, strict=True))
 
 

@@ -66,7 +66,7 @@ def _member(structures: Sequence[Spec], parts: list[Any], around: tuple[int, ...
     """Elements as one of these structures, the first that they have."""
     for member in structures:
         try:
-            return _joined(member, parts, around)
+            return _join_member(member, parts, around)
         except (_Other, TDServeError):
             continue
     return parts
@@ -89,7 +89,7 @@ def _columns(parts: list[Any], num_members: int, batch_size: tuple[int, ...], di
     return columns
 
 
-def _joined(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
+def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Captured:
     """One member of the elements that it consists of."""
     element: Spec | None = member.memo.get("element")
     if element is None:

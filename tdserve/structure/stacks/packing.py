@@ -212,7 +212,7 @@ def _read_dense(
     entries: list[Any],
 ) -> TensorDict:
     if len(keys) != len(entries) or not all(type(key) is str for key in keys):
-        raise _damaged("as many keys as entries")
+        raise _damaged_error("as many keys as entries")
     source: Any = {key: _READERS[entry[0]](*entry[1:]) for key, entry in zip(keys, entries, strict=True)}
     size = torch.Size(batch_size)
     for entry in source.values():
@@ -222,7 +222,7 @@ def _read_dense(
         is_strided = isinstance(entry, torch.Tensor) and entry.is_nested and entry.layout is not torch.jagged
         sizes = (entry.size(0),) if is_strided else tuple(entry.shape)  # it has no shape
         if sizes[: len(size)] != batch_size[: len(sizes)]:
-            raise _damaged("entries of its batch size")
+            raise _damaged_error("entries of its batch size")
     where = None if device is None else torch.device("cpu")
     own_names: Any = None if names is None else list(names)
     if names is not None:
@@ -289,7 +289,7 @@ def _read_tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tenso
     if not data:
         return torch.empty(shape, dtype=kind)
     if dtype == "bool" and max(data) > 1:
-        raise _damaged("booleans that are 0 or 1")
+        raise _damaged_error("booleans that are 0 or 1")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).view(shape)
 
 
@@ -305,7 +305,7 @@ def unpack_unbatched(value: Any, batch_size: tuple[int, ...]) -> Any:
     """
     found = unpack(value)
     if type(found) is not UnbatchedTensor:
-        raise _damaged("an unbatched tensor")
+        raise _damaged_error("an unbatched tensor")
     found.batch_size = torch.Size(batch_size)
     return found
 
@@ -351,11 +351,11 @@ def _read_nested(dtype: str, components: list[Any]) -> torch.Tensor:
 def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
     """The strided nested tensor of these components."""
     if dtype not in ITEMSIZE:
-        raise _damaged("a dtype")
+        raise _damaged_error("a dtype")
     return torch.nested.nested_tensor(components, dtype=to_torch(dtype))
 
 
-def _damaged(expected: str) -> RemoteProtocolError:
+def _damaged_error(expected: str) -> RemoteProtocolError:
     return RemoteProtocolError(expected=expected, received="something else")
 
 

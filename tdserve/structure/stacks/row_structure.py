@@ -108,14 +108,14 @@ def from_content(content: Any, position: Any) -> Note:
     """
     if type(content) is not bytes or type(position) is not int:
         raise _no_note()
-    spec = _decoded(content)
+    spec = _decode(content)
     if not 0 <= position < math.prod(spec.batch_size):
         raise _no_note()
     return Note(spec, position)
 
 
 @lru_cache(maxsize=_NUM_KEPT)
-def _decoded(content: bytes) -> Spec:
+def _decode(content: bytes) -> Spec:
     try:
         spec = codec.decode(spec_pb2.Spec.FromString(content))
     except (DecodeError, InvalidSpecError):

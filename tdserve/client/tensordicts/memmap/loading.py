@@ -105,17 +105,17 @@ class LoadingClient(TensorDictClient):
 
         def load() -> Any:
             if out is not None and not (path or pad is not None or mode == "r+" or is_imitation(wanted, fake)):
-                return self._received(name, out, deadline, allow_pickle)
+                return self._receive_into(name, out, deadline, allow_pickle)
             handle = self._store(name, deadline, path) if path or mode == "r+" or is_imitation(wanted, fake) else None
             if handle is not None and is_imitation(wanted, fake):
-                td = self._imitated(handle, path, deadline, device=wanted, mode=fake, pad=pad, trusts=allow_pickle)
+                td = self._imitate(handle, path, deadline, device=wanted, mode=fake, pad=pad, trusts=allow_pickle)
             elif handle is not None and mode == "r+":
-                td = _unlocked(handle.map(writable=True, timeout_s=deadline.remaining_s))
+                td = _unlock(handle.map(writable=True, timeout_s=deadline.remaining_s))
             else:
                 content = self._content(name, deadline, path, device=wanted, allow_pickle=allow_pickle)
                 if out is not None:
                     return _put(out, _part(content.build(wanted, pad), path), store=name)
-                td = self._shown(name, content, wanted, pad)
+                td = self._show_content(name, content, wanted, pad)
             td = _part(td, path)
             return td if out is None else take_over(out, td, store=name)
 
@@ -149,7 +149,7 @@ class LoadingClient(TensorDictClient):
         is_mapped = source is not None
         if not is_mapped:
             source = self._content(name, deadline, allow_pickle=allow_pickle).build()
-        _unlocked(td)
+        _unlock(td)
         try:
             _show(td, source, handle, is_mapped=is_mapped)
             self._shows.add(td, name)
@@ -201,7 +201,7 @@ class LoadingClient(TensorDictClient):
         keys = (path,) if path else ()
         return brought(self._fetch(name, deadline, keys=keys, device=device, allow_pickle=allow_pickle))
 
-    def _received(self, name: str, out: Any, deadline: Deadline, allow_pickle: bool | None) -> Any:
+    def _receive_into(self, name: str, out: Any, deadline: Deadline, allow_pickle: bool | None) -> Any:
         """Fills in place what fits, without another copy."""
         try:
             destination = Destination(out, store=name)
@@ -211,7 +211,7 @@ class LoadingClient(TensorDictClient):
             take_over(out, content.build(), store=name)
         return out
 
-    def _imitated(
+    def _imitate(
         self,
         handle: StoreHandle,
         path: Path,
@@ -233,7 +233,7 @@ class LoadingClient(TensorDictClient):
 def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
     """The store's memory, unlocked; None where there is no way to have that, and nobody asks to write it."""
     try:
-        td = _unlocked(handle.map(writable=writable, timeout_s=deadline.remaining_s))
+        td = _unlock(handle.map(writable=writable, timeout_s=deadline.remaining_s))
     except NotSupportedError:
         if writable:
             raise
@@ -241,7 +241,7 @@ def _mapped_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) 
     return td if writable or not td.is_locked else None
 
 
-def _unlocked(td: Any) -> Any:
+def _unlock(td: Any) -> Any:
     try:
         return td.unlock_()
     except RuntimeError:  # parameters below that are locked by themselves
