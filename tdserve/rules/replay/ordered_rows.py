@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,15 +12,22 @@ from tdserve.rules.replay.live_rows import Rows
 
 _ABSENT = -1
 _MIN_ROOM = 64
+_CHUNK_ROWS = 16_384
+"""Of a run's arrays: what is done with one takes a fraction of a millisecond."""
+
+_SWEPT_PER_ROW = 4
+"""Entries that are looked at for each row that comes or goes, while there are too many dead ones: a pass over all of
+them ends before a quarter more has come."""
 
 
 class OrderedRows:
-    """Rows in order of their sequence. Every operation is vectorised, and costs O(rows) in the long run.
+    """Rows in order of their sequence. Every operation is vectorised, and takes time in proportion to its own rows.
 
-    Rows come mostly in order and go mostly at an end, so they lie one after the other in a *run*. A row that goes
-    leaves its entry behind, which is dead until it is met from an end, or until there are more dead ones than others. A
-    row that comes back revives its entry if that is still there; one that comes out of order otherwise begins another
-    run. Short runs are joined with the one before, so that there are never more than about twenty.
+    Rows come mostly in order and go mostly at an end, so they lie one after the other in a *run*, in chunks. A row that
+    goes leaves its entry behind, which is dead until it is met from an end, or swept out: where there are more dead
+    ones than others, each operation sweeps a few chunks. A row that comes back revives its entry if that is still
+    there; one that comes out of order otherwise begins another run. Short runs are joined with the one before, so that
+    there are never more than about twenty.
 
     Args:
         sequence: One int64 per row: greater is newer, all different, from 0. Read when a row is added.
@@ -32,6 +41,8 @@ class OrderedRows:
         self._entry = np.full(len(sequence), _ABSENT, np.int64)
         self._runs = [_Run()]
         self._num = 0
+        self._num_entries = 0  # dead ones too
+        self._next_swept = 0  # chunk of the first run
 
     def __len__(self) -> int:
         return self._num
@@ -59,14 +70,14 @@ class OrderedRows:
                 order = np.argsort(sequences)
                 rows, sequences = rows[order], sequences[order]
             self._append(rows, sequences)
-        self._bound()
+        self._sweep(len(rows))
 
     def remove(self, rows: Rows) -> None:
         """Drops those rows that are members, each named once."""
         members = rows[self._member[rows] != _ABSENT]
         self._member[members] = _ABSENT
         self._num -= len(members)
-        self._bound()
+        self._sweep(len(members))
 
     def oldest(self, num_rows: int) -> Rows:
         """The oldest rows, oldest first. There must be so many."""
@@ -88,14 +99,27 @@ class OrderedRows:
 
     def _trim(self, run: _Run, num_rows: int, *, is_back: bool) -> Rows:
         """Up to ``num_rows`` members from one end of a run, in its order; takes the dead entries among them out."""
+        found: list[Rows] = []
+        num_missing = num_rows
+        for chunk in run.chunks[::-1] if is_back else run.chunks:
+            if num_missing <= 0:
+                break
+            found.append(self._trim_chunk(chunk, num_missing, is_back=is_back))
+            num_missing -= len(found[-1])
+        run.drop_empty()
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found[::-1] if is_back else found) if found else np.empty(0, np.int64)
+
+    def _trim_chunk(self, chunk: _Chunk, num_rows: int, *, is_back: bool) -> Rows:
         span = num_rows
         while True:
-            span = min(span, len(run))
-            part = slice(run.end - span, run.end) if is_back else slice(run.start, run.start + span)
-            rows, sequences = run.rows[part], run.sequences[part]
+            span = min(span, len(chunk))
+            part = slice(chunk.end - span, chunk.end) if is_back else slice(chunk.start, chunk.start + span)
+            rows, sequences = chunk.rows[part], chunk.sequences[part]
             is_alive = self._member[rows] == sequences
             num_alive = int(np.count_nonzero(is_alive))
-            if num_alive >= num_rows or span == len(run):
+            if num_alive >= num_rows or span == len(chunk):
                 break
             span *= 2
         if num_alive == span:
@@ -105,17 +129,18 @@ class OrderedRows:
         alive: Rows = rows[is_alive]
         alive_sequences: Rows = sequences[is_alive]
         if is_back:
-            run.end -= span - num_alive
-            part = slice(run.end - num_alive, run.end)
+            chunk.end -= span - num_alive
+            part = slice(chunk.end - num_alive, chunk.end)
         else:
-            run.start += span - num_alive
-            part = slice(run.start, run.start + num_alive)
-        run.rows[part], run.sequences[part] = alive, alive_sequences
+            chunk.start += span - num_alive
+            part = slice(chunk.start, chunk.start + num_alive)
+        chunk.rows[part], chunk.sequences[part] = alive, alive_sequences
         return alive[max(0, num_alive - num_rows) :] if is_back else alive[:num_rows]
 
     def _append(self, rows: Rows, sequences: Rows) -> None:
+        self._num_entries += len(rows)
         for run in (self._runs[0], self._runs[-1]):
-            if not len(run) or sequences[0] > run.sequences[run.end - 1]:
+            if not run.chunks or sequences[0] > run.last_sequence:
                 run.append(rows, sequences)
                 break
         else:
@@ -128,8 +153,9 @@ class OrderedRows:
 
     def _join(self, num_runs: int) -> None:
         """Makes one of the last runs."""
-        rows = np.concatenate([run.rows[run.start : run.end] for run in self._runs[-num_runs:]])
-        sequences = np.concatenate([run.sequences[run.start : run.end] for run in self._runs[-num_runs:]])
+        chunks = [chunk for run in self._runs[-num_runs:] for chunk in run.chunks]
+        rows = np.concatenate([chunk.rows[chunk.start : chunk.end] for chunk in chunks])
+        sequences = np.concatenate([chunk.sequences[chunk.start : chunk.end] for chunk in chunks])
         is_alive = self._member[rows] == sequences
         self._forget(rows[~is_alive], sequences[~is_alive])
         rows, sequences = rows[is_alive], sequences[is_alive]
@@ -138,41 +164,99 @@ class OrderedRows:
         joined.append(rows[order], sequences[order])
         self._runs[-num_runs:] = [joined]
 
-    def _bound(self) -> None:
-        if sum(len(run) for run in self._runs) > 2 * self._num + _MIN_ROOM:
-            self._join(len(self._runs))
+    def _sweep(self, num_rows: int) -> None:
+        """Takes dead entries out of a few chunks, where there are more of them than others; ``num_rows`` came or
+        went."""
+        if self._num_entries <= 2 * self._num + _MIN_ROOM:
+            return
+        if len(self._runs) > 1 and self._num_entries <= 3 * sum(map(len, self._runs[1:])):
+            self._join(len(self._runs))  # most of them came out of order, and are as many as came at all
+            return
+        chunks = self._runs[0].chunks
+        for _ in range(1 + _SWEPT_PER_ROW * num_rows // _CHUNK_ROWS):
+            if not chunks:
+                return
+            self._next_swept %= len(chunks)
+            chunk = chunks[self._next_swept]
+            self._trim_chunk(chunk, len(chunk), is_back=False)
+            before = chunks[self._next_swept - 1] if self._next_swept else None
+            if before is not None and len(before) + len(chunk) <= _CHUNK_ROWS // 2:
+                before.take_in(chunk)
+            if len(chunk):
+                self._next_swept += 1
+            else:
+                del chunks[self._next_swept]
 
     def _forget(self, rows: Rows, sequences: Rows) -> None:
+        self._num_entries -= len(rows)
         self._entry[rows[self._entry[rows] == sequences]] = _ABSENT
 
 
-class _Run:
-    """Rows with their sequences, oldest first, in arrays with room behind them.
+@dataclass
+class _Chunk:
+    """Rows with their sequences, oldest first.
 
     Attributes:
         start, end: Which part of the arrays is filled.
     """
 
-    def __init__(self) -> None:
-        self.rows: Rows = np.empty(0, np.int64)
-        self.sequences: Rows = np.empty(0, np.int64)
-        self.start = 0
-        self.end = 0
+    rows: Rows
+    sequences: Rows
+    start: int = 0
+    end: int = 0
+
+    @classmethod
+    def make(cls) -> _Chunk:
+        """An empty one."""
+        return cls(np.empty(_CHUNK_ROWS, np.int64), np.empty(_CHUNK_ROWS, np.int64))
 
     def __len__(self) -> int:
         return self.end - self.start
 
+    def append(self, rows: Rows, sequences: Rows) -> int:
+        """Puts as many newer rows behind as there is room for; returns how many."""
+        num_rows = min(len(rows), _CHUNK_ROWS - self.end)
+        part = slice(self.end, self.end + num_rows)
+        self.rows[part], self.sequences[part] = rows[:num_rows], sequences[:num_rows]
+        self.end += num_rows
+        return num_rows
+
+    def take_in(self, other: _Chunk) -> None:
+        """Puts all of a newer chunk behind, which is empty then; both together fit."""
+        num_rows = len(self)
+        self.rows[:num_rows] = self.rows[self.start : self.end].copy()
+        self.sequences[:num_rows] = self.sequences[self.start : self.end].copy()
+        self.start, self.end = 0, num_rows
+        part = slice(other.start, other.end)
+        self.append(other.rows[part], other.sequences[part])
+        other.start = other.end
+
+
+class _Run:
+    """Rows with their sequences, oldest first, in chunks none of which is empty."""
+
+    def __init__(self) -> None:
+        self.chunks: list[_Chunk] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self.chunks))
+
+    @property
+    def last_sequence(self) -> int:
+        """Of the newest row; there must be one."""
+        chunk = self.chunks[-1]
+        return int(chunk.sequences[chunk.end - 1])
+
     def append(self, rows: Rows, sequences: Rows) -> None:
         """Puts newer rows behind."""
-        end = self.end + len(rows)
-        if end > len(self.rows):
-            num_kept = len(self)
-            room = max(2 * (num_kept + len(rows)), _MIN_ROOM)
-            for name in ("rows", "sequences"):
-                array = np.empty(room, np.int64)
-                array[:num_kept] = getattr(self, name)[self.start : self.end]
-                setattr(self, name, array)
-            self.start, end = 0, num_kept + len(rows)
-        self.rows[end - len(rows) : end] = rows
-        self.sequences[end - len(rows) : end] = sequences
-        self.end = end
+        begin = self.chunks[-1].append(rows, sequences) if self.chunks else 0
+        while begin < len(rows):
+            self.chunks.append(_Chunk.make())
+            begin += self.chunks[-1].append(rows[begin:], sequences[begin:])
+
+    def drop_empty(self) -> None:
+        """Forgets chunks at both ends that are empty by now; those in between are met as they come to an end."""
+        while self.chunks and not len(self.chunks[0]):
+            del self.chunks[0]
+        while self.chunks and not len(self.chunks[-1]):
+            del self.chunks[-1]

@@ -138,7 +138,23 @@ def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_u
         # From the back only, while the oldest are overwritten.
         assert ordered.newest(1).tolist() == [int(rows[-1])]
     assert sum(len(run) for run in ordered._runs) <= 2 * capacity + 64
-    assert max(len(run.rows) for run in ordered._runs) <= 8 * capacity
+
+
+def test_operations_when_the_table_is_long_then_none_takes_the_dead_entries_of_all_at_once() -> None:
+    capacity, num_rows = 1_000_000, 20_000
+    sequence = np.zeros(capacity, np.int64)
+    ordered = OrderedRows(sequence)
+    most_swept = 0
+    for start in range(0, 4 * capacity, num_rows):
+        rows = np.arange(start, start + num_rows) % capacity
+        before = ordered._num_entries
+        ordered.remove(rows)
+        sequence[rows] = np.arange(start, start + num_rows)
+        ordered.add(rows)
+        most_swept = max(most_swept, before + num_rows - ordered._num_entries)
+        assert ordered.newest(1).tolist() == [int(rows[-1])]
+    assert ordered._num_entries <= 2.5 * capacity
+    assert 0 < most_swept <= 10 * num_rows
 
 
 def test_give_back_when_the_row_was_overwritten_before_then_it_comes_once() -> None:
