@@ -20,6 +20,7 @@ class Graveyard:
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: dict[Thread, object] = {}
+        self._lost: list[object] = []  # memory that a kernel may still write, or none will ever: nobody can tell
 
     @property
     def num_buried(self) -> int:
@@ -33,7 +34,7 @@ class Graveyard:
 
         Args:
             end: Returns when no kernel of the group runs any more. Where it raises, its memory is not used again.
-            keeps: What its kernels may write; let go of when ``end`` has returned.
+            keeps: What its kernels may write; let go of when ``end`` has returned, and never where it raises.
             name: Of the thread.
             on_ended: Called then; gives memory back.
 
@@ -45,6 +46,8 @@ class Graveyard:
             try:
                 end()
             except Exception:  # noqa: BLE001 (outermost frame of the thread)
+                with self._lock:
+                    self._lost.append(keeps)
                 _log.warning("%s: it did not end as it should; its memory is not used again", name, exc_info=True)
             else:
                 if on_ended is not None:

@@ -35,12 +35,16 @@ def test_bury_when_the_end_takes_long_then_memory_is_kept_until_then_and_given_b
 
 def test_bury_when_the_end_fails_then_memory_is_not_given_back(caplog: pytest.LogCaptureFixture) -> None:
     graveyard, is_given_back = Graveyard(), Event()
+    memory = torch.zeros(3)
+    is_kept = weakref.ref(memory)
 
     def end() -> None:
         raise RuntimeError("an illegal memory access")
 
-    graveyard.bury(end, keeps=None, name="tdserve-end", on_ended=is_given_back.set)
+    graveyard.bury(end, keeps=memory, name="tdserve-end", on_ended=is_given_back.set)
+    del memory
     assert graveyard.join(TIMEOUT_S)
     assert graveyard.num_buried == 0
     assert not is_given_back.is_set()
+    assert is_kept() is not None
     assert "tdserve-end" in caplog.text
