@@ -291,7 +291,7 @@ class ClientSession:
             self._is_opened.add(entry.is_mail)
             opening = self.order()
             opening.open_session.is_mail = entry.is_mail
-            opening.open_session.transport = "gloo" if entry.is_mail else self.transport
+            opening.open_session.transport = "nccl" if self._uses_nccl and not entry.is_mail else "gloo"
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
             self.worker.order(opening).add_done_callback(hear)
