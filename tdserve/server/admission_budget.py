@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from tdserve.base.errors import ServerBusyError
@@ -25,6 +26,17 @@ class Holder(Protocol):
     held_nbytes: int
 
 
+UNARY_WAIT_BYTES = 20_480
+"""What a unary call that waits takes beyond ``REQUEST_BYTES``: gRPC keeps a stream for each (measured)."""
+
+
+@dataclass
+class _UnaryCalls:
+    """The holder of unary calls that wait, of whatever client: they belong to no session."""
+
+    held_nbytes: int = 0
+
+
 class AdmissionBudget:
     """Counts the bytes of requests under way: of each its message and ``REQUEST_BYTES``.
 
@@ -35,6 +47,7 @@ class AdmissionBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.nbytes = 0
+        self._unary_calls = _UnaryCalls()
 
     @contextmanager
     def holding(self, holder: Holder, what: str, nbytes: int) -> Iterator[None]:
@@ -52,6 +65,19 @@ class AdmissionBudget:
         if nbytes > free:
             raise ServerBusyError(what=f"{what}, in bytes", asked=nbytes, free=max(free, 0), limit=limit)
         with self.counting(holder, nbytes):
+            yield
+
+    @contextmanager
+    def holding_unary(self, *, must_wait: bool) -> Iterator[None]:
+        """A block in which a unary call waits, if it must.
+
+        Raises:
+            ServerBusyError: It must, and too many do already.
+        """
+        if must_wait:
+            with self.holding(self._unary_calls, "calls that wait", UNARY_WAIT_BYTES):
+                yield
+        else:
             yield
 
     @contextmanager

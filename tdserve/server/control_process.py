@@ -340,8 +340,13 @@ class ControlProcess:
         return answer
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
-        """Describes a store, waited for if it does not exist yet."""
-        entry = await self._stores.wait(request.name, Deadline.after(request.timeout_s))
+        """Describes a store, waited for if it does not exist yet.
+
+        Raises:
+            ServerBusyError: It does not exist, and too many calls wait already.
+        """
+        with self._held.holding_unary(must_wait=request.name not in self._stores.catalog):
+            entry = await self._stores.wait(request.name, Deadline.after(request.timeout_s))
         return descriptions.describe(self._stores, entry, with_spec=not request.without_spec)
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
@@ -353,9 +358,8 @@ class ControlProcess:
         self._refuse_when_draining()
         catalog = self._stores.catalog  # one that is not there has been deleted by the last attempt
         must_wait = request.name not in catalog or catalog.get(request.name).durability == "disk"
-        answer = await self._unary_changes.run(
-            request.id, partial(self._delete, request.name), control_pb2.DeleteStoreResponse()
-        )
+        answer = control_pb2.DeleteStoreResponse()
+        answer = await self._unary_changes.run(request.id, partial(self._delete, request.name), answer)
         if must_wait:
             await self._syncing.wait_synced()
         return answer

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import ServerBusyError
-from tdserve.server.admission_budget import REQUEST_BYTES, SESSION_SHARE, AdmissionBudget
+from tdserve.server.admission_budget import REQUEST_BYTES, SESSION_SHARE, UNARY_WAIT_BYTES, AdmissionBudget
 
 
 class Session:
@@ -69,3 +69,13 @@ def test_counting_when_there_is_no_room_then_counted_all_the_same() -> None:
     with held.counting(session, 5_000):
         assert held.nbytes == session.held_nbytes == 5_000
     assert held.nbytes == session.held_nbytes == 0
+
+
+def test_holding_unary_when_too_many_calls_wait_then_the_next_is_refused_and_others_are_not() -> None:
+    held = AdmissionBudget(4 * (UNARY_WAIT_BYTES + REQUEST_BYTES))
+    with held.holding_unary(must_wait=True), held.holding_unary(must_wait=True):
+        with pytest.raises(ServerBusyError, match="calls that wait"), held.holding_unary(must_wait=True):
+            raise AssertionError("it must not be held")
+        with held.holding_unary(must_wait=False):
+            pass
+    assert held.nbytes == 0
