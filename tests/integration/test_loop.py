@@ -64,8 +64,8 @@ def test_loop_when_a_tensordict_has_very_many_rows_then_no_call_keeps_it_busy(
 
 @pytest.mark.parametrize(
     ("transport", "sampler"),
-    [("gloo", tdserve.Uniform()), ("shm", tdserve.Prioritized())],
-    ids=["gloo-uniform", "shm-prioritized"],
+    [("gloo", tdserve.Uniform()), ("shm", tdserve.Prioritized()), ("gloo", tdserve.Lifo())],
+    ids=["gloo-uniform", "shm-prioritized", "gloo-lifo"],
 )
 @pytest.mark.parametrize("size", SIZES)
 def test_loop_when_a_table_has_very_many_rows_then_no_call_keeps_it_busy(
