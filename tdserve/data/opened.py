@@ -173,7 +173,7 @@ class OpenStores:
     """The cache. Threads: safe; a store is opened once, by the first that needs it.
 
     Args:
-        writes_values: As in OpenStore.
+        writes_values: As in MappedStore.
         is_read_only: Whether tensors are mapped for reading only.
     """
 

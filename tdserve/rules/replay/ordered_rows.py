@@ -13,7 +13,7 @@ from tdserve.rules.replay.live_rows import Rows
 _ABSENT = -1
 _MIN_ROOM = 64
 _CHUNK_ROWS = 16_384
-"""Of a run's arrays: what is done with one takes a fraction of a millisecond."""
+"""Of a chunk at most: what is done with one takes a fraction of a millisecond. Those of a short table are as short."""
 
 _SWEPT_PER_ROW = 4
 """Entries that are looked at for each row that comes or goes, while there are too many dead ones: a pass over all of
@@ -39,7 +39,8 @@ class OrderedRows:
         self._member = np.full(len(sequence), _ABSENT, np.int64)
         # Of the newest entry that a row has in any run, dead or not.
         self._entry = np.full(len(sequence), _ABSENT, np.int64)
-        self._runs = [_Run()]
+        self._chunk_rows = min(_CHUNK_ROWS, max(2 * len(sequence), _MIN_ROOM))
+        self._runs = [_Run(self._chunk_rows)]
         self._num = 0
         self._num_entries = 0  # dead ones too
         self._next_swept = 0  # chunk of the first run
@@ -144,7 +145,7 @@ class OrderedRows:
                 run.append(rows, sequences)
                 break
         else:
-            self._runs.append(_Run())
+            self._runs.append(_Run(self._chunk_rows))
             self._runs[-1].append(rows, sequences)
         # Each is more than twice as long as the next one, so there are few. The first is not joined with others: it
         # may be very long, and rows that come in order go there.
@@ -160,7 +161,7 @@ class OrderedRows:
         self._forget(rows[~is_alive], sequences[~is_alive])
         rows, sequences = rows[is_alive], sequences[is_alive]
         order = np.argsort(sequences, kind="stable")
-        joined = _Run()
+        joined = _Run(self._chunk_rows)
         joined.append(rows[order], sequences[order])
         self._runs[-num_runs:] = [joined]
 
@@ -173,14 +174,14 @@ class OrderedRows:
             self._join(len(self._runs))  # most of them came out of order, and are as many as came at all
             return
         chunks = self._runs[0].chunks
-        for _ in range(1 + _SWEPT_PER_ROW * num_rows // _CHUNK_ROWS):
+        for _ in range(1 + _SWEPT_PER_ROW * num_rows // self._chunk_rows):
             if not chunks:
                 return
             self._next_swept %= len(chunks)
             chunk = chunks[self._next_swept]
             self._trim_chunk(chunk, len(chunk), is_back=False)
             before = chunks[self._next_swept - 1] if self._next_swept else None
-            if before is not None and len(before) + len(chunk) <= _CHUNK_ROWS // 2:
+            if before is not None and len(before) + len(chunk) <= self._chunk_rows // 2:
                 before.take_in(chunk)
             if len(chunk):
                 self._next_swept += 1
@@ -206,16 +207,16 @@ class _Chunk:
     end: int = 0
 
     @classmethod
-    def make(cls) -> _Chunk:
-        """An empty one."""
-        return cls(np.empty(_CHUNK_ROWS, np.int64), np.empty(_CHUNK_ROWS, np.int64))
+    def make(cls, num_rows: int) -> _Chunk:
+        """An empty one with room for so many."""
+        return cls(np.empty(num_rows, np.int64), np.empty(num_rows, np.int64))
 
     def __len__(self) -> int:
         return self.end - self.start
 
     def append(self, rows: Rows, sequences: Rows) -> int:
         """Puts as many newer rows behind as there is room for; returns how many."""
-        num_rows = min(len(rows), _CHUNK_ROWS - self.end)
+        num_rows = min(len(rows), len(self.rows) - self.end)
         part = slice(self.end, self.end + num_rows)
         self.rows[part], self.sequences[part] = rows[:num_rows], sequences[:num_rows]
         self.end += num_rows
@@ -233,9 +234,10 @@ class _Chunk:
 
 
 class _Run:
-    """Rows with their sequences, oldest first, in chunks none of which is empty."""
+    """Rows with their sequences, oldest first, in chunks of ``chunk_rows`` none of which is empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_rows: int) -> None:
+        self._chunk_rows = chunk_rows
         self.chunks: list[_Chunk] = []
 
     def __len__(self) -> int:
@@ -251,7 +253,7 @@ class _Run:
         """Puts newer rows behind."""
         begin = self.chunks[-1].append(rows, sequences) if self.chunks else 0
         while begin < len(rows):
-            self.chunks.append(_Chunk.make())
+            self.chunks.append(_Chunk.make(self._chunk_rows))
             begin += self.chunks[-1].append(rows[begin:], sequences[begin:])
 
     def drop_empty(self) -> None:

@@ -138,6 +138,7 @@ def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_u
         # From the back only, while the oldest are overwritten.
         assert ordered.newest(1).tolist() == [int(rows[-1])]
     assert sum(len(run) for run in ordered._runs) <= 2 * capacity + 64
+    assert sum(len(chunk.rows) for run in ordered._runs for chunk in run.chunks) <= 8 * capacity
 
 
 def test_operations_when_the_table_is_long_then_none_takes_the_dead_entries_of_all_at_once() -> None:
