@@ -18,7 +18,8 @@ from typing import cast
 from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
-from tdserve.control.framing import MAX_FRAME_BYTES, FrameReader, frame
+from tdserve.control.framing import FrameReader, frame
+from tdserve.control.parts import MAX_RECEIVED_BYTES, PART_BYTES, cut_large
 from tdserve.v1 import control_pb2
 
 SOCKET_NAME = "control.sock"
@@ -68,7 +69,7 @@ class LocalLink(asyncio.Protocol):
     def let_in(self) -> None:
         """The client has shown whose it is: it stays, and may send large messages."""
         self._strangers.pop(self, None)
-        self._reader.max_bytes = MAX_FRAME_BYTES
+        self._reader.max_bytes = MAX_RECEIVED_BYTES
 
     def data_received(self, data: bytes) -> None:
         self._held = []
@@ -198,10 +199,14 @@ class SocketEnd:
         Raises:
             ConnectError: The server is gone, or the socket was closed.
         """
-        data = frame(message.SerializeToString())
+        content = message.SerializeToString()
+        contents = [content]
+        if len(content) > PART_BYTES:
+            contents = [part.SerializeToString() for part in cut_large([message])]
         try:
             with self._lock:  # held over a send to a local socket with a reading peer: frames must not mix
-                self._socket.sendall(data)
+                for content in contents:
+                    self._socket.sendall(frame(content))
         except OSError as error:
             raise ConnectError(address="the local socket", reason=error.strerror or str(error)) from error
 

@@ -33,21 +33,48 @@ def cut_large(messages: Iterable[control_pb2.ClientMessage]) -> Iterator[control
     for message in messages:
         if message.ByteSize() <= PART_BYTES:
             yield message
-        else:
-            for part in cut(message):
-                yield control_pb2.ClientMessage(request=message.request, part=part)
+            continue
+        message, positions = _take_positions_out(message)
+        parts = [part for data in positions for part in _cut_positions(data)]
+        is_small = message.ByteSize() <= PART_BYTES
+        for part in (*parts, *(() if is_small else cut(message))):
+            yield control_pb2.ClientMessage(request=message.request, part=part)
+        if is_small:
+            yield message
+
+
+def _take_positions_out(message: control_pb2.ClientMessage) -> tuple[control_pb2.ClientMessage, list[bytes]]:
+    """A copy of a message without the long lists of positions in its selection, and these."""
+    kind = message.WhichOneof("body")
+    if kind not in ("read", "write"):
+        return message, []
+    copy = control_pb2.ClientMessage()
+    copy.CopyFrom(message)
+    taken = []
+    for item in getattr(copy, kind).selection.items:
+        data = item.positions.data
+        if len(data) > PART_BYTES // 4:
+            taken.append(data)
+            item.positions.ClearField("data")
+            item.positions.is_ahead = True
+    return copy, taken
+
+
+def _cut_positions(data: bytes) -> Iterator[control_pb2.MessagePart]:
+    for start in range(0, len(data), PART_BYTES):
+        yield control_pb2.MessagePart(content=data[start : start + PART_BYTES], is_ahead=True)
 
 
 class PartJoiner:
-    """Joins the parts of messages, one message after the other."""
+    """Joins the parts of messages, one message after the other.
+
+    Attributes:
+        nbytes: Of the parts so far.
+    """
 
     def __init__(self) -> None:
-        self._content = bytearray()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the parts so far."""
-        return len(self._content)
+        self._parts: list[bytes] = []
+        self.nbytes = 0
 
     def add(self, part: control_pb2.MessagePart) -> bytes | None:
         """Takes the next part; returns the whole message with its last one, else None.
@@ -55,12 +82,12 @@ class PartJoiner:
         Raises:
             RemoteProtocolError: They are more than a message may have. The parts so far are forgotten.
         """
-        if self.nbytes + len(part.content) > MAX_JOINED_BYTES:
-            nbytes = self.nbytes + len(part.content)
-            self._content = bytearray()
-            raise RemoteProtocolError(expected=f"a message of at most {MAX_JOINED_BYTES} bytes", received=f"{nbytes}")
-        self._content += part.content
-        if not part.is_last:
+        self._parts.append(part.content)
+        self.nbytes += len(self._parts[-1])
+        is_too_long, nbytes = self.nbytes > MAX_JOINED_BYTES, self.nbytes
+        if not (part.is_last or is_too_long):
             return None
-        whole, self._content = self._content, bytearray()
-        return bytes(whole)
+        parts, self._parts, self.nbytes = self._parts, [], 0
+        if is_too_long:
+            raise RemoteProtocolError(expected=f"a message of at most {MAX_JOINED_BYTES} bytes", received=f"{nbytes}")
+        return b"".join(parts)

@@ -16,7 +16,6 @@ from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
-from tdserve.control.parts import PartJoiner
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
 from tdserve.server import descriptions
@@ -29,6 +28,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.clients import Clients
+from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
@@ -63,6 +63,9 @@ HELLO_TIMEOUT_S = 10.0
 
 _log = logging.getLogger("tdserve.server")
 
+_Run = Callable[[Coroutine[Any, Any, None], int], None]
+"""Serves a request of this number."""
+
 
 class ControlProcess:
     """Answers the service's methods (``tdserve.control.servicer.Handlers``).
@@ -89,6 +92,7 @@ class ControlProcess:
         self._sessions = Sessions(config, self._workers, root)
         self._traffic = Traffic()
         self._held = AdmissionBudget(config.memory_limit_bytes)
+        self._incoming = IncomingParts(root.requests_folder, self._held)
         answers = CommittedAnswers(self._db)
         values_worker = self._workers[VALUES_WORKER]
         self._creation = Creation(self._stores, self._sessions)
@@ -184,6 +188,7 @@ class ControlProcess:
             worker.start()
         await self._alterations.repair()  # first: writes on record are of the newest structure
         repaired = await self._writes.repair()
+        self._root.empty_requests()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)
         for path, name, read_only in map(split_adoption, self._config.adopt):
@@ -254,6 +259,7 @@ class ControlProcess:
             await self._samples.release(session.number)
             await self._creation.abandon(session.number)
         finally:
+            await self._incoming.forget(session)
             self._clients.on_ended(session.client_id)
 
     def _settle_later(self) -> None:
@@ -265,31 +271,14 @@ class ControlProcess:
         self._db.settle()
 
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
-        parts = PartJoiner()
-        try:
-            async for message in messages:
-                if message.HasField("part"):
-                    self._take_part(session, parts, message.part)
-                elif message.HasField("rendezvous") and message.rendezvous.link:
-                    self._relays.hand_on(session, message.rendezvous)
-                elif message.HasField("rendezvous"):
-                    session.rendezvous(message.rendezvous)
-                else:
-                    self._take(session, message, session.run)
-                await session.catch_up()
-        finally:
-            self._held.count(session, -parts.nbytes)
-
-    def _take_part(self, session: ClientSession, parts: PartJoiner, part: control_pb2.MessagePart) -> None:
-        nbytes = parts.nbytes
-        try:
-            whole = parts.add(part)
-            if whole is not None:
-                self._take(session, control_pb2.ClientMessage.FromString(whole), session.run)
-        except (RemoteProtocolError, DecodeError):
-            session.ended.set()
-        finally:
-            self._held.count(session, parts.nbytes - nbytes)
+        async for message in messages:
+            if message.HasField("rendezvous") and message.rendezvous.link:
+                self._relays.hand_on(session, message.rendezvous)
+            elif message.HasField("rendezvous"):
+                session.rendezvous(message.rendezvous)
+            else:
+                self._take(session, message, session.run)
+            await session.catch_up()
 
     def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self._take(session, message, session.run_at_once)
@@ -298,7 +287,7 @@ class ControlProcess:
         self,
         session: ClientSession,
         message: control_pb2.ClientMessage,
-        run: Callable[[Coroutine[Any, Any, None], int], None],
+        run: _Run,
     ) -> None:
         """A request or its cancellation, whichever way it came; ``run`` serves it."""
         if session.ended.is_set():  # its client may have another one by now, and send its requests there
@@ -315,10 +304,15 @@ class ControlProcess:
             self._groups.on_notice(session, message.group_notice)
         elif message.HasField("relay_report"):
             self._relays.on_report(session, message.relay_report)
+        elif message.HasField("part"):
+            whole = self._incoming.add(session, message.part)
+            if whole is not None:
+                self._take(session, whole, run)
         elif self._is_draining:
             session.run(self._refuse(session, message.request), 0)
         else:
-            run(self._requests.serve(session, message), message.request)
+            positions = self._incoming.take_positions(session)
+            run(self._requests.serve(session, message, positions), message.request)
 
     async def _refuse(self, session: ClientSession, request: int) -> None:
         await session.fail(request, self._draining_error())

@@ -22,6 +22,7 @@ from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.sessions.positions_file import PositionsFile, place_positions
 from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -42,6 +43,9 @@ _WITH_CONTENT = ("write", "extend", "publish", "alter")
 
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may wait for content that was not announced."""
+
+_SELECTING = ("read", "write")
+"""Their selections may list more rows than a message has room for."""
 
 _ONCE = (*_WITH_CONTENT, "change", "adopt")
 """A retry of one must change nothing twice."""
@@ -100,16 +104,30 @@ class Requests:
             "write": self._write,
         }
 
-    async def serve(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
-        """Answers one request; never raises for what a client or worker did."""
+    async def serve(
+        self, session: ClientSession, message: control_pb2.ClientMessage, positions: PositionsFile | None = None
+    ) -> None:
+        """Answers one request; never raises for what a client or worker did.
+
+        Args:
+            positions: What came ahead of it; removed at the end, unless a write on record needs it after a restart.
+        """
         kind = message.WhichOneof("body") or ""
+        try:
+            if await self._begin(session, kind, message):
+                await self._answer(session, kind, message, positions)
+        finally:
+            if positions is not None and not self._stores.db.owes:
+                await positions.remove()
+
+    async def _answer(
+        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, positions: PositionsFile | None
+    ) -> None:
         request = message.request
-        if not await self._begin(session, kind, message):
-            return
         if _has_messages(kind, message):
             session.bind(request, message.channel)
         try:
-            await self._serve(session, kind, request, message)
+            await self._serve(session, kind, message, positions)
         except ServerBusyError as error:
             await self._refuse(session, request, error)
         except TDServeError as error:
@@ -155,12 +173,16 @@ class Requests:
         with session.refusing():
             await session.fail(request, error)
 
-    async def _serve(self, session: ClientSession, kind: str, request: int, message: control_pb2.ClientMessage) -> None:
-        handler = self._handlers.get(kind)
+    async def _serve(
+        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, positions: PositionsFile | None
+    ) -> None:
+        handler, request = self._handlers.get(kind), message.request
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
         try:
+            if kind in _SELECTING:
+                place_positions(asked.selection, positions)
             if kind in _ONCE:
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:

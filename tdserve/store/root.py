@@ -44,7 +44,7 @@ _RUN_FILE = "run.json"
 _RUN_BYTES = 128
 """Of it, whatever it says: see ``_HOLDER_BYTES``."""
 _MAX_SHOWN_NAME = 60
-_SUBFOLDERS = ("catalog", "sessions", "stores")
+_SUBFOLDERS = ("catalog", "requests", "sessions", "stores")
 
 
 class Root:
@@ -194,6 +194,16 @@ class Root:
     def sessions_folder(self) -> Path:
         """Folder of the lock files of local sessions."""
         return self.path / "sessions"
+
+    @property
+    def requests_folder(self) -> Path:
+        """Folder of what requests under way have sent ahead, and of what is still to be applied after a crash."""
+        return self.path / "requests"
+
+    def empty_requests(self) -> None:
+        """Removes what the requests of an earlier server have left behind."""
+        for path in self.requests_folder.iterdir():
+            path.unlink(missing_ok=True)
 
     @property
     def nonce_path(self) -> Path:

@@ -82,12 +82,14 @@ class Answered(_message.Message):
     def __init__(self, below: _Optional[int] = ..., but_for: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
-    __slots__ = ("content", "is_last")
+    __slots__ = ("content", "is_last", "is_ahead")
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    IS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     content: bytes
     is_last: bool
-    def __init__(self, content: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
+    is_ahead: bool
+    def __init__(self, content: _Optional[bytes] = ..., is_last: bool = ..., is_ahead: bool = ...) -> None: ...
 
 class RequestId(_message.Message):
     __slots__ = ("client_id", "request", "answered")

@@ -151,6 +151,22 @@ class ServiceSuite:
             assert torch.equal(at.get_at(("n", "y"), index), td.get_at(("n", "y"), index))
         assert_equal(store.get_at("n", index), td.get_at("n", index))
 
+    def test_set_at_when_rows_are_very_many_and_in_any_order_then_as_of_a_local_tensordict(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        num_rows = 300_000
+        anyhow, numbers = torch.randperm(num_rows), torch.arange(num_rows)
+        plain = TensorDict({"x": torch.zeros(num_rows, dtype=torch.int64)}, [num_rows])
+        handle = client.memmap(plain, name)
+        handle.set_at_("x", numbers, anyhow)
+        plain.set_at_("x", numbers, anyhow)
+        assert handle["x"].equal(plain["x"])
+        assert handle.get_at("x", anyhow).equal(numbers)
+        table = client.create_replay(f"{name}-table", like=plain[0], capacity=num_rows)
+        table.extend(plain)
+        table.set_at_("x", numbers, anyhow.numpy())
+        assert table[anyhow]["x"].equal(numbers)
+
     def test_from_remote_init_when_keys_are_named_then_only_those(self, client: tdserve.Client, name: str) -> None:
         client.init_remote(rows(LARGE), name)
         assert_equal(client.from_remote_init(name, keys=[("nested", "wide")]), rows(LARGE).select(("nested", "wide")))

@@ -41,7 +41,7 @@ def test_loop_when_a_tensordict_has_very_many_rows_then_no_call_keeps_it_busy(
         store = client.memmap(TensorDict({"x": torch.zeros(num_rows, dtype=torch.uint8)}, [num_rows]), "s")
         ones = torch.ones(num_rows, dtype=torch.uint8)
         mask = torch.arange(num_rows) % 2 == 0
-        small = TensorDict({"x": ones}, [num_rows])
+        small, anyhow = TensorDict({"x": ones}, [num_rows]), torch.randperm(num_rows)
 
         def create_and_delete() -> None:
             client.memmap(small, "made")
@@ -53,6 +53,8 @@ def test_loop_when_a_tensordict_has_very_many_rows_then_no_call_keeps_it_busy(
             "write a slice": lambda: store.set_at_("x", ones[7:-7], slice(7, -7)),
             "write every third": lambda: store.set_at_("x", ones[::3], slice(0, None, 3)),
             "write a mask": lambda: store.set_at_("x", ones[mask], mask),
+            "write a list": lambda: store.set_at_("x", ones, anyhow),
+            "read a list": lambda: store.get_at("x", anyhow),
             "read all": lambda: store["x"],
             "read a slice": lambda: store.get_at("x", slice(7, -7)),
             "read a mask": lambda: store.get_at("x", mask),

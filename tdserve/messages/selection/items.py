@@ -30,6 +30,9 @@ FULL = slice(None)
 
 _INT64 = np.iinfo(np.int64)
 
+POSITION_BYTES = 8
+"""Of a position in a message or a file."""
+
 
 def parse_item(item: Any) -> Item:
     """What one item between the brackets says.
@@ -169,7 +172,7 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
         start, stop, step = (getattr(part, end) if part.HasField(end) else None for end in ("start", "stop", "step"))
         return slice(start, stop, step)
     if kind == "positions":
-        return _array_from_message(item.positions, np.dtype("<i8")).astype(np.int64, copy=False)
+        return _positions_from_message(item.positions)
     if kind == "mask":
         return _mask_from_message(item.mask)
     if kind == "newaxis" and item.newaxis:
@@ -179,25 +182,29 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
     raise RemoteProtocolError(expected="an index item", received=f"{kind} without a value")
 
 
-def _array_from_message(array: content_pb2.IntArray, dtype: np.dtype[Any]) -> NDArray[Any]:
-    shape = _checked_shape(array, 8 * dtype.itemsize)
-    return np.frombuffer(array.data, dtype).reshape(shape)
+def _positions_from_message(array: content_pb2.IntArray) -> Positions:
+    if array.file:  # of the server, which has looked at the sizes; nobody changes it while it is there
+        return np.asarray(np.memmap(array.file, "<i8", "r", array.offset, tuple(array.shape)))
+    data = array.data
+    shape = _checked_shape(array.shape, len(data), 8 * POSITION_BYTES)
+    return np.frombuffer(data, "<i8").reshape(shape).astype(np.int64, copy=False)
 
 
 def _mask_from_message(array: content_pb2.BoolArray) -> Mask:
-    shape = _checked_shape(array, 1)
-    bits = np.frombuffer(array.data, np.uint8)
+    data = array.data
+    shape = _checked_shape(array.shape, len(data), 1)
+    bits = np.frombuffer(data, np.uint8)
     if len(bits) and int(bits[-1]) & (0xFF >> (math.prod(shape) - 1) % 8 + 1):
         raise RemoteProtocolError(expected="zeros behind the last bit of a mask", received=f"{int(bits[-1]):#x}")
     return np.unpackbits(bits, count=math.prod(shape)).view(np.bool_).reshape(shape)
 
 
-def _checked_shape(array: content_pb2.IntArray | content_pb2.BoolArray, num_bits: int) -> tuple[int, ...]:
+def _checked_shape(sizes: Iterable[int], nbytes: int, num_bits: int) -> tuple[int, ...]:
     """The shape of an array of elements of so many bits. Raises RemoteProtocolError unless its bytes are as many."""
-    shape = tuple(array.shape)
+    shape = tuple(sizes)
     has_room = len(shape) <= MAX_DIMS and all(0 <= size < 1 << 40 for size in shape)
-    if not has_room or -(-math.prod(shape) * num_bits // 8) != len(array.data):
-        raise RemoteProtocolError(expected=f"an array of shape {list(shape)[:8]}", received=f"{len(array.data)} bytes")
+    if not has_room or -(-math.prod(shape) * num_bits // 8) != nbytes:
+        raise RemoteProtocolError(expected=f"an array of shape {list(shape)[:8]}", received=f"{nbytes} bytes")
     return shape
 
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -133,7 +134,7 @@ class Writes:
             await _look_at_rows(entry, asked)
         if session.local is not None:
             return await self._write_in_place(session, request, entry, asked)
-        _check_content(entry, asked)
+        await _check_content(entry, asked)
         with self._staging.taken(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
                 receiving = self._receiving(session, request, entry, asked, staging=staging, spool=values_path(staging))
@@ -357,10 +358,11 @@ def _check_rows(
         table.check_same(rows, generations[part])
 
 
-def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
+async def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Raises unless the content has the size of what it replaces: what is journalled must be possible."""
-    keys = [tuple(key.parts) for key in asked.keys]
-    chosen = selected_spec(entry.spec, from_message(asked.selection), keys, store=entry.name)
+    selection = from_message(asked.selection)
+    choose = partial(selected_spec, entry.spec, selection, _keys_of(asked), store=entry.name)
+    chosen = await asyncio.to_thread(choose) if selection.is_long else choose()
     layout, content = write_layout(chosen), asked.content
     if not content.HasField("inline"):
         write_messages(layout, content.values_nbytes, content.message_nbytes)

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from tdserve.base.errors import ConnectError
 from tdserve.control.framing import frame
 from tdserve.control.local import MAX_STRANGER_FRAME_BYTES, MAX_STRANGERS, SOCKET_NAME, LocalLink, SocketEnd, listen
+from tdserve.control.parts import PartJoiner
 from tdserve.v1 import control_pb2
 
 WAIT_S = 20.0
@@ -29,9 +30,11 @@ _Result = TypeVar("_Result")
 
 
 class Echo:
-    """A server that answers every message with its number, and a message of number 9 by letting go."""
+    """A server that answers every message, and the last of its parts, with its number, and a message of number 9 by
+    letting go."""
 
     def __init__(self) -> None:
+        self.parts = PartJoiner()
         self.loop = asyncio.new_event_loop()
         self.links: list[LocalLink] = []
         self.lost: SimpleQueue[LocalLink] = SimpleQueue()
@@ -72,7 +75,7 @@ class Echo:
         link.let_in()
         if message.request == 9:
             link.close()
-        else:
+        elif not message.HasField("part") or self.parts.add(message.part):
             link.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
 
 
@@ -110,11 +113,9 @@ def asking(request: int, nbytes: int = 0) -> control_pb2.ClientMessage:
 def test_messages_when_sent_then_answered_in_order_whatever_their_size(server: Echo, tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.end.start()
-    client.end.send(asking(1))
-    assert client.came.get(timeout=WAIT_S).request == 1
-    for request, nbytes in ((2, 3_000_000), (3, 10)):
+    for request, nbytes in ((1, 0), (2, 3_000_000), (3, 10)):
         client.end.send(asking(request, nbytes))
-    assert [client.came.get(timeout=WAIT_S).request for _ in range(2)] == [2, 3]
+    assert [client.came.get(timeout=WAIT_S).request for _ in range(3)] == [1, 2, 3]
     client.end.close()
     assert client.ended.is_set()
 

@@ -21,6 +21,7 @@ from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
+from tdserve.server.sessions.positions_file import PositionsFile, place_positions
 from tdserve.store.spools import SpoolWriter
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
@@ -162,6 +163,26 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
     assert again.content_version == 1
     assert world.answers.seen(client_id, 5) == control_pb2.Done(version=1).SerializeToString()
     assert world.db.scan("pending", b"apply:") == []
+
+
+def test_repair_when_positions_had_come_ahead_then_they_are_there_after_a_crash(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
+    asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), [3, 1], ("a",))
+    positions = asked.selection.items[0].positions
+    ahead = PositionsFile(world.root.requests_folder)
+    ahead.add(positions.data)
+    positions.ClearField("data")
+    positions.is_ahead = True
+    place_positions(asked.selection, ahead)
+    journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, "")
+    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
+    world.reopen()
+    entry = world.stores.get("x")
+    assert run(world.writes.repair()) == 1
+    assert column(world, run, entry, "a", [1, 3]) == [8, 7]
+    world.root.empty_requests()
+    assert list(world.root.requests_folder.iterdir()) == []
 
 
 def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: OpenedStore) -> None:
