@@ -151,6 +151,7 @@ class Opener:
             held=self._unfinished.overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
+            first_generation=2 + 2 * int(record.uid[:7], 16),  # below 2**30: requests carry the lower 32 bits
         )
 
         def finish(table: Table) -> OpenedStore:

@@ -74,11 +74,19 @@ class Holdings:
         held: Rows | None = None,
         make_column: MakeColumn = in_memory,
         num_keys: int = 1,
+        first_generation: int = 2,
     ) -> Self:
         """A table as it was. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
         table = cls.__new__(cls)
         kept = no_rows() if held is None else held
-        ring = Ring.restore(len(generations), generations, state, now_reserved=now_reserved, held=kept)
+        ring = Ring.restore(
+            len(generations),
+            generations,
+            state,
+            now_reserved=now_reserved,
+            held=kept,
+            first_generation=first_generation,
+        )
         table._take(name, ring, generations, settings, state, make_column, num_keys, kept)
         return table
 

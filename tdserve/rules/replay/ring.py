@@ -4,7 +4,8 @@ but for rows that a local writer claims by itself.
 A row's generation says what it is. 0: never written. Even: live. Odd: reserved by a writer, held back from one that is
 silent, *held* while a part of it is written, or a *hole*: given up half written, invisible, first in line for the next
 writer. Only what is kept here tells these four apart. The lower 44 bits count commits, and name a row: partial writes
-move only the bits above.
+move only the bits above. They begin at another number in each table, so that rows of a deleted one are not taken for
+those of the next under its name.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class Ring:
     Args:
         capacity: Number of rows, at least 1.
         generations: One int64 per row, written in place; the mapped file that readers look at.
+        first_generation: What the first commit of a row makes its generation; even.
     """
 
-    def __init__(self, capacity: int, generations: Rows) -> None:
+    def __init__(self, capacity: int, generations: Rows, *, first_generation: int = 2) -> None:
         if capacity < 1:
             raise InvalidRequestError(argument="capacity", reason=f"{capacity} is not at least 1")
         if generations.shape != (capacity,) or generations.dtype != np.int64:
@@ -50,6 +52,7 @@ class Ring:
         self.cursor = 0
         self.inserts = 0
         self._has_gone_round = False
+        self._first_generation = first_generation
         self._generations: Rows = np.asarray(generations)  # of a memmap its plain array: indexing is twice as fast
         self._open: dict[int, Reservation] = {}
         self._quarantined: dict[int, Reservation] = {}
@@ -70,6 +73,7 @@ class Ring:
         *,
         now_reserved: Sequence[Rows] = (),
         held: Rows = _NONE,
+        first_generation: int = 2,
     ) -> Ring:
         """A ring as it was, from the generations and the state that were stored.
 
@@ -80,11 +84,12 @@ class Ring:
             now_reserved: Rows of writers not yet proved gone, one array per writer; what is odd of each is quarantined,
                 in this order in :attr:`quarantined`.
             held: Rows of a partial write that will be completed, see :meth:`hold`; those that are even stay live.
+            first_generation: As at creation.
 
         Raises:
             CorruptDataError: A generation is negative, or the state contradicts the capacity.
         """
-        ring = cls(capacity, generations)
+        ring = cls(capacity, generations, first_generation=first_generation)
         ring.cursor, ring.inserts = state.get("cursor", 0), state.get("inserts", 0)
         if not 0 <= ring.cursor < capacity or ring.inserts < 0:
             raise CorruptDataError(
@@ -287,11 +292,18 @@ class Ring:
             WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
         """
         self._close(reservation, "commit")
-        where = compact(reservation.rows)
-        committed: Rows = self._generations[where] + 1
-        self._generations[where] = committed
+        committed = self.committed_generations(reservation)
+        self._generations[compact(reservation.rows)] = committed
         self._num_live += len(reservation)
         self.inserts += len(reservation)
+        return committed
+
+    def committed_generations(self, reservation: Reservation) -> Rows:
+        """Returns the generations that a commit gives these rows."""
+        committed: Rows = self._generations[compact(reservation.rows)] + 1
+        is_first = committed == 2
+        if np.count_nonzero(is_first):
+            committed[is_first] = self._first_generation
         return committed
 
     def abort(self, reservation: Reservation) -> None:

@@ -40,11 +40,6 @@ class Redo:
     encoded: bytes = b""
     is_long: bool = False
 
-    @classmethod
-    def of(cls, uid: str, values: np.ndarray, rows: np.ndarray, *, encoded: bytes = b"", is_long: bool = False) -> Redo:
-        """For a commit of reserved (odd) rows of a store, whose generations are ``values``."""
-        return cls(uid, rows, values[rows] + 1, encoded, is_long)
-
     @cached_property
     def record(self) -> bytes:
         """What is put on record."""
@@ -86,6 +81,7 @@ class Redo:
 
     def repair(self, values: np.ndarray) -> int:
         """Makes rows even that a crash has left odd, in a store's generations; returns how many."""
-        behind = values[self.rows] == self.generations - 1
+        now = values[self.rows]
+        behind = (now == self.generations - 1) | (now == 1)  # 1: never committed before
         values[self.rows[behind]] = self.generations[behind]
         return int(np.count_nonzero(behind))

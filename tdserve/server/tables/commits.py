@@ -9,6 +9,7 @@ from collections.abc import Callable
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.table import Table
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import Redo
@@ -54,7 +55,8 @@ def commit_rows(
         counts=counts_of(entry, num_coming=len(reservation)),
         indices=reservation.encoded if is_one else encode_rows(reservation.rows[len(reservation) - (num_last or 0) :]),
     )
-    redo = Redo.of(entry.record.uid, entry.generation_values(), reservation.rows, encoded=reservation.encoded)
+    generations = table.ring.committed_generations(reservation)
+    redo = Redo(entry.record.uid, reservation.rows, generations, reservation.encoded)
     with answers.transaction(client_id, request, done.SerializeToString(), instead_of=instead_of) as txn:
         _put_on_record(stores, entry, txn, redo)
         also(txn)
@@ -90,7 +92,7 @@ async def commit_in_turns(
             part = slice(start, start + step_rows)
             table.arrive(reservation.rows[part], settle().of(part), is_on_record_later=True)
             await asyncio.sleep(0)
-        redo = await asyncio.to_thread(_redo_of, entry, reservation)  # nobody else may change what it looks at
+        redo = await asyncio.to_thread(_redo_of, entry, table, reservation)  # nobody else may change what it looks at
         entry.check_present()
     finally:
         table.forget_arriving()
@@ -111,10 +113,10 @@ async def commit_in_turns(
     return done
 
 
-def _redo_of(entry: OpenedStore, reservation: Reservation) -> Redo:
+def _redo_of(entry: OpenedStore, table: Table, reservation: Reservation) -> Redo:
     """Of a long commit, with its record made."""
-    values, encoded = entry.generation_values(), reservation.encoded
-    redo = Redo.of(entry.record.uid, values, reservation.rows, encoded=encoded, is_long=True)
+    generations = table.ring.committed_generations(reservation)
+    redo = Redo(entry.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
     _ = redo.record
     return redo
 

@@ -28,20 +28,25 @@ def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
     assert redo.repair(values) == 1
     assert values.tolist() == [1, 4, 6, 5, 0]
     assert redo.repair(values) == 0
+    first = Redo("uid", np.array([0, 4]), np.array([700, 700]))  # row 0 had never been committed
+    assert (first.repair(values), values.tolist()) == (1, [700, 4, 6, 5, 0])
 
 
 @pytest.mark.parametrize("is_encoded", [False, True])
-def test_of_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
+def test_record_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
     entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
     reservation = entry.replay_table().plan_extend(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
-    redo = Redo.of(entry.record.uid, entry.generation_values(), reservation.rows, encoded=encoded)
-    assert (redo.uid, redo.generations.tolist()) == (entry.record.uid, [2, 2, 2])
+    generations = entry.replay_table().ring.committed_generations(reservation)
+    redo = Redo(entry.record.uid, reservation.rows, generations, encoded)
+    assert generations[0] % 2 == 0
+    assert generations.tolist() == [generations[0]] * 3
     with world.db.transaction() as txn:
         redo.save(txn)
     (found,) = Redo.load(world.db)
-    assert (found.rows.tolist(), found.generations.tolist()) == ([0, 1, 2], [2, 2, 2])
+    assert (found.uid, found.rows.tolist()) == (entry.record.uid, [0, 1, 2])
+    assert found.generations.tolist() == generations.tolist()
 
 
 def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
@@ -50,7 +55,7 @@ def test_restore_when_killed_between_record_and_generations_then_rows_are_live(w
     reservation = table.plan_extend(3)
     assert reservation is not None
     with world.db.transaction() as txn:
-        Redo.of(entry.record.uid, entry.generation_values(), reservation.rows).save(txn)
+        Redo(entry.record.uid, reservation.rows, table.ring.committed_generations(reservation)).save(txn)
         world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").replay_table()

@@ -58,8 +58,9 @@ def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
     assert (done.num_rows, done.num_skipped) == (3, 0)
     table = entry.replay_table()
     assert table.columns.priority[:6].tolist() == [2.0, 1.0, 1.0, 3.0, 1.0, 0.5]
+    committed = entry.generation_values()[:2].tolist()
     extend(world, run, entry, rows(20, 3), request=2)
-    done = change(world, run, 3, priorities=priorities(numbers(0, 1), 7.0, 2))
+    done = change(world, run, 3, priorities=priorities(numbers(0, 1), 7.0, committed))
     assert (done.num_rows, done.num_skipped) == (1, 1)
     assert table.columns.priority[:2].tolist() == [3.0, 7.0]
 
