@@ -28,7 +28,7 @@ from tdserve.client.content.devices import begin, resolved
 from tdserve.client.session.calls import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.tables.row_annotations import newest_version, oldest_version
-from tdserve.client.tables.sampling import Asked, Query, ask, mended, take
+from tdserve.client.tables.sampling import Asked, Query, ask, replace_torn, take
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request arrive, those of the next are gathered; each asks for half of what may be
@@ -249,7 +249,8 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             try:
                 is_over = order.closed.is_set
                 rows = take(client, session, request, asked, query=order.query, deadline=deadline, is_over=is_over)
-                batches = mended(client, order.query, rows, deadline).split(order.num_rows)
+                whole = replace_torn(client, order.query, rows, deadline, num_rows=order.num_rows)
+                batches = whole.split(order.num_rows)
             except BaseException:
                 order.release()
                 raise

@@ -71,6 +71,7 @@ class Query:
         is_ordered: Whether the order of the rows means something.
         pad: What ragged tensors are filled up with.
         device: Where the rows will be moved.
+        replaces_torn: Whether they stand for rows that were overwritten while they were copied.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Query:
     is_ordered: bool = False
     pad: Pad = None
     device: Any = None
+    replaces_torn: bool = False
 
     def message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """The request for batches of ``num_rows``."""
@@ -100,6 +102,7 @@ class Query:
             is_lease=self.is_lease,
             accepts_partial=self.require == (),
             max_lag=self.max_lag,
+            replaces_torn=self.replaces_torn,
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)
@@ -337,32 +340,32 @@ def _ask_again(session: Session, request: int, message: control_pb2.SampleReques
 
 def sampled(client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline) -> Sampled:
     """Draws rows, all of them whole."""
+    rows = _draw(client, query, num_rows, num_batches, deadline)
+    return replace_torn(client, query, rows, deadline, num_rows=num_rows)
 
+
+def _draw(client: SessionClient, query: Query, num_rows: int, num_batches: int, deadline: Deadline) -> Sampled:
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
         asked = ask(client, session, request, query, num_rows, num_batches=num_batches, deadline=deadline)
-        rows = take(client, session, request, asked, query=query, deadline=deadline)
-        check_together(query, rows)
-        return rows
+        return take(client, session, request, asked, query=query, deadline=deadline)
 
-    return mended(client, query, client.call(attempt, deadline), deadline)
+    return client.call(attempt, deadline)
 
 
-def check_together(query: Query, rows: Sampled) -> None:
-    """Raises TransferAbortedError when rows are missing that cannot be replaced one by one: to be drawn anew."""
-    if rows.num_missing and (query.is_lease or query.group_by is not None or SLICE_END_KEY in query.added):
-        raise TransferAbortedError(transfer=0, reason="rows were overwritten while they were copied")
-
-
-def mended(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline) -> Sampled:
+def replace_torn(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline, *, num_rows: int) -> Sampled:
     """Draws other rows for those that a writer overwrote while they were copied: seldom, and few.
 
-    Raises:
-        TransferAbortedError: Rows that belong together (slices, groups, leases) cannot be replaced one by one.
+    Rows that belong together (slices, groups) are all drawn anew, in batches of ``num_rows``.
     """
-    check_together(query, rows)
-    if rows.num_missing:
-        missing = rows.missing
-        rows.replace(missing, sampled(client, query, len(missing), num_batches=1, deadline=deadline))
+    if not rows.num_missing:
+        return rows
+    query = replace(query, replaces_torn=True)
+    is_together = query.group_by is not None or SLICE_END_KEY in query.added
+    while len(missing := rows.missing):
+        if is_together:
+            rows = _draw(client, query, num_rows, max(1, rows.spec.batch_size[0] // num_rows), deadline)
+        else:
+            rows.replace(missing, _draw(client, query, len(missing), 1, deadline))
     return rows
 
 

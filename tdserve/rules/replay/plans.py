@@ -33,6 +33,7 @@ class RowsPlan:
         lease: Owner and consumer, where the rows are handed out on lease.
         num_missing: Rows that are still to be drawn, see ``Table.draw_more``; they count as sampled already.
         num_clears: How often the table had been cleared when they were counted.
+        is_counted: Whether they count as sampled; else they replace rows that do.
     """
 
     rows: Rows
@@ -44,6 +45,7 @@ class RowsPlan:
     lease: tuple[int, str] | None = None
     num_missing: int = 0
     num_clears: int = 0
+    is_counted: bool = True
 
     @classmethod
     def joined(cls, plans: Sequence[RowsPlan]) -> RowsPlan:
@@ -57,6 +59,7 @@ class RowsPlan:
             sequence=np.concatenate([plan.sequence for plan in plans]),
             num_missing=plans[-1].num_missing,
             num_clears=plans[0].num_clears,
+            is_counted=plans[0].is_counted,
         )
 
 

@@ -149,6 +149,7 @@ class Table(Holdings):
         owner: int | None = None,
         max_drawn: int = 0,
         request: int = 0,
+        replaces: bool = False,
     ) -> RowsPlan | None:
         """Draws rows for some batches at once, or ``None`` when the limiter makes the caller wait.
 
@@ -160,6 +161,8 @@ class Table(Holdings):
             owner: Who gets the rows on lease; None: nobody, they stay for others.
             max_drawn: Of draws that do not depend on one another so many at most, see ``draw_more``; 0: all.
             request: Of the owner, as of ``Leases.grant``.
+            replaces: Whether they replace rows that were counted: the limiter has let them through, and does not count
+                them again.
 
         Raises:
             InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
@@ -176,7 +179,7 @@ class Table(Holdings):
         if self.is_closed and owner is not None:
             num_rows = total = self._what_is_left(key, total)
             num_batches = 1
-        elif not limiter.can_sample(counts, total):
+        elif not replaces and not limiter.can_sample(counts, total):
             return None
         selector = self.views.get(key)
         if not total or not len(selector) or self._waits_for_more(key, num_rows, len(selector)):
@@ -191,7 +194,8 @@ class Table(Holdings):
         if draw is None:
             return None
         rows = draw.drawn.rows
-        self._samples += len(rows) + num_missing
+        if not replaces:
+            self._samples += len(rows) + num_missing
         if len(draw.spent):
             self._live.remove(draw.spent)  # on their way out: nobody may change them any more
         if owner is not None:
@@ -208,6 +212,7 @@ class Table(Holdings):
             lease=lease,
             num_missing=num_missing,
             num_clears=self._num_clears,
+            is_counted=not replaces,
         )
 
     def draw_more(self, plan: RowsPlan, max_drawn: int, *, rng: np.random.Generator, key: ViewKey) -> RowsPlan | None:
@@ -244,7 +249,7 @@ class Table(Holdings):
 
     def undo(self, plan: RowsPlan) -> None:
         """A sample could not be sent: what it used up is there again."""
-        num_rows = len(plan.rows) + plan.num_missing
+        num_rows = (len(plan.rows) + plan.num_missing) * plan.is_counted
         self._samples -= num_rows
         if plan.num_clears != self._num_clears:  # those before the last clear are not counted any more
             inserts, samples = self._cleared

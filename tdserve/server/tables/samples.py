@@ -88,13 +88,13 @@ class Samples:
 
         def plan_some(num_batches: int) -> RowsPlan | None:
             refresh(self._stores, entry, max_lag)
-            return draw(num_batches, max_drawn=TREE_PIECE_ROWS)
+            return draw(num_batches, max_drawn=TREE_PIECE_ROWS, replaces=asked.replaces_torn)
 
         def plan() -> RowsPlan | None:
             # Who waits gets one batch as soon as there is one: a limiter may never let through several.
             return plan_some(num_batches) or (plan_some(1) if num_batches > 1 else None)
 
-        line = ("sample", num_rows, num_batches, key, max_lag, owner is not None)
+        line = ("sample", num_rows, num_batches, key, max_lag, owner is not None, asked.replaces_torn)
         if asked.message_nbytes:
             # What waits in line goes first.
             found = None if entry.changed.has_line(line) else plan_some(num_batches)

@@ -12,8 +12,8 @@ from tensordict import NonTensorData, TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import NotSupportedError, StoreNotFoundError, TransferAbortedError
-from tdserve.client.tables.sampling import Query, Sampled, ask, check_together, take
+from tdserve.base.errors import DeadlineExceededError, NotSupportedError, StoreNotFoundError, TransferAbortedError
+from tdserve.client.tables.sampling import Query, Sampled, ask, replace_torn, take
 from tdserve.structure.capture import capture
 from tests.unit.client.flat_content import rows_content
 
@@ -45,9 +45,11 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
 class Drawing:
     """One sample of a ring, step by step."""
 
-    def __init__(self, client: tdserve.Client, replay: tdserve.ReplayHandle, *, num_rows: int = NUM_ROWS) -> None:
+    def __init__(
+        self, client: tdserve.Client, replay: tdserve.ReplayHandle, *, num_rows: int = NUM_ROWS, **fields: Any
+    ) -> None:
         self.deadline = Deadline.after(20.0)
-        self.query = Query(replay.name, replay.spec.prepend((replay.capacity,)))
+        self.query = Query(replay.name, replay.spec.prepend((replay.capacity,)), **fields)
         self.client = client
         self.session = client.session(self.deadline)
         self.request = client.requests.next()
@@ -220,17 +222,33 @@ def test_sampled_when_a_table_adds_columns_then_they_are_keys() -> None:
     assert td["priority"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "query",
-    [replace(ANY, is_lease=True), replace(ANY, group_by=("a",), group_size=1), replace(ANY, added=("slice_end",))],
-    ids=["lease", "group", "slice"],
-)
-def test_check_together_when_rows_that_belong_together_are_missing_then_all_are_drawn_anew(query: Query) -> None:
-    rows = sampled([3, 1], [2, -1])
-    with pytest.raises(TransferAbortedError, match="overwritten"):
-        check_together(query, rows)
-    check_together(query, sampled([3, 1]))
-    check_together(ANY, rows)
+@pytest.mark.parametrize("kind", ["rows", "groups", "slices"])
+def test_replace_torn_when_rows_were_overwritten_then_others_come_and_are_not_counted_again(
+    client: tdserve.Client, name: str, kind: str
+) -> None:
+    rows = TensorDict({"a": torch.arange(NUM_ROWS), "group": torch.arange(NUM_ROWS) // 4}, [NUM_ROWS])
+    limiter = tdserve.SampleToInsertRatio(1.0, min_size=NUM_ROWS, error_buffer=NUM_ROWS)  # one sample, no second
+    sampler = tdserve.Slices(slice_len=4) if kind == "slices" else tdserve.Uniform()
+    table = client.create_replay(name, rows[0], NUM_ROWS, sampler=sampler, limiter=limiter)
+    table.extend(rows)
+    fields: dict[str, dict[str, Any]] = {
+        "rows": {},
+        "groups": {"group_by": ("group",), "group_size": 4},
+        "slices": {"added": ("slice_end",)},
+    }
+    drawing = Drawing(client, table, **fields[kind])
+    torn = drawing.take()
+    torn.tensors[("generation",)][[1, 2, 7]] = -1
+    torn.num_missing = 3
+    whole = replace_torn(client, drawing.query, torn, drawing.deadline, num_rows=NUM_ROWS)
+    assert torch.equal(whole.tensors[("a",)], whole.tensors[("index",)])
+    assert len(whole.missing) == 0
+    firsts = whole.tensors[("index",)].view(-1, 4)[:, :1]
+    if kind != "rows":
+        assert torch.equal(whole.tensors[("index",)].view(-1, 4), firsts + torch.arange(4))
+    assert table.info()["samples"] == NUM_ROWS
+    with pytest.raises(DeadlineExceededError, match="SampleToInsertRatio"):
+        table.sample(4, timeout_s=0)
 
 
 def test_sampled_when_a_local_client_cannot_take_the_values_then_the_rows_are_there_for_the_next(

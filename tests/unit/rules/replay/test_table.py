@@ -47,6 +47,19 @@ def test_sample_when_below_min_size_then_waits_and_says_why() -> None:
     assert table.plan_sample(1, rng=rng()) is not None
 
 
+def test_sample_when_it_replaces_rows_that_were_counted_then_let_through_and_not_counted() -> None:
+    table = table_of(limiter=SampleToInsertRatio(1.0, min_size=1, error_buffer=4))
+    write(table, 4)
+    planned(table, 4)
+    planned(table, 3)
+    assert table.plan_sample(2, rng=rng()) is None
+    plan = table.plan_sample(2, rng=rng(), replaces=True)
+    assert plan is not None
+    assert table.counts.samples == 7
+    table.undo(plan)
+    assert table.counts.samples == 7
+
+
 def test_sample_when_rows_are_being_overwritten_then_never_gets_them() -> None:
     table = small_table(4)
     table.commit(reserve(table, 4))
