@@ -41,7 +41,7 @@ from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.lane import Lane
-from tdserve.worker.transfers import answer, check_inline, spooling, take
+from tdserve.worker.transfers import answer, check_inline, is_sent_at_once, spooling, take
 
 
 def receive_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -285,8 +285,9 @@ OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
 
 
 def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
-    """Whether an order takes less time than to wake the lane's thread: a small sample of an open store. Or whether
-    nobody minds that it takes longer: the values of local clients, where there are no others."""
+    """Whether an order takes less time than to wake the lane's thread, and never waits for the client: a small sample
+    of an open store. Or whether nobody minds that it takes longer: the values of local clients, where there are no
+    others."""
     if order.HasField("put_values"):
         return order.put_values.spool_nbytes <= MAX_QUICK_VALUES_BYTES and not lane.surroundings.has_clients()
     if not order.HasField("send_rows") or order.send_rows.inline:
@@ -294,7 +295,12 @@ def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
     store = lane.surroundings.stores.find(order.send_rows.store.uid)
     if store is None or store.spec.values:
         return False
-    return max_rows_of(order.send_rows.rows) * store.row_nbytes <= MAX_QUICK_BYTES
+    num_rows = max_rows_of(order.send_rows.rows)
+    if num_rows * store.row_nbytes > MAX_QUICK_BYTES:
+        return False
+    # The client hears that its rows come by the thread that would send them: it must not wait until they are taken.
+    layout = rows_layout(store.spec, num_rows, tuple(column.name for column in order.send_rows.columns))
+    return is_sent_at_once(layout.messages)
 
 
 def perform(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:

@@ -55,6 +55,11 @@ def answer(
     return worker_pb2.Worked(nbytes_moved=nbytes_moved)
 
 
+def is_sent_at_once(messages: Sequence[Message]) -> bool:
+    """Whether content is sent without waiting until the client has taken it."""
+    return len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES
+
+
 def _send(
     lane: Lane,
     order: worker_pb2.Order,
@@ -64,7 +69,7 @@ def _send(
     tells_of_others: bool = False,
 ) -> None:
     shared = lane.surroundings
-    if len(messages) == 1 and messages[0].nbytes <= MAX_POSTED_BYTES:
+    if is_sent_at_once(messages):
         lane.keep(start_send(lane.channel, order.tag, messages, source, shared.pool))
         return
     timeout_s = PerMessage(shared.transfer_timeout_s)

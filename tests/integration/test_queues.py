@@ -51,6 +51,18 @@ def take_all(queue: Any, num_rows: int = 1) -> list[int]:
 # ---------------------------------------------------------------- exactly once
 
 
+@pytest.mark.parametrize("num_rows", [20_000, 30_000, 60_000, 250_000])
+def test_take_when_very_many_short_rows_then_they_come_at_once(
+    client: tdserve.Client, name: str, num_rows: int
+) -> None:
+    numbered = TensorDict({"x": torch.arange(num_rows, dtype=torch.uint8)}, [num_rows])
+    queue = client.create_queue(name, like=numbered[0], max_size=num_rows)
+    queue.extend(numbered)
+    with queue.take(num_rows, timeout_s=15.0) as batch:  # half of what a transfer may last that gets stuck
+        assert torch.equal(batch["x"], numbered["x"])
+    assert len(queue) == 0
+
+
 def test_queue_when_consumers_and_a_data_worker_are_killed_then_every_row_is_consumed_once(
     fresh_server: FreshServer,
 ) -> None:
