@@ -14,7 +14,7 @@ from pathlib import Path
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("base", "v1"),
-    1: ("structure", "messages"),
+    1: ("values", "structure", "messages"),
     2: ("rules",),
     3: ("store", "transport", "control"),
     4: ("data",),
@@ -42,7 +42,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "rich": ("cli", "examples", "bench"),
     "click": ("cli", "examples", "bench"),
     "importlib.import_module": ("", "cli"),
-    "pickle": ("messages",),
+    "pickle": ("values",),
     "cloudpickle": (),
     "dill": (),
     "marshal": (),

@@ -13,8 +13,8 @@ from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.data.opened import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
-from tdserve.messages.values.bundles import Unbundled, bundles_of
-from tdserve.messages.values.columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
+from tdserve.messages.value_bundles import Unbundled, bundles_of
+from tdserve.messages.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
 from tdserve.structure import codec

@@ -20,8 +20,7 @@ from tdserve.base.errors import (
     StoreExistsError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.messages.values.columns import Buffer, common_column, row_column, sizes_of
-from tdserve.messages.values.values import encode_bytes, encode_many
+from tdserve.messages.value_columns import Buffer, common_column, row_column, sizes_of
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import CREATION_TIMEOUT_S
@@ -35,6 +34,7 @@ from tdserve.store.adopted import Adopted, is_within, real_path
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.values.codec import encode_bytes, encode_many
 
 
 class Adoption:

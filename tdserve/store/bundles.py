@@ -1,6 +1,6 @@
 """Which paths of a store have their values in bundles, and the values there. Opaque bytes, as in ``objects``.
 
-Values of several paths that new rows are given together are kept as one (``messages.values.bundles``): in the table
+Values of several paths that new rows are given together are kept as one (``messages.value_bundles``): in the table
 ``values``, the key of a row's bundle begins with the bundle's name, 16 bytes made of its paths. The table ``paths``
 gives for this name the list of paths, and for the name of each of them with ``in`` behind it the bundle's name. A path
 is in one bundle at most. A value that a row has under the path's own name comes before the one in the row's bundle: so
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import lmdb
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
-from tdserve.messages.values.bundles import Unbundled
-from tdserve.messages.values.columns import Buffer
+from tdserve.messages.value_bundles import Unbundled
+from tdserve.messages.value_columns import Buffer
 from tdserve.store.object_rows import KeyPath, all_of, clear, has_rows, name_of
 
 _MEMBER = b"in"

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import lmdb
 
 from tdserve.base.errors import CapacityError, ClosedError
-from tdserve.messages.values.bundles import Unbundled
-from tdserve.messages.values.columns import Buffer, JoinedValues, join
+from tdserve.messages.value_bundles import Unbundled
+from tdserve.messages.value_columns import Buffer, JoinedValues, join
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.store import environments
 from tdserve.store.bundles import Bundle, Bundles
@@ -126,7 +126,7 @@ class Objects:
         Args:
             paths: Each once; as far as possible the same ones whenever rows are given all their values.
             rows: Each once.
-            bundles: As of ``tdserve.messages.values.bundles``, one per row; nobody looks into them here.
+            bundles: As of ``tdserve.messages.value_bundles``, one per row; nobody looks into them here.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.

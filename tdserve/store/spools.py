@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError
-from tdserve.messages.values.columns import Buffer
+from tdserve.messages.value_columns import Buffer
 from tdserve.store.faults import os_faults
 
 _SUFFIX = ".values"

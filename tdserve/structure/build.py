@@ -12,7 +12,6 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from tdserve.base.errors import LocalProtocolError, NotSupportedError, SpecMismatchError
-from tdserve.messages.values.values import is_same
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import unstacked
@@ -34,6 +33,7 @@ from tdserve.structure.stacks.restacking import join, stack_of
 from tdserve.structure.state import restored
 from tdserve.structure.tensordict_private import entries_of, fields_beside, names_of, new_tensordict
 from tdserve.structure.tree import Spec, check_matches, quote, show
+from tdserve.values.codec import is_same
 
 
 class _Packed(NamedTuple):

@@ -10,7 +10,6 @@ from tensordict import NonTensorStack, UnbatchedTensor
 from torch.nn.parameter import is_lazy
 
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
-from tdserve.messages.values.values import check_values, encode_many
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.fake_tensors import as_meta, has_no_content
 from tdserve.structure.files import FileTensor
@@ -24,6 +23,7 @@ from tdserve.structure.stacks.packing import mark_exact, pack
 from tdserve.structure.state import PLAIN, mark_of
 from tdserve.structure.torch_private import FakeTensor, is_fake_parameter
 from tdserve.structure.torch_types import FROM_TORCH
+from tdserve.values.codec import check_values, encode_many
 
 
 class LeafReader:

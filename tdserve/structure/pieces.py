@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
-from tdserve.messages.values.bundles import SplitColumn
-from tdserve.messages.values.columns import Buffer, JoinedValues, join, packed_rows
+from tdserve.messages.value_bundles import SplitColumn
+from tdserve.messages.value_columns import Buffer, JoinedValues, join, packed_rows
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.torch_private import NestedTensor, jagged_parts

@@ -215,7 +215,7 @@ EXAMPLES = [
     (
         house.owner_faults,
         {"tdserve.store.a": "def f(b):\n  import pickle as p"},
-        "pickle belongs to messages",
+        "pickle belongs to values",
     ),
     (house.owner_faults, {"tdserve.structure.build": "import importlib as i\ni.import_module(n)"}, "import_module"),
     (private_name_faults, {"tdserve.client.a": "from tensordict._td import X"}, "tensordict._td.X is private"),

@@ -10,10 +10,8 @@ from typing import Any
 from tdserve.base.errors import CapacityError, RemoteProtocolError
 from tdserve.data.values import ReadBlock
 from tdserve.messages.content import has_bundles
-from tdserve.messages.values.bundles import SplitColumn, bundle
-from tdserve.messages.values.columns import Buffer, JoinedValues, common_column, decode_block, row_column, sizes_of
-from tdserve.messages.values.decoding import PICKLED
-from tdserve.messages.values.values import decode_many, encode_many
+from tdserve.messages.value_bundles import SplitColumn, bundle
+from tdserve.messages.value_columns import Buffer, JoinedValues, common_column, decode_block, row_column, sizes_of
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces
@@ -21,6 +19,8 @@ from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
 from tdserve.structure.stacks.elements import flat_elements, nested_list
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Path, Spec, ValueLeaf
+from tdserve.values.codec import decode_many, encode_many
+from tdserve.values.decoding import PICKLED
 
 _PICKLED = bytes([PICKLED])
 

@@ -26,7 +26,7 @@ from tdserve.base.errors import (
 from tdserve.base.machine import pid_namespace, why_not_shared
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import MappedStore, OpenStores
-from tdserve.messages.values.columns import Buffer
+from tdserve.messages.value_columns import Buffer
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tdserve.client.session import structure_text
-from tdserve.messages.values.values import decode_bytes
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2
+from tdserve.values.codec import decode_bytes
 
 _KINDS = {
     control_pb2.STORE_KIND_TENSORDICT: "tensordict",

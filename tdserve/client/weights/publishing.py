@@ -19,7 +19,6 @@ from tdserve.client.session.session import Session
 from tdserve.client.transfers.upload import Outgoing, Target
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
-from tdserve.messages.values.values import encode_bytes
 from tdserve.rules.weights import check_metadata
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture
@@ -27,6 +26,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
 from tdserve.structure.version_subset import converted
 from tdserve.v1 import control_pb2
+from tdserve.values.codec import encode_bytes
 
 MAX_COUNT = (1 << 32) - 1
 """Of versions that are kept, and of readers that one passes a version on to: as the message holds it."""

@@ -36,7 +36,6 @@ from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.messages.content import read_layout
 from tdserve.messages.layout import Layout
-from tdserve.messages.values.values import decode_bytes
 from tdserve.structure import codec
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import FROM_TORCH
@@ -44,6 +43,7 @@ from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
 from tdserve.structure.version_subset import FLOATING, converted, encode_numbers, only_leaves
 from tdserve.transport.sources_sinks import as_bytes
 from tdserve.v1 import control_pb2
+from tdserve.values.codec import decode_bytes
 
 MAX_RETIRED = 20
 """So many versions may be retired, one after the other, before a slow reader on this machine has opened them: one that

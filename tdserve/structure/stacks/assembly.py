@@ -10,7 +10,6 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.messages.values.values import is_same
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import Form, Ragged, ValueLeaf
 from tdserve.structure.pieces import jagged
@@ -19,6 +18,7 @@ from tdserve.structure.stacks.elements import flat_elements
 from tdserve.structure.stacks.packing import make_nested, make_single_value, without_marks
 from tdserve.structure.stacks.restacking import restack, stack_of
 from tdserve.structure.tensordict_private import BesideHooks, entries_of, is_value_class, set_batch_size
+from tdserve.values.codec import is_same
 
 
 def entry_of(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> Any:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
-from tdserve.messages.values.messages import ATOMS
-from tdserve.messages.values.values import is_same
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, pieces_of_jagged
 from tdserve.structure.tensordict_private import fields_beside, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
+from tdserve.values.codec import is_same
+from tdserve.values.messages import ATOMS
 
 _AS_THEY_ARE = ATOMS | {dict, list, tuple}
 

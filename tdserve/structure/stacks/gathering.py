@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import TDServeError
-from tdserve.messages.values.values import is_same
 from tdserve.structure.capture import capture_as
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import PACKED, DimNames, Form, Path, ValueLeaf
@@ -18,6 +17,7 @@ from tdserve.structure.stacks.restacking import groups_of
 from tdserve.structure.stacks.row_structure import find_structure
 from tdserve.structure.torch_types import indexable, to_torch
 from tdserve.structure.tree import Spec, check_matches
+from tdserve.values.codec import is_same
 
 
 def gather(

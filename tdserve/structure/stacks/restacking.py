@@ -20,12 +20,12 @@ from tensordict import (
     is_tensorclass,
 )
 
-from tdserve.messages.values.values import is_same
 from tdserve.structure.instances import inside, instance_of
 from tdserve.structure.stacks.elements import unbind
 from tdserve.structure.stacks.packing import make_empty_stack, make_single_value, without_marks
 from tdserve.structure.tensordict_private import entries_of, fields_beside, is_value_class, new_tensordict
 from tdserve.structure.torch_types import indexable
+from tdserve.values.codec import is_same
 
 Names = tuple[str | None, ...]
 

@@ -12,7 +12,7 @@ from tdserve.base.errors import CorruptDataError, RemoteProtocolError, TransferA
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
 from tdserve.messages.row_numbers import encode_rows
-from tdserve.messages.values.columns import JoinedValues, ValueColumn, decode_block, encode_block
+from tdserve.messages.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tdserve.store.objects import ObjectColumn
 from tdserve.structure import codec
 from tdserve.structure.capture import capture

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CapacityError, CorruptDataError
-from tdserve.messages.values.bundles import bundles_of
-from tdserve.messages.values.columns import JoinedValues
+from tdserve.messages.value_bundles import bundles_of
+from tdserve.messages.value_columns import JoinedValues
 from tdserve.store.object_rows import KeyPath, name_of, tails_of
 from tdserve.store.objects import ObjectColumn, Objects
 
@@ -25,7 +25,7 @@ ROWS = list(range(6))
 WRITER = """
 import sys
 from tdserve.store.objects import Objects
-from tdserve.messages.values.bundles import bundles_of
+from tdserve.messages.value_bundles import bundles_of
 paths, objects = [("a",), ("b", "c"), ("d",)], Objects(sys.argv[1], writable=True)
 rows = list(range(6))
 for number in range(10**9):

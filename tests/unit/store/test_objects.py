@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
-from tdserve.messages.values.bundles import bundles_of
-from tdserve.messages.values.columns import JoinedValues
+from tdserve.messages.value_bundles import bundles_of
+from tdserve.messages.value_columns import JoinedValues
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
 

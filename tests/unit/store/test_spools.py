@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CapacityError, ConnectError, RemoteProtocolError, TDServeError
-from tdserve.messages.values.columns import Buffer
+from tdserve.messages.value_columns import Buffer
 from tdserve.store.spools import Spool, SpoolWriter, read_spooled, remove_spool, spool_path
 from tests.integration.processes import num_open_below
 from tests.unit.store.conftest import SMALL_DISK_BYTES

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
-from tdserve.messages.values.columns import ValueColumn, decode_block, encode_block, join
+from tdserve.messages.value_columns import ValueColumn, decode_block, encode_block, join
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.pieces import Pieces, blob_of_zeros, jagged, pieces_of_jagged
 from tests.unit.structure.ragged import CASES, check_same, jagged as nested

@@ -15,7 +15,7 @@ from tdserve.messages.content import ReadStatus, read_layout, rows_layout, selec
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.values.columns import decode_block
+from tdserve.messages.value_columns import decode_block
 from tdserve.transport.sources_sinks import FlatEnd, as_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2

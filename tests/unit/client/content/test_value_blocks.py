@@ -10,13 +10,13 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from tdserve.base.errors import CapacityError, NotSupportedError, RemoteProtocolError
 from tdserve.client.content import value_blocks
 from tdserve.client.content.value_blocks import decode_values, encode_parts, encode_values, joinable_nbytes, row_nbytes
-from tdserve.messages.values.columns import decode_block
-from tdserve.messages.values.values import decode_many, encode_bytes
+from tdserve.messages.value_columns import decode_block
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.deferred import Deferred
 from tdserve.structure.tree import Node, Spec, ValueLeaf
 from tdserve.v1 import control_pb2
+from tdserve.values.codec import decode_many, encode_bytes
 from tests.unit.structure.ragged import CASES, check_same, jagged, turns
 
 

@@ -7,7 +7,7 @@ import pytest
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.messages.values.columns import decode_block
+from tdserve.messages.value_columns import decode_block
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.tables.dead_values import DeadValues

@@ -17,7 +17,7 @@ from tdserve.base.errors import (
 from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.values.columns import decode_block
+from tdserve.messages.value_columns import decode_block
 from tdserve.rules.replay.selections import PLAIN
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2

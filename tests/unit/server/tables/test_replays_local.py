@@ -22,7 +22,7 @@ from tdserve.client.local.writes import put_rows
 from tdserve.control.status import encode_failure
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.messages.values.columns import decode_block
+from tdserve.messages.value_columns import decode_block
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.slices import Slices

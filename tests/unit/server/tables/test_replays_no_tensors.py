@@ -11,7 +11,7 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import decode_rows
-from tdserve.messages.values.columns import decode_block
+from tdserve.messages.value_columns import decode_block
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows

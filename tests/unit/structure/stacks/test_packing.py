@@ -11,7 +11,6 @@ from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict, Unba
 from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.messages.values.values import decode_bytes, encode_bytes
 from tdserve.structure.nodes import Node, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.packing import (
     Exact,
@@ -24,6 +23,7 @@ from tdserve.structure.stacks.packing import (
     without_marks,
 )
 from tdserve.structure.stacks.row_structure import Note, spec_of
+from tdserve.values.codec import decode_bytes, encode_bytes
 from tests.unit.structure.ragged import CASES, check_same, turns
 
 unbatched_tensor: Any = UnbatchedTensor

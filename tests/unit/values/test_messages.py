@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.messages.values.decoding import decode
-from tdserve.messages.values.encoding import encode
-from tdserve.messages.values.messages import CONTAINER_TYPES, check_value, decode_value, encode_value
 from tdserve.v1 import content_pb2
+from tdserve.values.decoding import decode
+from tdserve.values.encoding import encode
+from tdserve.values.messages import CONTAINER_TYPES, check_value, decode_value, encode_value
 from tests.unit.structure.strategies import same_value, values
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.values.columns import (
+from tdserve.messages.value_columns import (
     Buffer,
     JoinedValues,
     ValueColumn,

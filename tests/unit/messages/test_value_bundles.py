@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.values.bundles import SplitColumn, Unbundled, bundle, bundles_of
-from tdserve.messages.values.columns import sizes_of
+from tdserve.messages.value_bundles import SplitColumn, Unbundled, bundle, bundles_of
+from tdserve.messages.value_columns import sizes_of
 
 TEXTS = [b"one", b"", b"three"]
 NUMBERS = [b"1", b"22", b"333"]

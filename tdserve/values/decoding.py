@@ -14,15 +14,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.values.columns import JoinedValues
-from tdserve.messages.values.messages import MAX_DEPTH, decode_array, decode_scalar, decode_value
+from tdserve.messages.value_columns import JoinedValues
 from tdserve.v1 import content_pb2
+from tdserve.values.messages import MAX_DEPTH, decode_array, decode_scalar, decode_value
 
 # First byte of a Value: number of its field << 3 | wire type.
 _NONE, _BOOLEAN, _SMALL_INT, _BIG_INT, _REAL, _TEXT, _RAW = 0x08, 0x10, 0x18, 0x22, 0x29, 0x32, 0x3A
 _LIST, _TUPLE, _DICT, _NDARRAY, _SCALAR, _SURROGATE_TEXT = 0x42, 0x4A, 0x52, 0x5A, 0x62, 0x6A
 PICKLED = 0x72
-"""First byte of a value that only ``tdserve.messages.values.pickled`` looks into."""
+"""First byte of a value that only ``tdserve.values.pickled`` looks into."""
 
 _FIRST, _SECOND = 0x0A, 0x12
 """Tags of fields 1 and 2 of the messages that containers consist of."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from tdserve.messages.values.encoding import MIN_TOGETHER, encode, encode_common, pickled
-from tdserve.messages.values.messages import MAX_DEPTH, encode_value
 from tdserve.v1 import content_pb2
+from tdserve.values.encoding import MIN_TOGETHER, encode, encode_common, pickled
+from tdserve.values.messages import MAX_DEPTH, encode_value
 from tests.unit.structure.strategies import values
 
 LONG_KEYS = {"k" * size: "v" * size for size in (0, 1, 50, 63, 126, 127, 128, 2047, 2048, 20_000)}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.messages.values.pickled import dump, load
+from tdserve.values.pickled import dump, load
 
 
 class Broken:

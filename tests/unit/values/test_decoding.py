@@ -10,11 +10,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings, strategies as st
 
 from tdserve.base.errors import RemoteProtocolError, TDServeError
-from tdserve.messages.values.columns import JoinedValues, sizes_of
-from tdserve.messages.values.decoding import PICKLED, decode, decode_common, pickled_content
-from tdserve.messages.values.encoding import encode, pickled
-from tdserve.messages.values.messages import decode_value
+from tdserve.messages.value_columns import JoinedValues, sizes_of
 from tdserve.v1 import content_pb2
+from tdserve.values.decoding import PICKLED, decode, decode_common, pickled_content
+from tdserve.values.encoding import encode, pickled
+from tdserve.values.messages import decode_value
 from tests.unit.structure.strategies import same_value, values
 
 TEXT = encode("x")

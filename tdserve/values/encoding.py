@@ -1,6 +1,6 @@
 """The bytes of ``Value`` messages, written by hand: a tenth of the calls that the message classes need.
 
-They are the bytes that protobuf writes. What is not common is left to ``tdserve.messages.values.messages``.
+They are the bytes that protobuf writes. What is not common is left to ``tdserve.values.messages``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import EncodeError
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.messages.values.messages import MAX_DEPTH, encode_value
+from tdserve.values.messages import MAX_DEPTH, encode_value
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 """What protobuf takes."""

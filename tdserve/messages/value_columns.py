@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.values.encoding import varint
 from tdserve.v1 import control_pb2
+from tdserve.values.encoding import varint
 
 Buffer = bytes | bytearray | memoryview
 

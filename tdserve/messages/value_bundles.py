@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.values.columns import Buffer, JoinedValues, Sizes, packed_rows, sizes_of
+from tdserve.messages.value_columns import Buffer, JoinedValues, Sizes, packed_rows, sizes_of
 
 _SIZE_BYTES = 4
 

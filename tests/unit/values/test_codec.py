@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.messages.values.decoding import PICKLED
-from tdserve.messages.values.values import check_values, decode_bytes, decode_many, encode_bytes, encode_many, is_same
+from tdserve.values.codec import check_values, decode_bytes, decode_many, encode_bytes, encode_many, is_same
+from tdserve.values.decoding import PICKLED
 from tests.unit.structure.strategies import same_value, values
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind without annotations is the subclass under test

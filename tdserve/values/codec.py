@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.messages.values import decoding, encoding, messages, pickled
+from tdserve.values import decoding, encoding, messages, pickled
 
 _REMEDY = "tdserve.connect(..., allow_pickle=True)"
 
