@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.message import Message
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.long_lists import lists_in
 from tdserve.v1 import control_pb2
 
 MAX_RECEIVED_BYTES = 4 * 1024 * 1024
@@ -14,6 +15,9 @@ MAX_RECEIVED_BYTES = 4 * 1024 * 1024
 
 PART_BYTES = 1024 * 1024
 """Larger messages are cut."""
+
+MIN_AHEAD_BYTES = PART_BYTES // 4
+"""Shorter lists stay in a message, also in one that is cut."""
 
 MAX_JOINED_BYTES = 256 * 1024 * 1024
 """Specs of a hundred thousand leaves and the columns of millions of rows fit; content never rides in messages beyond
@@ -29,38 +33,35 @@ def cut(message: Message) -> Iterator[control_pb2.MessagePart]:
 
 
 def cut_large(messages: Iterable[control_pb2.ClientMessage]) -> Iterator[control_pb2.ClientMessage]:
-    """Yields the messages of a session, in place of a large one its parts."""
+    """Yields the messages of a session, in place of a large one its parts: first those of its long lists."""
     for message in messages:
         if message.ByteSize() <= PART_BYTES:
             yield message
             continue
-        message, positions = _take_positions_out(message)
-        parts = [part for data in positions for part in _cut_positions(data)]
-        is_small = message.ByteSize() <= PART_BYTES
-        for part in (*parts, *(() if is_small else cut(message))):
+        rest, taken = _take_lists_out(message)
+        parts = [part for data in taken for part in _cut_list(data)]
+        is_small = rest.ByteSize() <= PART_BYTES
+        for part in (*parts, *(() if is_small else cut(rest))):
             yield control_pb2.ClientMessage(request=message.request, part=part)
         if is_small:
-            yield message
+            yield rest
 
 
-def _take_positions_out(message: control_pb2.ClientMessage) -> tuple[control_pb2.ClientMessage, list[bytes]]:
-    """A copy of a message without the long lists of positions in its selection, and these."""
-    kind = message.WhichOneof("body")
-    if kind not in ("read", "write"):
-        return message, []
+def _take_lists_out(message: control_pb2.ClientMessage) -> tuple[control_pb2.ClientMessage, list[bytes]]:
+    """A copy of a message without its long lists, and these."""
     copy = control_pb2.ClientMessage()
     copy.CopyFrom(message)
     taken = []
-    for item in getattr(copy, kind).selection.items:
-        data = item.positions.data
-        if len(data) > PART_BYTES // 4:
+    for each in lists_in(copy):
+        data = each.data
+        if len(data) > MIN_AHEAD_BYTES:
             taken.append(data)
-            item.positions.ClearField("data")
-            item.positions.is_ahead = True
+            each.ClearField("data")
+            each.nbytes_ahead = len(data)
     return copy, taken
 
 
-def _cut_positions(data: bytes) -> Iterator[control_pb2.MessagePart]:
+def _cut_list(data: bytes) -> Iterator[control_pb2.MessagePart]:
     for start in range(0, len(data), PART_BYTES):
         yield control_pb2.MessagePart(content=data[start : start + PART_BYTES], is_ahead=True)
 

@@ -311,8 +311,8 @@ class ControlProcess:
         elif self._is_draining:
             session.run(self._refuse(session, message.request), 0)
         else:
-            positions = self._incoming.take_positions(session)
-            run(self._requests.serve(session, message, positions), message.request)
+            ahead = self._incoming.take_lists(session)
+            run(self._requests.serve(session, message, ahead), message.request)
 
     async def _refuse(self, session: ClientSession, request: int) -> None:
         await session.fail(request, self._draining_error())

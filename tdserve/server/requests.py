@@ -22,7 +22,7 @@ from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.sessions.positions_file import PositionsFile, place_positions
+from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.server.sessions.session import ClientSession, as_error
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -43,9 +43,6 @@ _WITH_CONTENT = ("write", "extend", "publish", "alter")
 
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may wait for content that was not announced."""
-
-_SELECTING = ("read", "write")
-"""Their selections may list more rows than a message has room for."""
 
 _ONCE = (*_WITH_CONTENT, "change", "adopt")
 """A retry of one must change nothing twice."""
@@ -105,29 +102,30 @@ class Requests:
         }
 
     async def serve(
-        self, session: ClientSession, message: control_pb2.ClientMessage, positions: PositionsFile | None = None
+        self, session: ClientSession, message: control_pb2.ClientMessage, ahead: LongListFile | None = None
     ) -> None:
         """Answers one request; never raises for what a client or worker did.
 
         Args:
-            positions: What came ahead of it; removed at the end, unless a write on record needs it after a restart.
+            ahead: The long lists that came before it; removed at the end, unless a write on record needs them after a
+                restart.
         """
         kind = message.WhichOneof("body") or ""
         try:
             if await self._begin(session, kind, message):
-                await self._answer(session, kind, message, positions)
+                await self._answer(session, kind, message, ahead)
         finally:
-            if positions is not None and not self._stores.db.owes:
-                await positions.remove()
+            if ahead is not None and not self._stores.db.owes:
+                await ahead.remove()
 
     async def _answer(
-        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, positions: PositionsFile | None
+        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
     ) -> None:
         request = message.request
         if _has_messages(kind, message):
             session.bind(request, message.channel)
         try:
-            await self._serve(session, kind, message, positions)
+            await self._serve(session, kind, message, ahead)
         except ServerBusyError as error:
             await self._refuse(session, request, error)
         except TDServeError as error:
@@ -174,15 +172,14 @@ class Requests:
             await session.fail(request, error)
 
     async def _serve(
-        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, positions: PositionsFile | None
+        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
     ) -> None:
         handler, request = self._handlers.get(kind), message.request
         if handler is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
         try:
-            if kind in _SELECTING:
-                place_positions(asked.selection, positions)
+            place_lists(message, ahead)
             if kind in _ONCE:
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:

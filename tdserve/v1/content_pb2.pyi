@@ -46,18 +46,18 @@ class Slice(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class IntArray(_message.Message):
-    __slots__ = ("shape", "data", "is_ahead", "file", "offset")
+    __slots__ = ("shape", "data", "nbytes_ahead", "file", "offset")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    IS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_AHEAD_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    is_ahead: bool
+    nbytes_ahead: int
     file: str
     offset: int
-    def __init__(self, shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., is_ahead: bool = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., nbytes_ahead: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class BoolArray(_message.Message):
     __slots__ = ("shape", "data")

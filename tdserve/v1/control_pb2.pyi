@@ -450,10 +450,16 @@ class ChangeRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., resets_counts: bool = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("rows",)
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    rows: bytes
-    def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("data", "nbytes_ahead", "file", "offset")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    nbytes_ahead: int
+    file: str
+    offset: int
+    def __init__(self, data: _Optional[bytes] = ..., nbytes_ahead: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Priorities(_message.Message):
     __slots__ = ("rows", "generations", "priorities", "checks_only", "is_checked")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.base.errors import (
@@ -166,6 +166,21 @@ class ServiceSuite:
         table.extend(plain)
         table.set_at_("x", numbers, anyhow.numpy())
         assert table[anyhow]["x"].equal(numbers)
+        assert table[anyhow[:200_000].view(2, -1)]["x"].equal(numbers[:200_000].view(2, -1))
+        assert table.delete(anyhow[:200_000]) == 200_000
+        assert table[:]["x"].sort().values.equal(numbers[200_000:])
+
+    def test_rows_when_more_than_a_message_names_then_as_read_together(
+        self, client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = LazyStackedTensorDict(
+            *[TensorDict({"x": torch.rand(number + 1), "s": NonTensorData(f"row {number}")}) for number in range(9)]
+        )
+        table = client.create_replay(name, like=rows[0], capacity=9)
+        table.extend(rows)
+        together = table[[8, 3, 3, 0, 5]]
+        monkeypatch.setattr("tdserve.client.tables.table.MAX_MESSAGE_ROWS", 2)
+        assert_equal(table[[8, 3, 3, 0, 5]], together)
 
     def test_from_remote_init_when_keys_are_named_then_only_those(self, client: tdserve.Client, name: str) -> None:
         client.init_remote(rows(LARGE), name)

@@ -30,7 +30,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.pending import accepted_in
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import answer_timeout_s
-from tdserve.client.tables.changes import change, generations_of, row_numbers
+from tdserve.client.tables.changes import MAX_MESSAGE_ROWS, change, generations_of, row_numbers
 from tdserve.client.tables.counts import TableCounts, ToldCounts, ask_counts
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
@@ -226,7 +226,7 @@ class TableHandle(TableRows, ByAddress):
         Raises:
             SelectionError: A row is out of range, or not live. Nothing was changed.
         """
-        rows = control_pb2.Rows(rows=encode_rows(row_numbers(index)))
+        rows = control_pb2.Rows(data=encode_rows(row_numbers(index)))
         return self._change(timeout_s, delete=rows).num_rows
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
@@ -278,6 +278,11 @@ class TableHandle(TableRows, ByAddress):
             if array.dtype != np.bool_:
                 shape = array.shape
                 encode(index, batch_size=(self._client.describe(self.name).capacity,), store=self.name)
+                if array.size > MAX_MESSAGE_ROWS:
+                    numbers = array.reshape(-1)
+                    begins = range(0, array.size, MAX_MESSAGE_ROWS)
+                    parts = [self[numbers[begin : begin + MAX_MESSAGE_ROWS]] for begin in begins]
+                    return torch.cat(parts).reshape(*array.shape)
         found = self._following(lambda: self._read(index, deadline))
         if shape is None or len(shape) == 1:
             return found

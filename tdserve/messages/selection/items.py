@@ -30,9 +30,6 @@ FULL = slice(None)
 
 _INT64 = np.iinfo(np.int64)
 
-POSITION_BYTES = 8
-"""Of a position in a message or a file."""
-
 
 def parse_item(item: Any) -> Item:
     """What one item between the brackets says.
@@ -183,10 +180,11 @@ def item_from_message(item: content_pb2.IndexItem) -> Item:
 
 
 def _positions_from_message(array: content_pb2.IntArray) -> Positions:
-    if array.file:  # of the server, which has looked at the sizes; nobody changes it while it is there
-        return np.asarray(np.memmap(array.file, "<i8", "r", array.offset, tuple(array.shape)))
+    if array.file:  # of the server, which has looked at its size; nobody changes it while it is there
+        shape = _checked_shape(array.shape, array.nbytes_ahead, 64)
+        return np.asarray(np.memmap(array.file, "<i8", "r", array.offset, shape))
     data = array.data
-    shape = _checked_shape(array.shape, len(data), 8 * POSITION_BYTES)
+    shape = _checked_shape(array.shape, len(data), 64)
     return np.frombuffer(data, "<i8").reshape(shape).astype(np.int64, copy=False)
 
 

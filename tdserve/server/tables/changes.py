@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.messages.long_lists import read_list
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, column_of, decode_rows, has_runs
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.settings import Settings
@@ -70,7 +71,7 @@ class Changes:
     ) -> control_pb2.Done:
         table = entry.replay_table()
         if kind == "delete":
-            named = await _rows_of(entry, asked.delete.rows)
+            named = await _rows_of(entry, asked.delete)
             await over_pieces(named, lambda piece: table.check_live(_numbers(piece)), run_rows=PIECE_ROWS)
             return control_pb2.Done(num_rows=await sum_in_turns(table.deleting(named.pieces(PIECE_ROWS))))
         if kind == "clear":
@@ -120,13 +121,13 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
 
 
-async def _rows_of(entry: OpenedStore, content: bytes) -> RowSet:
+async def _rows_of(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
     """Rows that a client names, in a thread where they are very many."""
-    capacity = entry.record.capacity
-    if len(content) <= PIECE_ROWS and not has_runs(content):
-        rows = RowSet.decode(content, max_rows=capacity)
+    capacity, content = entry.record.capacity, asked.data
+    if asked.file or len(content) > PIECE_ROWS or has_runs(content):
+        rows = await asyncio.to_thread(lambda: RowSet.decode(read_list(asked), max_rows=capacity))
     else:
-        rows = await asyncio.to_thread(RowSet.decode, content, max_rows=capacity)
+        rows = RowSet.decode(content, max_rows=capacity)
     if len(rows) > capacity:
         raise RemoteProtocolError(expected=f"at most {capacity} row numbers", received=str(len(rows)))
     return rows

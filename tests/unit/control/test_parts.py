@@ -43,7 +43,7 @@ def test_cut_large_when_positions_are_many_then_they_go_ahead_and_the_message_st
     assert all(part.part.is_ahead and part.ByteSize() < MAX_RECEIVED_BYTES for part in ahead)
     assert b"".join(part.part.content for part in ahead) == b"".join(found.tobytes() for found in lists)
     assert small.ByteSize() < 100
-    assert all(item.positions.is_ahead and not item.positions.data for item in small.read.selection.items)
+    assert all(item.positions.nbytes_ahead and not item.positions.data for item in small.read.selection.items)
     assert message.SerializeToString() == whole  # a retry sends it again
 
 

@@ -186,7 +186,7 @@ def _extend(world: World, run: Loop, session: ClientSession) -> None:
 
 def _delete_rows(world: World, run: Loop, session: ClientSession) -> None:
     asked = control_pb2.ChangeRequest(store="r")
-    asked.delete.rows = replaying.numbers(0, 1)
+    asked.delete.data = replaying.numbers(0, 1)
     run(world.changes.change(session, REQUEST, asked))
 
 

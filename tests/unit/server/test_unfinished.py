@@ -99,7 +99,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
         write = begin(world, peer, overwriting(table, [1, 2]))
         await peer.accepted()
         for request, deleted in enumerate(rounds, 5):
-            delete = control_pb2.Rows(rows=encode_rows(np.array(deleted)))
+            delete = control_pb2.Rows(data=encode_rows(np.array(deleted)))
             asked = control_pb2.ChangeRequest(store="r", delete=delete)
             assert (await world.changes.change(world.session(2), request, asked)).num_rows == len(deleted)
         await peer.leave_in(write)
@@ -136,7 +136,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_whe
         async with LocalPeer(world) as peer:
             write = begin(world, peer, overwriting(table, [1, 2]))
             await peer.accepted()
-            delete = control_pb2.Rows(rows=encode_rows(np.array([1])))
+            delete = control_pb2.Rows(data=encode_rows(np.array([1])))
             await world.changes.change(world.session(2), 5, control_pb2.ChangeRequest(store="r", delete=delete))
             peer.done()
             await write

@@ -50,4 +50,4 @@ def test_forget_when_a_session_ends_in_the_middle_then_nothing_of_it_is_left(
     run(incoming.forget(session))
     assert session.held_nbytes == 0
     assert list((tmp_path / "requests").iterdir()) == []
-    assert incoming.take_positions(session) is None
+    assert incoming.take_lists(session) is None

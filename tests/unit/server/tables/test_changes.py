@@ -90,7 +90,7 @@ def test_priorities_when_they_cannot_be_then_typed_error_and_unchanged(
 def test_delete_when_retried_then_answered_from_the_record(
     world: World, run: Loop, entry: OpenedStore, requests: Requests
 ) -> None:
-    asked = control_pb2.ChangeRequest(store="r", delete=control_pb2.Rows(rows=numbers(1, 4)))
+    asked = control_pb2.ChangeRequest(store="r", delete=control_pb2.Rows(data=numbers(1, 4)))
     message = control_pb2.ClientMessage(request=7, change=asked)
     first = world.session(1)
     run(requests.serve(first, message))
@@ -125,7 +125,7 @@ def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_
     with monkeypatch.context() as patched:
         patched.setattr(world.stores, "save_state", killed)
         with pytest.raises(_KilledError):
-            change(world, run, 4, delete=control_pb2.Rows(rows=numbers(1)))
+            change(world, run, 4, delete=control_pb2.Rows(data=numbers(1)))
     assert world.answers.seen(world.session().client_id, 4) is None
     world.reopen()
     table = world.stores.get("r").replay_table()
@@ -180,10 +180,10 @@ def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, 
     ("kind", "error"),
     [
         ({}, RemoteProtocolError),
-        ({"delete": control_pb2.Rows(rows=numbers(0, 7))}, SelectionError),
-        ({"delete": control_pb2.Rows(rows=numbers(0, -1))}, SelectionError),
-        ({"delete": control_pb2.Rows(rows=np.array([-1, 0, 2**50], "<i8").tobytes())}, TDServeError),
-        ({"delete": control_pb2.Rows(rows=b"1")}, RemoteProtocolError),
+        ({"delete": control_pb2.Rows(data=numbers(0, 7))}, SelectionError),
+        ({"delete": control_pb2.Rows(data=numbers(0, -1))}, SelectionError),
+        ({"delete": control_pb2.Rows(data=np.array([-1, 0, 2**50], "<i8").tobytes())}, TDServeError),
+        ({"delete": control_pb2.Rows(data=b"1")}, RemoteProtocolError),
         ({"limiter": "{"}, InvalidRequestError),
     ],
 )

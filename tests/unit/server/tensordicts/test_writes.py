@@ -21,7 +21,7 @@ from tdserve.messages.content import read_layout, selected_spec
 from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
-from tdserve.server.sessions.positions_file import PositionsFile, place_positions
+from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.store.spools import SpoolWriter
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
@@ -170,11 +170,13 @@ def test_repair_when_positions_had_come_ahead_then_they_are_there_after_a_crash(
 ) -> None:
     asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), [3, 1], ("a",))
     positions = asked.selection.items[0].positions
-    ahead = PositionsFile(world.root.requests_folder)
+    ahead = LongListFile(world.root.requests_folder)
     ahead.add(positions.data)
+    positions.nbytes_ahead = len(positions.data)
     positions.ClearField("data")
-    positions.is_ahead = True
-    place_positions(asked.selection, ahead)
+    message = control_pb2.ClientMessage(write=asked)
+    place_lists(message, ahead)
+    asked = message.write
     journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, "")
     world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
     world.reopen()
