@@ -108,9 +108,11 @@ class ExtendCoalescer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether parts wait, or must be over first, in front of which nothing of the same handle may go."""
-        is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
-        return bool(self._waiting) or not is_next
+        """Whether parts wait, are in another thread's hands, or must be over first: nothing of the same handle may go
+        in front of them."""
+        with self._lock:
+            is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
+            return bool(self._waiting) or self._is_sending or not is_next
 
     def _max_bytes(self, first: Part) -> int:
         """Of a joined request that begins with this part."""

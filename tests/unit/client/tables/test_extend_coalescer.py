@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -19,9 +19,11 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.client.session.calls import MAX_BACKGROUND_THREADS
 from tdserve.client.session.session import Session
+from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.transfers.upload import Target
+from tdserve.client.transfers.write import write_early
 from tdserve.rules.replay.settings import Settings
 from tests.unit.client.tables.numbered import part, rows
 
@@ -134,6 +136,31 @@ def test_extend_when_others_wait_then_does_not_overtake_them(make_replay: MakeRe
     replay.extend(rows(1, 320))
     assert [len(future.result(20.0)) for future in futures] == [16] * 20
     assert replay.sample(321)["number"].tolist() == list(range(321))
+
+
+def test_extend_when_another_thread_has_taken_others_to_send_them_then_does_not_overtake_them(
+    make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = make_replay(sampler=tdserve.Fifo())
+    has_taken, may_send = Event(), Event()
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        has_taken.set()
+        assert may_send.wait(30.0)
+        return write_early(*arguments, **options)
+
+    monkeypatch.setattr(extend_coalescer, "write_early", write_late)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: replay.extend(rows(16), return_early=True).result(30.0))
+        assert has_taken.wait(30.0)
+        second = threads.submit(replay.extend, rows(1, 16))
+        try:
+            with pytest.raises(FutureTimeoutError):
+                second.result(0.2)
+        finally:
+            may_send.set()
+        assert (len(first.result(30.0)), len(second.result(30.0))) == (16, 1)
+    assert replay.sample(17)["number"].tolist() == list(range(17))
 
 
 def test_submit_when_the_client_is_closed_then_every_future_ends(
