@@ -20,6 +20,7 @@ from tdserve.base.errors import (
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.messages.layout import Message
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.control_channel import MAX_SENT
 from tdserve.transport.gloo import WORKER_RANK
@@ -242,7 +243,7 @@ class Lane:
         try:
             opening = order.open_session
             check_room(1)
-            device = self.surroundings.device if opening.transport == "nccl" else ""
+            device = self.surroundings.device if CHANNEL_TRANSPORTS[opening.transport].needs_device else ""
             bond = session_bond(opening.secret, self.session, channel_number=self.channel_number)
             end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
             self._channel = open_channel(opening.transport, end)

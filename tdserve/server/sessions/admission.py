@@ -10,12 +10,9 @@ from collections.abc import Iterable
 
 from tdserve.base.errors import ServerBusyError
 from tdserve.base.machine import count_descriptors, descriptor_limit
-from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
+from tdserve.server.sessions.session import ClientSession
 from tdserve.server.workers import DataWorker
-
-NCCL_DESCRIPTORS = 8
-"""Of a session at its worker where content goes from GPU to GPU (``NUM_PAIRS`` over gloo): one more for gloo; what NCCL
-takes was not measured."""
 
 CONTROL_DESCRIPTORS = 2
 """Of a client at the control process: its gRPC connection is there already, a local one has a socket and a lock."""
@@ -30,7 +27,7 @@ def kept_descriptors(limit: int) -> int:
     return max(limit // KEPT_SHARE, MIN_KEPT)
 
 
-def check_room(worker: DataWorker, sessions: Iterable[ClientSession], *, uses_nccl: bool) -> None:
+def check_room(worker: DataWorker, sessions: Iterable[ClientSession], channel_transport: str) -> None:
     """Checks that another client leaves its worker, and this process, the descriptors that they need themselves.
 
     Raises:
@@ -39,7 +36,7 @@ def check_room(worker: DataWorker, sessions: Iterable[ClientSession], *, uses_nc
     limit = descriptor_limit()
     promised = sum(session.num_promised_descriptors for session in sessions if session.worker is worker)
     for whose, pid, taken, asked in (
-        (f"data worker {worker.number}", worker.pid, promised, NCCL_DESCRIPTORS if uses_nccl else NUM_PAIRS),
+        (f"data worker {worker.number}", worker.pid, promised, CHANNEL_TRANSPORTS[channel_transport].num_descriptors),
         ("the control process", None, 0, CONTROL_DESCRIPTORS),
     ):
         free = limit - kept_descriptors(limit) - count_descriptors(pid) - taken

@@ -93,7 +93,8 @@ class Sessions:
             why_no_gpu=worker.why_no_gpu,
             is_one_machine=self._is_here(hello),
         )
-        check_room(worker, self, uses_nccl=not why_not)
+        channel_transport = "gloo" if why_not else "nccl"
+        check_room(worker, self, channel_transport)
         self._last_number += 1
         chosen = self._config.interface
         interface = local_address_towards(link.peer) if chosen is None else interface_address(chosen)
@@ -105,7 +106,7 @@ class Sessions:
             interface=interface,
             inline_bytes=self._config.inline_bytes,
             invitation=self._invitation(hello),
-            uses_nccl=not why_not,
+            channel_transport=channel_transport,
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(

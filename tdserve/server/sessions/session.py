@@ -16,6 +16,7 @@ from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError,
 from tdserve.base.ids import new_secret
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.rules.tags import tag_of
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
@@ -54,7 +55,7 @@ class ClientSession:
         interface: Address on which that worker waits for it.
         inline_bytes: Content up to this size rides in messages of the stream.
         invitation: What a client on this machine was told.
-        uses_nccl: Whether its content goes from GPU to GPU.
+        channel_transport: By which its content moves over a channel.
 
     Attributes:
         local: The client, once it reads and writes the files by itself.
@@ -79,9 +80,9 @@ class ClientSession:
         interface: str,
         inline_bytes: int,
         invitation: Invitation | None = None,
-        uses_nccl: bool = False,
+        channel_transport: str = "gloo",
     ) -> None:
-        self._uses_nccl = uses_nccl
+        self.channel_transport = channel_transport
         self.invitation = invitation
         self.local: LocalClient | None = None
         self._losing: asyncio.Task[None] | None = None
@@ -118,9 +119,7 @@ class ClientSession:
     @property
     def transport(self) -> str:
         """How content moves."""
-        if self.local is not None:
-            return "shm"
-        return "nccl" if self._uses_nccl else "gloo"
+        return self.channel_transport if self.local is None else "shm"
 
     @property
     def num_promised_descriptors(self) -> int:
@@ -180,7 +179,7 @@ class ClientSession:
         """
         if number < self.channel_number or self.ended.is_set() or self.local is not None:
             return False
-        if self._uses_nccl or number >= MAX_CHANNELS:
+        if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or number >= MAX_CHANNELS:
             self.ended.set()
             return False
         self.channel_number = number + 1
@@ -291,7 +290,7 @@ class ClientSession:
             self._is_opened.add(entry.is_mail)
             opening = self.order()
             opening.open_session.is_mail = entry.is_mail
-            opening.open_session.transport = "nccl" if self._uses_nccl and not entry.is_mail else "gloo"
+            opening.open_session.transport = "gloo" if entry.is_mail else self.channel_transport
             opening.open_session.host = self._interface
             opening.open_session.secret = self.secret
             self.worker.order(opening).add_done_callback(hear)

@@ -33,27 +33,27 @@ def test_kept_when_the_limit_is_this_then_so_many_are_for_files(limit: int, kept
 
 def test_check_room_when_there_is_room_then_nothing() -> None:
     assert descriptor_limit() > 500
-    check_room(WORKER, sessions(10), uses_nccl=False)
+    check_room(WORKER, sessions(10), "gloo")
 
 
 def test_check_room_when_the_last_fit_then_the_next_is_refused_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = set_limit(monkeypatch, 22)
-    check_room(WORKER, sessions(9), uses_nccl=False)
+    check_room(WORKER, sessions(9), "gloo")
     with pytest.raises(ServerBusyError) as caught:
-        check_room(WORKER, sessions(11), uses_nccl=False)
+        check_room(WORKER, sessions(11), "gloo")
     what = "another client, in descriptors of data worker 3"
     assert caught.value.fields == {"what": what, "asked": 2, "free": 0, "limit": limit}
     with pytest.raises(ServerBusyError):
-        check_room(WORKER, sessions(9), uses_nccl=True)
+        check_room(WORKER, sessions(9), "nccl")
 
 
 def test_check_room_when_others_have_another_worker_then_they_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, 22)
-    check_room(WORKER, sessions(100, worker=object()), uses_nccl=False)
+    check_room(WORKER, sessions(100, worker=object()), "gloo")
 
 
 def test_check_room_when_control_has_none_left_then_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, 0)
     empty = cast(Any, SimpleNamespace(number=3, pid=2**22 - 1))
     with pytest.raises(ServerBusyError, match="the control process"):
-        check_room(empty, [], uses_nccl=False)
+        check_room(empty, [], "gloo")

@@ -299,7 +299,7 @@ def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, 
 def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it(world: World) -> None:
     hello = world.session().hello
     session = ClientSession(
-        2, hello, world.session().link, worker=world.worker, interface="", inline_bytes=1, uses_nccl=True
+        2, hello, world.session().link, worker=world.worker, interface="", inline_bytes=1, channel_transport="nccl"
     )
     assert not session.lose_channel(0)
     assert session.ended.is_set()
