@@ -94,7 +94,7 @@ class Adoption:
 
     def _check_allowed(self, session: ClientSession, asked: str, path: str) -> None:
         """Raises NotSupportedError unless the client may have this folder opened; tells nothing of what is there."""
-        if session.local is not None and not session.local.is_read_only:
+        if session.mover.lock_name:
             return
         if any(is_within(path, folder) for folder in self._folders):
             return

@@ -25,6 +25,9 @@ from tdserve.server.compaction import compact_all
 from tdserve.server.creation import Creation
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.movers.local import LocalMover
+from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.clients import Clients
@@ -46,6 +49,7 @@ from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.unary_changes import Record, UnaryChanges
 from tdserve.server.weights.publishing import Publishing
+from tdserve.server.weights.version_sender import VersionSender
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import VALUES_WORKER, DataWorker
 from tdserve.store.catalog_db import CatalogDB
@@ -89,30 +93,24 @@ class ControlProcess:
         self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number) for number in range(config.num_workers)]
         self._stores = Stores(root, self._db, self._departures, self._workers)
-        self._sessions = Sessions(config, self._workers, root)
         self._traffic = Traffic()
         self._held = AdmissionBudget(config.memory_limit_bytes)
         self._incoming = IncomingParts(root.requests_folder, self._held)
         answers = CommittedAnswers(self._db)
         values_worker = self._workers[VALUES_WORKER]
+        versions = VersionSender(self._stores, traffic=self._traffic)
+        surroundings = Surroundings(self._stores, values_worker=values_worker, versions=versions, traffic=self._traffic)
+        self._sessions = Sessions(config, self._workers, root, partial(RemoteMover, surroundings))
         self._creation = Creation(self._stores, self._sessions)
         self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         rule_keys = RuleKeys()
-        self._samples = Samples(self._stores, traffic=self._traffic, rule_keys=rule_keys)
+        self._samples = Samples(self._stores, rule_keys=rule_keys)
         self._claiming = Claiming(self._stores, answers, traffic=self._traffic)
         self._syncing = Syncing(self._stores, interval_s=config.sync_interval_s, before=self._claiming.catch_up)
-        replays = Replays(
-            self._stores,
-            answers,
-            samples=self._samples,
-            rule_keys=rule_keys,
-            values_worker=values_worker,
-            claiming=self._claiming,
-            traffic=self._traffic,
-        )
-        publishing = Publishing(self._stores, answers, traffic=self._traffic)
-        self._publishing, self._relays = publishing, publishing.relays
+        replays = Replays(self._stores, answers, samples=self._samples, rule_keys=rule_keys, claiming=self._claiming)
+        self._publishing = Publishing(self._stores, answers, versions=versions)
+        self._relays = versions.relays
         self._answers = answers
         self._clients = Clients(KEEP_ANSWERS_S, answers.forget_client)
         self._unary_changes = UnaryChanges(self._db, answers, self._clients)
@@ -127,14 +125,16 @@ class ControlProcess:
             reads=Reads(self._traffic),
             writes=self._writes,
             alterations=self._alterations,
-            publishing=publishing,
+            publishing=self._publishing,
+            relays=self._relays,
             groups=self._groups,
             adoption=self._adoption,
             dead_values=DeadValues(self._stores, values_worker),
             held=self._held,
             syncing=self._syncing,
         )
-        self._door = LocalListener(root, self._sessions, self._departures, self._take_at_once)
+        make_local = partial(LocalMover, surroundings)
+        self._door = LocalListener(root, self._sessions, self._departures, make_local, self._take_at_once)
 
     def _make_worker(self, number: int) -> DataWorker:
         config = self._config

@@ -34,6 +34,7 @@ from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
+from tdserve.server.weights.relays import Relays
 from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
@@ -54,7 +55,7 @@ class Requests:
     Args:
         stores: The book.
         answers: Of committed requests.
-        replays, samples, changes, reads, writes, alterations, publishing, groups, adoption: What answers.
+        replays, samples, changes, reads, writes, alterations, publishing, relays, groups, adoption: What answers.
         dead_values: Makes room where there was none.
         held: Counts what requests hold.
         syncing: Brings to the disk what must be there before it is answered.
@@ -72,6 +73,7 @@ class Requests:
         writes: Writes,
         alterations: Alterations,
         publishing: Publishing,
+        relays: Relays,
         groups: Groups,
         adoption: Adoption,
         dead_values: DeadValues,
@@ -94,7 +96,7 @@ class Requests:
             "alter": alterations.alter,
             "publish": publishing.publish,
             "latest": publishing.latest,
-            "taken": publishing.relays.taken,
+            "taken": relays.taken,
             "join_group": groups.join,
             "adopt": adoption.adopt,
             "read": self._read,

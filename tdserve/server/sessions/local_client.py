@@ -14,7 +14,6 @@ from tdserve.base.ids import new_uid
 from tdserve.base.machine import pid_namespace
 from tdserve.control.local import LocalLink
 from tdserve.control.status import decode_failure
-from tdserve.rules.replay.claims import Claims
 from tdserve.server.inline_tasks import InlineFuture
 from tdserve.store.faults import os_faults
 from tdserve.store.root import Root
@@ -71,9 +70,6 @@ class LocalClient:
         lock_name: File that it holds; "" when it only reads.
         is_gone: Whether the holder of that file can write no more.
         sessions_folder: Where that file is.
-
-    Attributes:
-        claims: Rows that it takes by itself, by the store's incarnation.
     """
 
     def __init__(
@@ -92,7 +88,6 @@ class LocalClient:
         self._is_gone = is_gone
         self._writing: dict[int, asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written]] = {}
         self._is_lost = False
-        self.claims: dict[str, Claims] = {}
         self.lacks_values = attach.lacks_values or not attach.reads_bundles
         self.lock_name = lock_name
 
@@ -106,8 +101,8 @@ class LocalClient:
         if self.is_read_only:
             raise NotSupportedError(feature=doing, reason="this client said that it only reads")
 
-    def send(self, message: control_pb2.ServerMessage) -> None:
-        """Sends an answer."""
+    async def send(self, message: control_pb2.ServerMessage) -> None:
+        """Sends a message, before this waits for anything."""
         self._link.send(message)
 
     def written(self, request: int, accepted: control_pb2.Accepted) -> asyncio.Future[control_pb2.Written]:
@@ -137,7 +132,7 @@ class LocalClient:
             waiting.set_exception(self._lost())
         else:
             self._writing[request] = waiting
-            self.send(control_pb2.ServerMessage(request=request, accepted=accepted))
+            self._link.send(control_pb2.ServerMessage(request=request, accepted=accepted))
 
     def move_to_tasks(self) -> None:
         """Has all who wait for the client go on in tasks, which can be waited for."""
@@ -168,11 +163,6 @@ class LocalClient:
     def may_still_write(self, request: int) -> bool:
         """Whether the client is writing, and is not proved gone."""
         return self.is_writing(request) and bool(self.lock_name) and not self._is_gone(self.lock_name)
-
-    def take_back_claims(self) -> None:
-        """What it has filled by itself is committed, and it claims no more."""
-        for claims in list(self.claims.values()):
-            claims.take_back()
 
     def lose(self) -> None:
         """The session has ended: whoever waits for the client is told. Idempotent."""

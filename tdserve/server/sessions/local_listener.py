@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tdserve.control.local import SOCKET_NAME, LocalLink, listen
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
 from tdserve.store import session_locks
@@ -26,6 +27,7 @@ class LocalListener:
         root: The acquired root.
         sessions: Of all clients.
         departures: Tells when a client's process is gone.
+        make_mover: Makes the mover of a client that is let in.
         take: Serves a request.
     """
 
@@ -34,13 +36,15 @@ class LocalListener:
         root: Root,
         sessions: Sessions,
         departures: Departures,
+        make_mover: Callable[[ClientSession, LocalClient], Mover],
         take: Callable[[ClientSession, control_pb2.ClientMessage], None],
     ) -> None:
         self._root = root
         self._sessions = sessions
         self._departures = departures
+        self._make_mover = make_mover
         self._take = take
-        self._inside: dict[LocalLink, ClientSession] = {}
+        self._inside: dict[LocalLink, tuple[ClientSession, LocalClient]] = {}
         self._listening: asyncio.AbstractServer | None = None
 
     async def open(self) -> None:
@@ -59,19 +63,20 @@ class LocalListener:
             link.close()
 
     def _on_message(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
-        session = self._inside.get(link)
-        if session is None:
+        if link not in self._inside:
             self._attach(link, message)
-        elif session.ended.is_set():
+            return
+        session, client = self._inside[link]
+        if session.ended.is_set():
             link.close()
-        elif message.HasField("written") and session.local is not None:
-            session.local.on_written(message.request, message.written)
+        elif message.HasField("written"):
+            client.on_written(message.request, message.written)
         else:
             self._take(session, message)
 
     def _on_lost(self, link: LocalLink) -> None:
-        session = self._inside.pop(link, None)
-        if session is not None:
+        if link in self._inside:
+            session, _ = self._inside.pop(link)
             session.ended.set()
 
     def _attach(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
@@ -79,7 +84,7 @@ class LocalListener:
         attach = message.attach
         session = self._sessions.find(attach.session)
         invited = None if session is None else session.invitation
-        if session is None or invited is None or session.local is not None or session.ended.is_set():
+        if session is None or invited is None or not session.mover.num_channels or session.ended.is_set():
             link.close()
             return
         holds_lock = session_locks.is_held(self._root.sessions_folder, invited.lock_name)
@@ -95,8 +100,8 @@ class LocalListener:
             is_gone=self._departures.is_gone,
             sessions_folder=self._root.sessions_folder,
         )
-        session.attach(client)
-        self._inside[link] = session
+        session.attach(client, self._make_mover(session, client))
+        self._inside[link] = session, client
         link.let_in()
         welcome = control_pb2.Welcome(session=session.number, transport=session.transport)
         link.send(control_pb2.ServerMessage(welcome=welcome))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tdserve.base.addresses import interface_address
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig, check_available
@@ -20,6 +20,7 @@ from tdserve.control.servicer import SessionLink
 from tdserve.rules.nccl_choice import why_not_nccl
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.local_client import Invitation
+from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.session import ClientSession, local_address_towards
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
@@ -43,12 +44,20 @@ class Sessions:
         config: Of the server.
         workers: The data workers; each session gets one.
         root: The acquired root.
+        make_mover: Makes the mover of a session.
     """
 
-    def __init__(self, config: ServerConfig, workers: list[DataWorker], root: Root) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        workers: list[DataWorker],
+        root: Root,
+        make_mover: Callable[[ClientSession], Mover],
+    ) -> None:
         self._config = config
         self._workers = workers
         self._root = root
+        self._make_mover = make_mover
         self._server_id = root.server_id
         self._boot_id = boot_id()
         self._by_number: dict[int, ClientSession] = {}
@@ -102,6 +111,7 @@ class Sessions:
             self._last_number,
             hello,
             link,
+            make_mover=self._make_mover,
             worker=worker,
             interface=interface,
             inline_bytes=self._config.inline_bytes,
@@ -172,7 +182,7 @@ class Sessions:
     def on_worker_lost(self, worker: DataWorker) -> None:
         """A worker died: its sessions end, and their clients come back."""
         for session in self:
-            if session.worker is worker and session.local is None:
+            if session.worker is worker and session.mover.num_channels:
                 session.ended.set()
 
     def _invitation(self, hello: control_pb2.Hello) -> Invitation | None:

@@ -20,6 +20,7 @@ from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.rules.tags import tag_of
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
+from tdserve.server.sessions.mover import Mover
 from tdserve.server.waiting import Waiters, hear
 from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Spec
@@ -51,6 +52,7 @@ class ClientSession:
         number: Unique in this run of the server.
         hello: What the client said of itself.
         link: Its stream.
+        make_mover: Makes the mover of a session that is open otherwise.
         worker: The data worker that moves its bytes.
         interface: Address on which that worker waits for it.
         inline_bytes: Content up to this size rides in messages of the stream.
@@ -58,7 +60,8 @@ class ClientSession:
         channel_transport: By which its content moves over a channel.
 
     Attributes:
-        local: The client, once it reads and writes the files by itself.
+        link: Where the client is told what it asked for; of one on this machine another from when it is attached.
+        mover: What moves its content; of a client on this machine another from when it is attached.
         requests: Those under way.
         cancelled_requests: Those under way that are to be given up when they wait; nobody has what they lease.
         mailed_requests: Those under way that came over the channel: their answers go the same way, where they fit.
@@ -74,8 +77,9 @@ class ClientSession:
         self,
         number: int,
         hello: control_pb2.Hello,
-        link: SessionLink,
+        link: SessionLink | LocalClient,
         *,
+        make_mover: Callable[[ClientSession], Mover],
         worker: DataWorker,
         interface: str,
         inline_bytes: int,
@@ -110,6 +114,7 @@ class ClientSession:
         self._ends: dict[int, asyncio.Event] = {}
         self._tasks: dict[asyncio.Task[Any], int] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
+        self.mover = make_mover(self)
 
     @property
     def client_id(self) -> bytes:
@@ -119,15 +124,16 @@ class ClientSession:
     @property
     def transport(self) -> str:
         """How content moves."""
-        return self.channel_transport if self.local is None else "shm"
+        return self.mover.transport
 
     @property
     def num_promised_descriptors(self) -> int:
         """How many descriptors of its worker it may still come to need."""
-        return 0 if self.local is not None or self.ended.is_set() else NUM_PAIRS - len(self._is_opened)
+        return 0 if self.ended.is_set() else max(self.mover.num_channels - len(self._is_opened), 0)
 
-    def attach(self, local: LocalClient) -> None:
+    def attach(self, local: LocalClient, mover: Mover) -> None:
         """The client has shown that it is on this machine: from now on it moves its content by itself."""
+        self.link, self.mover = local, mover
         self.local = local
         self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
 
@@ -177,7 +183,7 @@ class ClientSession:
         Returns:
             Whether that is news, and another takes its place. Where none can, the session ends.
         """
-        if number < self.channel_number or self.ended.is_set() or self.local is not None:
+        if number < self.channel_number or self.ended.is_set() or not self.mover.num_channels:
             return False
         if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or number >= MAX_CHANNELS:
             self.ended.set()
@@ -337,18 +343,11 @@ class ClientSession:
 
     def tell(self, message: control_pb2.ServerMessage) -> None:
         """Sends a message that nothing waits for; those of one session arrive in order."""
-        if self.local is not None:
-            self.local.send(message)
-        else:
-            self.run(self.link.send(message), 0)
+        self.run(self.link.send(message), 0)
 
     async def fail(self, request: int, error: TDServeError) -> None:
         """Answers: refused or failed. Never over the channel, which may be what failed."""
-        message = control_pb2.ServerMessage(request=request, failure=encode_failure(error))
-        if self.local is not None:
-            self.local.send(message)
-        else:
-            await self.link.send(message)
+        await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -377,18 +376,14 @@ class ClientSession:
         """
         for task in list(self._waiting):
             task.cancel()
-        if self.local is not None:
-            self.local.take_back_claims()
+        for claims in list(self.mover.claims.values()):
+            claims.take_back()  # what the client has filled by itself is committed, and it claims no more
         deadline = Deadline.after(timeout_s)
-        self._move_to_tasks()
+        self.mover.move_to_tasks()
         while self._tasks and not deadline.expired:  # others may begin meanwhile, such as to hand on an entry
             await asyncio.wait(set(self._tasks), timeout=deadline.remaining_s)
-            self._move_to_tasks()
+            self.mover.move_to_tasks()
         return not self._tasks
-
-    def _move_to_tasks(self) -> None:
-        if self.local is not None:
-            self.local.move_to_tasks()
 
     def mail(self, message: control_pb2.ServerMessage) -> bool:
         """Sends an answer over the channel; False when the request did not come that way, or the answer does not
@@ -403,9 +398,7 @@ class ClientSession:
         return True
 
     async def _answer(self, message: control_pb2.ServerMessage) -> None:
-        if self.local is not None:
-            self.local.send(message)
-        elif not self.mail(message):
+        if not self.mail(message):
             await self.link.send(message)
 
     def _task_name(self, request: int) -> str:

@@ -144,7 +144,7 @@ class TableClaims:
         self._file.unlink()
         self._entry.changed.wake()
         if self._session is not None:
-            self._session.local_client().claims.pop(self._record.uid)
+            self._session.mover.claims.pop(self._record.uid)
 
     def _claim(self, num_rows: int) -> Reservation:
         if self._num_claimed + num_rows > self._record.num_allowed:
@@ -239,8 +239,8 @@ class Claiming:
         self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
         """What a client that has just extended a table may claim; None where it goes on asking for rows."""
-        local, table = session.local, entry.replay_table()
-        if local is None or local.is_read_only or table.claims is not None or session.ended.is_set():
+        mover, table = session.mover, entry.replay_table()
+        if not mover.lock_name or table.claims is not None or session.ended.is_set():
             return None
         if entry.spec.values or entry.group_keys or entry.lost or entry.record.read_only or entry.record.adopted:
             return None
@@ -250,7 +250,7 @@ class Claiming:
         num_allowed = table.num_claimable(window)
         if num_allowed < asked.num_rows:
             return None
-        uid, lock_name = entry.record.uid, local.lock_name
+        uid, lock_name = entry.record.uid, mover.lock_name
         record = ClaimRecord(uid, lock_name, session.client_id, next(self._nums), table.ring.cursor, num_allowed)
         path = _path_of(entry, record)
         try:
@@ -259,14 +259,14 @@ class Claiming:
             _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
             return None
         record.save(self.stores.db)
-        local.claims[uid] = TableClaims(self, entry, file, record, session=session, window=window)
+        mover.claims[uid] = TableClaims(self, entry, file, record, session=session, window=window)
         claim = control_pb2.Claim(first_row=record.first_row, uid=uid, num=record.num)
         claim.structure, claim.path = entry.record.structure, str(path.relative_to(self.stores.root.path))
         return claim
 
     def on_claimed(self, session: ClientSession, claimed: control_pb2.Claimed) -> None:
         """A client has filled rows, or will not."""
-        claims = None if session.local is None else session.local.claims.get(claimed.uid)
+        claims = session.mover.claims.get(claimed.uid)
         if claims is None or claims.num != claimed.num:
             return
         if claimed.abandons:
@@ -281,12 +281,10 @@ class Claiming:
 
     def on_session_ended(self, session: ClientSession) -> None:
         """Its claims are taken back: what it may still be filling waits for the proof that it is gone."""
-        if session.local is None:
-            return
-        for claims in list(session.local.claims.values()):
+        for claims in list(session.mover.claims.values()):
             claims.take_back()
             if not claims.is_settled:  # what it has filled by the time it is gone is committed, the rest is free
-                self._wait_for_end(session.local.lock_name, claims.abandon)
+                self._wait_for_end(session.mover.lock_name, claims.abandon)
 
     def restore(self) -> None:
         """After a restart: commits what was filled, and waits for those who may still fill the others."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
-from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS
+from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS, encode_repeats, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.items import is_mask
 from tdserve.messages.selection.selection import Selection
@@ -126,3 +126,10 @@ def _find_live(table: Holdings, item: object, num_numbers: int, lost: RowSet, pi
         pieces.append(rows[is_meant])
         if begin + _FOUND_ROWS < len(chosen):
             yield
+
+
+async def encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
+    """The numbers and generations of rows as messages carry them; of very many rows they are made in a thread."""
+    if len(plan.rows) <= PIECE_ROWS:
+        return encode_rows(plan.rows), plan.generations.tobytes()
+    return await asyncio.to_thread(lambda: (encode_rows(plan.rows), encode_repeats(plan.generations)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
@@ -13,14 +12,12 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError, SpecMismatchError
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, rows_layout
-from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, encode_repeats, encode_rows, spread
+from tdserve.messages.row_numbers import TREE_PIECE_ROWS
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.selections import PLAIN, ViewKey
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.read_values import read_values
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import message_of
 from tdserve.server.stores import Stores
 from tdserve.server.tables.counts import counts_of
@@ -28,7 +25,7 @@ from tdserve.server.tables.policies import check_max_lag, follow, refresh
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.view_building import ViewBuilding
 from tdserve.server.turns import in_turns
-from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.v1 import control_pb2
 
 
 class Samples:
@@ -36,13 +33,11 @@ class Samples:
 
     Args:
         stores: The book.
-        traffic: Sends and counts.
         rule_keys: Learns what rows are grouped by.
     """
 
-    def __init__(self, stores: Stores, *, traffic: Traffic, rule_keys: RuleKeys) -> None:
+    def __init__(self, stores: Stores, *, rule_keys: RuleKeys) -> None:
         self._stores = stores
-        self._traffic = traffic
         self._rule_keys = rule_keys
         self._view_building = ViewBuilding()
         self._rng = np.random.default_rng()
@@ -150,40 +145,10 @@ class Samples:
     ) -> control_pb2.Done | None:
         """Sends rows, inline or behind an Accepted."""
         row_spec = entry.spec_of_row()
-        if session.local is not None:
-            return await self._grant(session, request, entry, plan, tells_spec=tells_spec)
-        order = self._order(session, request, entry, plan, await _encode_plan(plan))
-        order.is_accepted = not order.send_rows.inline and not entry.spec.values
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if tells_spec:
             accepted.spec.CopyFrom(message_of(row_spec))
-        return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
-
-    async def _grant(
-        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, tells_spec: bool
-    ) -> control_pb2.Done:
-        """Tells a local client which rows to copy."""
-        local = session.local_client()
-        accepted = control_pb2.Accepted(
-            num_rows=len(plan.rows),
-            fingerprint=entry.spec_of_row().fingerprint,
-            uid=entry.record.uid,
-        )
-        accepted.rows, accepted.generations = await _encode_plan(plan)
-        for name, column in plan.columns.items():
-            accepted.added.add(name=name, content=column.tobytes())
-        if tells_spec:
-            accepted.spec.CopyFrom(message_of(entry.spec_of_row()))
-        if local.lacks_values and entry.spec.values:
-            elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
-            paths = [path for path, _ in entry.spec.values]
-            accepted.values = await read_values(session.worker, entry, paths, elements)
-        self._traffic.sent(session.transport, 0)
-        if not len(plan.spent):
-            return control_pb2.Done(accepted=accepted)
-        accepted.wants_written = True  # rows that leave the table must not be given to a writer before
-        await local.written(request, accepted)
-        return control_pb2.Done()
+        return await session.mover.get_rows(request, entry, plan, accepted)
 
     async def _view(self, session: ClientSession, entry: OpenedStore, asked: control_pb2.SampleRequest) -> ViewKey:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
@@ -213,17 +178,12 @@ class Samples:
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
 
-        async def send() -> None:
+        async def send() -> control_pb2.Done | None:
             if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
                 raise older_store(entry)
-            order = self._order(session, request, entry, plan, await _encode_plan(plan))
-            order.send_rows.inline = False
-            order.is_accepted = True
-            session.accepted_requests.add(request)
-            self._traffic.sent(session.transport, (await session.worker.order(order)).nbytes_moved)
+            return await session.mover.get_rows(request, entry, plan, None)
 
-        await self._sending(entry, plan, send)
-        return None
+        return await self._sending(entry, plan, send)
 
     async def _sending(
         self, entry: OpenedStore, plan: RowsPlan, send: Callable[[], Awaitable[control_pb2.Done | None]]
@@ -243,33 +203,12 @@ class Samples:
         entry.replay_table().undo(plan)
         entry.changed.wake()
 
-    def _order(
-        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, encoded: tuple[bytes, bytes]
-    ) -> worker_pb2.Order:
-        order = session.order(request)
-        body = order.send_rows
-        body.store.CopyFrom(entry.ref(session.worker.known_specs))
-        body.rows, body.generations = encoded
-        for name, column in plan.columns.items():
-            body.columns.add(name=name, content=column.tobytes())
-        layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
-        body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
-        body.sends_values = session.hello.takes_values
-        return order
-
 
 def _releasing(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
     for num_rows in table.views.releasing(session, request=request):
         if num_rows:
             entry.changed.wake()
         yield
-
-
-async def _encode_plan(plan: RowsPlan) -> tuple[bytes, bytes]:
-    """The numbers and generations of rows as messages carry them; of very many rows they are made in a thread."""
-    if len(plan.rows) <= PIECE_ROWS:
-        return encode_rows(plan.rows), plan.generations.tobytes()
-    return await asyncio.to_thread(lambda: (encode_rows(plan.rows), encode_repeats(plan.generations)))
 
 
 def older_store(entry: OpenedStore) -> SpecMismatchError:

@@ -76,6 +76,7 @@ def requests(world: World) -> Requests:
         writes=world.writes,
         alterations=world.alterations,
         publishing=world.publishing,
+        relays=world.relays,
         groups=Groups(),
         adoption=world.adoption,
         dead_values=DeadValues(world.stores, world.worker),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,8 @@ from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalLink
 from tdserve.control.servicer import SessionLink
 from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.server.movers.local import LocalMover
+from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.session import ClientSession
@@ -75,6 +78,7 @@ class LocalPeer:
             self._number,
             hello,
             SessionLink(Outbox()),
+            make_mover=partial(RemoteMover, world.surroundings),
             worker=world.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,
@@ -88,7 +92,7 @@ class LocalPeer:
             is_gone=world.departures.is_gone,
             sessions_folder=world.root.sessions_folder,
         )
-        self.session.attach(self.local)
+        self.session.attach(self.local, LocalMover(world.surroundings, self.session, self.local))
         return self
 
     async def __aexit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server.adoption import Adoption
 from tdserve.server.creation import Creation
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.movers.remote import RemoteMover
+from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.process_watch import Departures
 from tdserve.server.sessions.session import ClientSession
@@ -37,6 +40,7 @@ from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.publishing import Publishing
+from tdserve.server.weights.version_sender import VersionSender
 from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
@@ -117,24 +121,27 @@ class World:
         self.stores.restore()
         self.answers = CommittedAnswers(self.db)
         self.traffic = Traffic()
+        versions = VersionSender(self.stores, traffic=self.traffic)
+        self.relays = versions.relays
+        self.surroundings = Surroundings(
+            self.stores, values_worker=self.worker, versions=versions, traffic=self.traffic
+        )
         self.creation = Creation(self.stores, sessions=OPEN_SESSIONS)
         self.reads = Reads(self.traffic)
         self.writes = Writes(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
         self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         rule_keys = RuleKeys()
-        self.samples = Samples(self.stores, traffic=self.traffic, rule_keys=rule_keys)
+        self.samples = Samples(self.stores, rule_keys=rule_keys)
         self.changes = Changes(self.stores, self.answers)
         self.replays = Replays(
             self.stores,
             self.answers,
             samples=self.samples,
             rule_keys=rule_keys,
-            values_worker=self.worker,
             claiming=Claiming(self.stores, self.answers, traffic=self.traffic),
-            traffic=self.traffic,
         )
-        self.publishing = Publishing(self.stores, self.answers, traffic=self.traffic)
+        self.publishing = Publishing(self.stores, self.answers, versions=versions)
 
     def close(self) -> None:
         """As after a stop."""
@@ -152,8 +159,15 @@ class World:
 
     def session_of(self, hello: control_pb2.Hello, number: int) -> ClientSession:
         """An open session of the client that says this hello."""
-        link = SessionLink(Outbox())
-        return ClientSession(number, hello, link, worker=self.worker, interface="127.0.0.1", inline_bytes=INLINE_BYTES)
+        return ClientSession(
+            number,
+            hello,
+            SessionLink(Outbox()),
+            make_mover=partial(RemoteMover, self.surroundings),
+            worker=self.worker,
+            interface="127.0.0.1",
+            inline_bytes=INLINE_BYTES,
+        )
 
     async def create(self, name: str, td: Any, **fields: Any) -> OpenedStore:
         """A tensordict store of this structure, visible, of zeros."""
@@ -196,7 +210,8 @@ async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
 
 def outbox(session: ClientSession) -> Outbox:
     """Where the session's answers go."""
-    box: Outbox = session.link._context
+    link: Any = session.link
+    box: Outbox = link._context
     return box
 
 

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tdserve.base.machine import boot_id
 from tdserve.control.framing import FrameReader, frame
 from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionLink
+from tdserve.server.movers.local import LocalMover
+from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
@@ -34,10 +37,13 @@ class House:
 
     def __init__(self, world: World) -> None:
         self.root = world.root
-        self.sessions = Sessions(ServerConfig(root=str(world.root.path)), [world.worker], world.root)
+        config = ServerConfig(root=str(world.root.path))
+        self.sessions = Sessions(config, [world.worker], world.root, partial(RemoteMover, world.surroundings))
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
-        self.door = LocalListener(world.root, self.sessions, world.departures, self._take)
+        self.door = LocalListener(
+            world.root, self.sessions, world.departures, partial(LocalMover, world.surroundings), self._take
+        )
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self.taken.append((session, message))

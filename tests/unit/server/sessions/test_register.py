@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError, Protocol
 from tdserve.base.ids import new_client_id
 from tdserve.base.machine import boot_id
 from tdserve.control.servicer import SessionLink
+from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
-from tests.unit.server.world import Loop, Outbox, outbox
+from tests.unit.server.world import Loop, Outbox, World, outbox
 
 
 @pytest.fixture
@@ -32,17 +32,17 @@ def workers() -> list[DataWorker]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Root]:
+def root(world: World) -> Root:
     """Of the server."""
-    made = Root.acquire(tmp_path / "root")
-    yield made
-    made.release()
+    return world.root
 
 
 @pytest.fixture
-def sessions(workers: list[DataWorker], root: Root) -> Sessions:
+def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
     """No session yet."""
-    return Sessions(ServerConfig(root=str(root.path), inline_bytes=123), workers, root)
+    return Sessions(
+        ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(RemoteMover, world.surroundings)
+    )
 
 
 def hello(**fields: Any) -> control_pb2.Hello:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -8,6 +9,7 @@ from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, PeerLostError, StoreNotFoundError, TransferAbortedError
 from tdserve.rules.tags import tag_of
+from tdserve.server.movers.remote import RemoteMover
 from tdserve.server.sessions.session import ClientSession, as_error, local_address_towards
 from tdserve.server.waiting import Waiters
 from tdserve.v1 import control_pb2, worker_pb2
@@ -71,7 +73,15 @@ def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(worl
     session = world.session()
     session.mailed_requests = {4}
     assert (session.inline_limit(4), session.inline_limit(5)) == (MAIL_INLINE_BYTES, INLINE_BYTES)
-    small = ClientSession(2, session.hello, session.link, worker=world.worker, interface="127.0.0.1", inline_bytes=100)
+    small = ClientSession(
+        2,
+        session.hello,
+        session.link,
+        make_mover=partial(RemoteMover, world.surroundings),
+        worker=world.worker,
+        interface="127.0.0.1",
+        inline_bytes=100,
+    )
     small.mailed_requests = {4}
     assert (small.inline_limit(4), small.inline_limit(5)) == (100, 100)
 
@@ -299,7 +309,14 @@ def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, 
 def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it(world: World) -> None:
     hello = world.session().hello
     session = ClientSession(
-        2, hello, world.session().link, worker=world.worker, interface="", inline_bytes=1, channel_transport="nccl"
+        2,
+        hello,
+        world.session().link,
+        make_mover=partial(RemoteMover, world.surroundings),
+        worker=world.worker,
+        interface="",
+        inline_bytes=1,
+        channel_transport="nccl",
     )
     assert not session.lose_channel(0)
     assert session.ended.is_set()

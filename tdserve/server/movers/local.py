@@ -1,0 +1,140 @@
+"""The mover of a client on this machine, which copies by itself what it is let copy."""
+
+from __future__ import annotations
+
+import math
+
+from tdserve.messages.row_numbers import spread
+from tdserve.rules.replay.plans import RowsPlan
+from tdserve.rules.weights import Publishing
+from tdserve.server.movers.surroundings import Surroundings
+from tdserve.server.movers.values import values_of
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.read_values import read_values
+from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.mover import Mover, RowsToFill, VersionToSend
+from tdserve.server.sessions.session import ClientSession
+from tdserve.server.tables.numbers import encode_plan
+from tdserve.server.weights.version_files import path_of
+from tdserve.server.weights.version_sender import make_accepted
+from tdserve.store.catalog_db import Transaction
+from tdserve.structure.tree import Path, Spec
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+
+class LocalMover(Mover):
+    """Moves content by permits: what the client may write is on record before it knows of it, and is not given to
+    another before the client is done, or proved gone.
+
+    Args:
+        surroundings: Of all movers.
+        session: Whose content it moves.
+        client: The session's. One that only reads gets NotSupportedError for whatever it would put.
+    """
+
+    transport = "shm"
+
+    def __init__(self, surroundings: Surroundings, session: ClientSession, client: LocalClient) -> None:
+        super().__init__()
+        self.lock_name = client.lock_name
+        self._session = session
+        self._client = client
+        self._stores = surroundings.stores
+        self._values = surroundings.values
+        self._traffic = surroundings.traffic
+
+    async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
+        """Where there are values, they are stored at the same time."""
+        client, entry, values = self._client, rows.entry, values_of(rows)
+        client.check_writes(f"writing to {entry.name!r}")
+        client.spooled(rows.asked.content, values)
+        written = control_pb2.Written()
+        if entry.spec.tensors:
+            written = await self._let_fill(request, rows, values)
+        elif _is_any(values):  # there is nothing that the client could write, and it is not asked
+            await self._values.store(entry, values)
+        self._traffic.received(self.transport, rows.asked.content)
+        return rows.name_columns(written.columns)
+
+    async def _let_fill(self, request: int, rows: RowsToFill, values: worker_pb2.PutValues) -> control_pb2.Written:
+        self._record(rows).save(self._stores.db)
+        accepted = control_pb2.Accepted(uid=rows.entry.record.uid, rows=rows.reservation.encoded)
+        accepted.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
+        if not _is_any(values):
+            return await self._client.filled(request, accepted)
+        writing = self._client.written(request, accepted)
+        await self._values.store_beside(writing, rows.entry, values)
+        return await writing
+
+    def _record(self, rows: RowsToFill) -> ReservedRows:
+        return ReservedRows(rows.entry.record.uid, self.lock_name, rows.reservation.num, rows.reservation.encoded)
+
+    def forget_rows(self, rows: RowsToFill, txn: Transaction) -> None:
+        """After a restart they wait for nobody."""
+        txn.delete("pending", self._record(rows).key)
+
+    def give_up_rows(self, request: int, rows: RowsToFill) -> None:
+        """A client that is stopped in the middle may go on."""
+        if self.may_still_write(request):
+            self._stores.unfinished.hold_back(rows.entry, rows.reservation, self._record(rows))
+        else:
+            super().give_up_rows(request, rows)
+            self._stores.db.delete("pending", self._record(rows).key)
+
+    async def get_rows(
+        self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+    ) -> control_pb2.Done | None:
+        """Tells the client which rows to copy."""
+        accepted = accepted or control_pb2.Accepted()
+        accepted.uid = entry.record.uid
+        accepted.rows, accepted.generations = await encode_plan(plan)
+        for name, column in plan.columns.items():
+            accepted.added.add(name=name, content=column.tobytes())
+        if self._client.lacks_values and entry.spec.values:
+            elements = spread(plan.rows, math.prod(entry.spec.batch_size[1:]))
+            paths = [path for path, _ in entry.spec.values]
+            accepted.values = await read_values(self._session.worker, entry, paths, elements)
+        self._traffic.sent(self.transport, 0)
+        if not len(plan.spent):
+            return control_pb2.Done(accepted=accepted)
+        accepted.wants_written = True  # rows that leave the table must not be given to a writer before
+        await self._client.written(request, accepted)
+        return control_pb2.Done()
+
+    async def put_version(
+        self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content
+    ) -> None:
+        """The client makes the file. One that is cut short is unlinked, whoever still fills it."""
+        self._client.check_writes(f"publishing {entry.name!r}")
+        with self._stores.db.transaction() as txn:  # a stopped one may still name its file so after a restart
+            self._stores.save_state(entry, txn, entry.weight_versions().state())
+        accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
+        accepted.path = self._path_of(entry, publishing.version)
+        if publishing.recycles is not None:
+            accepted.recycles = self._path_of(entry, publishing.recycles)
+        await self._client.written(request, accepted)
+        self._traffic.received(self.transport, content)
+
+    async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
+        """Tells the client which file to open; it asks again when that was retired before it has."""
+        entry, record = version.entry, version.record
+        accepted = make_accepted(version, self._stores.specs.get(record.fingerprint, record.order))
+        accepted.uid, accepted.path = entry.record.uid, self._path_of(entry, record.version)
+        self._traffic.sent(self.transport, 0)
+        return control_pb2.Done(accepted=accepted)
+
+    def _path_of(self, entry: OpenedStore, version: int) -> str:
+        return str(path_of(entry, version).relative_to(self._stores.root.path))
+
+    def may_still_write(self, request: int) -> bool:
+        """Until it has said that it is done, or is proved gone."""
+        return self._client.may_still_write(request)
+
+    def move_to_tasks(self) -> None:
+        """Those wait who let the client write."""
+        self._client.move_to_tasks()
+
+
+def _is_any(values: worker_pb2.PutValues) -> bool:
+    return bool(values.values or values.spool_nbytes)

@@ -1,0 +1,118 @@
+"""The mover of a client that is reached over the network: the session's data worker sends and receives."""
+
+from __future__ import annotations
+
+from tdserve.messages.content import rows_layout
+from tdserve.rules.replay.plans import RowsPlan
+from tdserve.rules.weights import Publishing
+from tdserve.server.movers.surroundings import Surroundings
+from tdserve.server.movers.values import values_of
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.mover import Mover, RowsToFill, VersionToSend
+from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
+from tdserve.server.staging_names import values_path
+from tdserve.server.tables.numbers import encode_plan
+from tdserve.server.weights.version_files import let_go, path_of
+from tdserve.server.weights.version_sender import version_ref
+from tdserve.structure.tree import Path, Spec
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+
+class RemoteMover(Mover):
+    """Moves content by messages of a channel. What a worker was receiving when it failed, it writes no more: its
+    channel is closed then, or it was reaped.
+
+    Args:
+        surroundings: Of all movers.
+        session: Whose content it moves.
+    """
+
+    num_channels = NUM_PAIRS
+
+    def __init__(self, surroundings: Surroundings, session: ClientSession) -> None:
+        super().__init__()
+        self.transport = session.channel_transport
+        self._session = session
+        self._values = surroundings.values
+        self._versions = surroundings.versions
+        self._traffic = surroundings.traffic
+
+    async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
+        """Values that come over the channel are handed on to the worker that stores values, unless it is this one."""
+        worker, content, values = self._session.worker, rows.asked.content, values_of(rows)
+        is_streamed = bool(content.values_nbytes)
+        must_hand_on = is_streamed and worker is not self._values.worker
+        with self._values.staging.taken(rows.entry, is_needed=must_hand_on) as staging:
+            order = self._make_put_order(request, rows)
+            order.receive_rows.spool = values_path(staging)
+            if is_streamed and not staging:
+                order.receive_rows.put_values.CopyFrom(values)
+            moving = worker.order(order)
+            if staging:
+                await moving
+                values.spool, values.spool_nbytes = values_path(staging), content.values_nbytes
+            if staging or (values.values and not is_streamed):
+                await self._values.store_beside(moving, rows.entry, values)
+            columns = (await moving).columns
+        self._traffic.received(self.transport, content)
+        return rows.name_columns(columns)
+
+    def _make_put_order(self, request: int, rows: RowsToFill) -> worker_pb2.Order:
+        content = rows.asked.content
+        order = self._session.order(request, is_accepted=bool(content.message_nbytes))
+        body = order.receive_rows
+        body.store.CopyFrom(rows.entry.ref(self._session.worker.known_specs))
+        body.rows = rows.reservation.encoded
+        body.keys.extend(rows.asked.keys)
+        body.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
+        body.content.fingerprint = content.fingerprint
+        body.content.message_nbytes.extend(content.message_nbytes)
+        body.content.values_nbytes = content.values_nbytes
+        if content.HasField("inline"):
+            body.content.inline = content.inline
+        return order
+
+    async def get_rows(
+        self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+    ) -> control_pb2.Done | None:
+        """In the answer where that is allowed and there is little; else over the channel."""
+        session = self._session
+        encoded = await encode_plan(plan)
+        order = session.order(request)
+        body = order.send_rows
+        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.rows, body.generations = encoded
+        for name, column in plan.columns.items():
+            body.columns.add(name=name, content=column.tobytes())
+        body.sends_values = session.hello.takes_values
+        if accepted is None:
+            order.is_accepted = True
+            session.accepted_requests.add(request)
+            self._traffic.sent(self.transport, (await session.worker.order(order)).nbytes_moved)
+            return None
+        layout = rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+        body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
+        order.is_accepted = not body.inline and not entry.spec.values
+        return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+
+    async def put_version(
+        self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content
+    ) -> None:
+        """The session's worker makes the file."""
+        order = self._session.order(request, is_accepted=bool(content.message_nbytes))
+        body = order.receive_version
+        body.version.CopyFrom(version_ref(entry, publishing.version, spec, self._session.worker))
+        if publishing.recycles is not None:
+            body.version.recycles = str(path_of(entry, publishing.recycles))
+        body.content.CopyFrom(content)
+        await self._session.worker.order(order)
+        self._traffic.received(self.transport, content)
+
+    async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
+        """The version keeps its file meanwhile."""
+        number = version.record.version
+        version.entry.weight_versions().acquire(number)
+        try:
+            return await self._versions.send(self._session, request, version)
+        finally:
+            let_go(version.entry, number)

@@ -1,0 +1,26 @@
+"""What the movers of all sessions share."""
+
+from __future__ import annotations
+
+from tdserve.server.movers.values import ValueWrites
+from tdserve.server.sessions.traffic import Traffic
+from tdserve.server.stores import Stores
+from tdserve.server.weights.version_sender import VersionSender
+from tdserve.server.workers import DataWorker
+
+
+class Surroundings:
+    """The parts of the control process that movers use.
+
+    Args:
+        stores: The book.
+        values_worker: The one worker that writes non-tensor values.
+        versions: Sends versions of weights.
+        traffic: Counts what moves.
+    """
+
+    def __init__(self, stores: Stores, *, values_worker: DataWorker, versions: VersionSender, traffic: Traffic) -> None:
+        self.stores = stores
+        self.values = ValueWrites(values_worker)
+        self.versions = versions
+        self.traffic = traffic

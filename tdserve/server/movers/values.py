@@ -1,0 +1,73 @@
+"""Non-tensor values that come with rows: stored by one worker, whichever mover brings the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tdserve.messages.row_numbers import encode_rows, spread
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.sessions.mover import RowsToFill
+from tdserve.server.staging_names import StagingNames
+from tdserve.server.workers import DataWorker
+from tdserve.structure.tree import Path
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+
+
+class ValueWrites:
+    """Has values of rows stored.
+
+    Args:
+        worker: The one that writes values.
+
+    Attributes:
+        staging: Names of files that bring values from another worker to that one.
+    """
+
+    def __init__(self, worker: DataWorker) -> None:
+        self.worker = worker
+        self.staging = StagingNames("extend-")
+
+    def store(self, entry: OpenedStore, values: worker_pb2.PutValues) -> asyncio.Future[worker_pb2.Worked]:
+        """Stores values of a store, whole or not at all."""
+        order = worker_pb2.Order(put_values=values)
+        order.put_values.store.CopyFrom(entry.ref(self.worker.known_specs))
+        return self.worker.order(order)
+
+    async def store_beside(self, moving: asyncio.Future[Any], entry: OpenedStore, values: worker_pb2.PutValues) -> None:
+        """Stores values while the rest of their rows is moving; ends when nobody writes these rows any more."""
+        storing = self.store(entry, values)
+        await asyncio.wait({moving, storing})
+        faults = [future.exception() for future in (storing, moving)]  # asyncio complains of those not looked at
+        for fault in filter(None, faults):
+            raise fault
+
+
+def values_of(rows: RowsToFill) -> worker_pb2.PutValues:
+    """How the values of reserved rows are stored, but for the store."""
+    entry, asked = rows.entry, rows.asked
+    if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
+        return worker_pb2.PutValues()
+    spec = entry.spec.select([tuple(key.parts) for key in asked.keys]) if asked.keys else entry.spec
+    keys = spec.memo.get("value_keys")
+    if keys is None:
+        keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]
+    given = {path for path, _ in spec.values}
+    lacking = [path for path, _ in entry.spec.values if path not in given] if asked.keys else []
+    return worker_pb2.PutValues(
+        values=asked.content.values + _nothing_for(lacking),  # blocks one after the other are one block
+        keys=[*keys, *(content_pb2.Path(parts=path) for path in lacking)],
+        elements=encode_rows(spread(rows.reservation.rows, math.prod(entry.spec.batch_size[1:]))),
+        is_whole=not lacking,  # the values are: a tensor that comes later does not matter to them
+        is_bundled=asked.content.is_bundled,
+    )
+
+
+def _nothing_for(lacking: Sequence[Path]) -> bytes:
+    """None for each of them: what another row had in this place is nobody's business."""
+    block = control_pb2.ValueBlock()
+    for _ in lacking:
+        block.columns.add(values=[content_pb2.Value(none=True).SerializeToString()])
+    return block.SerializeToString()
