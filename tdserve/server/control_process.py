@@ -98,12 +98,14 @@ class ControlProcess:
         self._incoming = IncomingParts(root.requests_folder, self._held)
         answers = CommittedAnswers(self._db)
         values_worker = self._workers[VALUES_WORKER]
+        self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
         versions = VersionSender(self._stores, traffic=self._traffic)
-        surroundings = Surroundings(self._stores, values_worker=values_worker, versions=versions, traffic=self._traffic)
+        surroundings = Surroundings(
+            self._stores, values_worker=values_worker, writes=self._writes, versions=versions, traffic=self._traffic
+        )
         self._sessions = Sessions(config, self._workers, root, partial(RemoteMover, surroundings))
         self._creation = Creation(self._stores, self._sessions)
-        self._writes = Writes(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
-        self._alterations = Alterations(self._stores, answers, values_worker=values_worker, traffic=self._traffic)
+        self._alterations = Alterations(self._stores, answers, values_worker=values_worker)
         rule_keys = RuleKeys()
         self._samples = Samples(self._stores, rule_keys=rule_keys)
         self._claiming = Claiming(self._stores, answers, traffic=self._traffic)
@@ -122,7 +124,7 @@ class ControlProcess:
             replays=replays,
             samples=self._samples,
             changes=Changes(self._stores, answers),
-            reads=Reads(self._traffic),
+            reads=Reads(),
             writes=self._writes,
             alterations=self._alterations,
             publishing=self._publishing,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tdserve.messages.row_numbers import spread
+from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import Publishing
 from tdserve.server.movers.surroundings import Surroundings
@@ -13,7 +14,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.read_values import read_values
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.sessions.mover import Mover, RowsToFill, VersionToSend
+from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.tables.numbers import encode_plan
 from tdserve.server.weights.version_files import path_of
@@ -42,6 +43,7 @@ class LocalMover(Mover):
         self._client = client
         self._stores = surroundings.stores
         self._values = surroundings.values
+        self._writes = surroundings.writes
         self._traffic = surroundings.traffic
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
@@ -101,6 +103,35 @@ class LocalMover(Mover):
         accepted.wants_written = True  # rows that leave the table must not be given to a writer before
         await self._client.written(request, accepted)
         return control_pb2.Done()
+
+    async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
+        """The client writes them where they stay."""
+        self._client.check_writes(f"writing to {store.name!r}")
+        await self._client.written(request, control_pb2.Accepted(uid=store.uid, path=store.path))
+        self._traffic.received(self.transport, content)
+
+    def locate_values(self, content: control_pb2.Content, order: worker_pb2.PutValues, spool: str) -> None:
+        """The client has put them into a file of its own."""
+        self._client.spooled(content, order)
+
+    async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+        """The client copies it over the rows, which are lost where it dies in the middle."""
+        return await self._writes.write_in_place(self._session, self._client, request, entry, asked)
+
+    async def get_selection(
+        self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
+    ) -> control_pb2.Done | None:
+        """Tells the client which store to read."""
+        accepted.uid, accepted.structure = entry.record.uid, entry.record.structure
+        if self._client.lacks_values and entry.spec.values:
+            keys = [tuple(key.parts) for key in asked.keys]
+            selection = from_message(asked.selection)
+            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
+            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+            paths = [path for path, _ in chosen.values]
+            accepted.values = await read_values(self._session.worker, entry, paths, elements)
+        self._traffic.sent(self.transport, 0)
+        return control_pb2.Done(accepted=accepted)
 
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content

@@ -8,7 +8,7 @@ from tdserve.rules.weights import Publishing
 from tdserve.server.movers.surroundings import Surroundings
 from tdserve.server.movers.values import values_of
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.sessions.mover import Mover, RowsToFill, VersionToSend
+from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.sessions.session import NUM_PAIRS, ClientSession
 from tdserve.server.staging_names import values_path
 from tdserve.server.tables.numbers import encode_plan
@@ -35,6 +35,7 @@ class RemoteMover(Mover):
         self._session = session
         self._values = surroundings.values
         self._versions = surroundings.versions
+        self._writes = surroundings.writes
         self._traffic = surroundings.traffic
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
@@ -94,6 +95,39 @@ class RemoteMover(Mover):
         body.inline = sum(layout.message_nbytes) <= session.inline_limit(request)
         order.is_accepted = not body.inline and not entry.spec.values
         return await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
+
+    async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
+        """The session's worker receives them where they stay."""
+        order = self._session.order(request, is_accepted=bool(content.message_nbytes))
+        body = order.receive_selection
+        body.store.CopyFrom(store.ref(self._session.worker.known_specs))
+        body.content.CopyFrom(content)
+        body.content.ClearField("values")
+        body.spool = store.spool if content.values_nbytes else ""
+        await self._session.worker.order(order)
+        self._traffic.received(self.transport, content)
+
+    async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+        """All of it is here before the first row changes."""
+        return await self._writes.write_staged(self._session, request, entry, asked)
+
+    async def get_selection(
+        self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
+    ) -> control_pb2.Done | None:
+        """The session's worker finds out how much there is."""
+        session = self._session
+        order = session.order(request)
+        body = order.send_selection
+        body.store.CopyFrom(entry.ref(session.worker.known_specs))
+        body.selection.CopyFrom(asked.selection)
+        body.keys.extend(asked.keys)
+        body.inline_bytes = session.inline_limit(request)
+        body.sends_values = session.hello.takes_values
+        if asked.message_nbytes:  # the client waits for the content itself
+            body.expected_nbytes.extend(asked.message_nbytes)
+            self._traffic.sent(self.transport, (await session.worker.order(order)).nbytes_moved)
+            return None
+        return await self._traffic.read(session, request, order, accepted, announces=False)
 
     async def put_version(
         self, request: int, entry: OpenedStore, publishing: Publishing, spec: Spec, content: control_pb2.Content

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tdserve.server.movers.values import ValueWrites
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
+from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.version_sender import VersionSender
 from tdserve.server.workers import DataWorker
 
@@ -15,12 +16,16 @@ class Surroundings:
     Args:
         stores: The book.
         values_worker: The one worker that writes non-tensor values.
+        writes: Of rows that are there.
         versions: Sends versions of weights.
         traffic: Counts what moves.
     """
 
-    def __init__(self, stores: Stores, *, values_worker: DataWorker, versions: VersionSender, traffic: Traffic) -> None:
+    def __init__(
+        self, stores: Stores, *, values_worker: DataWorker, writes: Writes, versions: VersionSender, traffic: Traffic
+    ) -> None:
         self.stores = stores
         self.values = ValueWrites(values_worker)
+        self.writes = writes
         self.versions = versions
         self.traffic = traffic

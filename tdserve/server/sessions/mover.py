@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,9 +13,10 @@ from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.weights import Publishing, VersionRecord
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, Spec
-from tdserve.v1 import control_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,25 @@ class VersionToSend:
     record: VersionRecord
     asked: control_pb2.LatestRequest
     deadline: Deadline
+
+
+@dataclass(frozen=True)
+class StoreToFill:
+    """A store that nobody sees yet.
+
+    Attributes:
+        name: For errors.
+        uid: Its incarnation.
+        ref: How orders to a worker name it.
+        spool: Where values that come over the channel wait.
+        path: Where it lies below the root, if not where its name says.
+    """
+
+    name: str
+    uid: str
+    ref: Callable[[WorkerSpecCache], worker_pb2.StoreRef]
+    spool: str
+    path: str = ""
 
 
 class Mover(ABC):
@@ -105,6 +125,33 @@ class Mover(ABC):
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.
         """
+
+    @abstractmethod
+    async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
+        """Puts the tensors of a store into its files; ``locate_values`` says where its values are then.
+
+        Raises:
+            TDServeError: They are not all there. ``may_still_write`` says whether somebody goes on.
+        """
+
+    def locate_values(self, content: control_pb2.Content, order: worker_pb2.PutValues, spool: str) -> None:
+        """Adds to an order where the values of some content lie, if they do not come with the request.
+
+        Args:
+            spool: The file for those that come over the channel.
+        """
+        if spool and content.values_nbytes:
+            order.spool, order.spool_nbytes = spool, content.values_nbytes
+
+    @abstractmethod
+    async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+        """Replaces rows that are there, whole or not at all, and commits that."""
+
+    @abstractmethod
+    async def get_selection(
+        self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
+    ) -> control_pb2.Done | None:
+        """Brings a selection of a store to the client; arguments and answer as of ``get_rows``."""
 
     @abstractmethod
     async def put_version(

@@ -88,7 +88,6 @@ class ClientSession:
     ) -> None:
         self.channel_transport = channel_transport
         self.invitation = invitation
-        self.local: LocalClient | None = None
         self._losing: asyncio.Task[None] | None = None
         self.number = number
         self.hello = hello
@@ -134,14 +133,7 @@ class ClientSession:
     def attach(self, local: LocalClient, mover: Mover) -> None:
         """The client has shown that it is on this machine: from now on it moves its content by itself."""
         self.link, self.mover = local, mover
-        self.local = local
         self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
-
-    def local_client(self) -> LocalClient:
-        """The client of a session that has attached itself."""
-        if self.local is None:
-            raise LocalProtocolError(reason=f"session {self.number} is not local")
-        return self.local
 
     async def _lose_at_end(self, local: LocalClient) -> None:
         await self.ended.wait()

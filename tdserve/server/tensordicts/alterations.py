@@ -29,10 +29,11 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
+from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import values_path
 from tdserve.server.stores import Stores
+from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.server.workers import DataWorker, drop_store
 from tdserve.store import object_folders, restructuring, rows as row_files
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
@@ -66,13 +67,18 @@ class _Made:
     folder: FilePath
     added: Spec | None
 
-    def ref(self, worker: DataWorker) -> worker_pb2.StoreRef:
+    @property
+    def spool(self) -> str:
+        """Where its values lie while they wait."""
+        return values_path(str(self.folder / "staged"))
+
+    def ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
         """How orders name it."""
         if self.added is None:
             return worker_pb2.StoreRef()
         fingerprint = self.added.fingerprint
         ref = worker_pb2.StoreRef(uid=self.uid, folder=str(self.folder), fingerprint=fingerprint)
-        if worker.known_specs.must_tell(self.added):
+        if known_specs.must_tell(self.added):
             ref.spec.CopyFrom(codec.encode(self.added))
         return ref
 
@@ -84,16 +90,12 @@ class Alterations:
         stores: The book.
         answers: Of requests that were committed, for their retries.
         values_worker: Writes non-tensor values.
-        traffic: Counts what was received.
     """
 
-    def __init__(
-        self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker, traffic: Traffic
-    ) -> None:
+    def __init__(self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker) -> None:
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
-        self._traffic = traffic
         self._retrying: set[asyncio.Task[None]] = set()
 
     async def alter(self, session: ClientSession, request: int, asked: control_pb2.AlterRequest) -> control_pb2.Done:
@@ -115,8 +117,9 @@ class Alterations:
         deadline = Deadline.after(asked.timeout_s)
         async with self._make_folder(session, entry, wanted.added) as made:
             if asked.HasField("content"):
-                await self._fill(session, request, entry, made, asked.content)
-                self._traffic.received(session.transport, asked.content)
+                path = str(made.folder.relative_to(self._stores.root.path))
+                target = StoreToFill(entry.name, made.uid, made.ref, made.spool, path)
+                await session.mover.fill(request, target, asked.content)
             async with self._alone(session, entry, deadline):
                 answered = self._answers.earlier(session.client_id, request)
                 if answered is not None:  # this was tried before, over a session that has ended
@@ -167,22 +170,6 @@ class Alterations:
                 await asyncio.to_thread(_remove_files, made.folder, uid)
             if added is not None:
                 await drop_store([session.worker], uid)
-
-    async def _fill(
-        self, session: ClientSession, request: int, entry: OpenedStore, made: _Made, content: control_pb2.Content
-    ) -> None:
-        if session.local is not None:
-            session.local.check_writes(f"writing to {entry.name!r}")
-            path = str(made.folder.relative_to(self._stores.root.path))
-            await session.local.written(request, control_pb2.Accepted(uid=made.uid, path=path))
-            return
-        order = session.order(request, is_accepted=bool(content.message_nbytes))
-        body = order.receive_selection
-        body.store.CopyFrom(made.ref(session.worker))
-        body.content.CopyFrom(content)
-        body.content.ClearField("values")
-        body.spool = values_path(str(made.folder / "staged")) if content.values_nbytes else ""
-        await session.worker.order(order)
 
     @asynccontextmanager
     async def _alone(self, session: ClientSession, entry: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
@@ -257,10 +244,7 @@ class Alterations:
             order = worker_pb2.Order()
             body = order.put_values
             body.values = content.values
-            if content.values_nbytes:
-                body.spool, body.spool_nbytes = values_path(str(made.folder / "staged")), content.values_nbytes
-            elif session.local is not None:
-                session.local.spooled(content, body)
+            session.mover.locate_values(content, body, made.spool)
             body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
             body.spec.CopyFrom(codec.encode(made.added))
             body.below, body.everything = made.folder.name, True

@@ -10,6 +10,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.row_write_hold import RowWriteHold, holding
+from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2
@@ -31,6 +32,7 @@ class InPlace:
     async def write(
         self,
         session: ClientSession,
+        client: LocalClient,
         request: int,
         entry: OpenedStore,
         asked: control_pb2.WriteRequest,
@@ -49,10 +51,9 @@ class InPlace:
             TDServeError: Nothing was written.
             PeerLostError: The client went away in the middle: the rows are lost until they are written again.
         """
-        local = session.local_client()
-        local.check_writes(f"writing to {entry.name!r}")
+        client.check_writes(f"writing to {entry.name!r}")
         keys = tuple(tuple(key.parts) for key in asked.keys)
-        overwrite = Overwrite(entry.record.uid, local.lock_name, request, rows, keys)
+        overwrite = Overwrite(entry.record.uid, client.lock_name, request, rows, keys)
         async with holding(entry, rows, keys) as held:
             check(held)
             overwrite.save(self._stores.db)
@@ -62,11 +63,11 @@ class InPlace:
                 await store_values()
                 has_values = True
             if not keys or entry.spec.select(keys).tensors:
-                await local.written(
+                await client.written(
                     request, control_pb2.Accepted(uid=entry.record.uid, structure=entry.record.structure)
                 )
         except BaseException:
-            if has_values or local.is_writing(request):
+            if has_values or client.is_writing(request):
                 held.end()
                 self._unfinished.lose(entry, overwrite)
             else:

@@ -10,11 +10,8 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.read_values import read_values
 from tdserve.server.row_write_hold import wait_for_others
-from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.session import ClientSession
-from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.specs import message_of
 from tdserve.server.turns import row_set_of
 from tdserve.v1 import control_pb2
@@ -22,9 +19,6 @@ from tdserve.v1 import control_pb2
 
 class Reads:
     """What sessions read of tensordict stores."""
-
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
 
     def is_as_expected(self, entry: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
         """Whether a store has the structure that a client knows, and none of it is waited for: then the client may
@@ -59,23 +53,11 @@ class Reads:
             await wait_for_others(session, entry, rows, deadline)
             await self._wait_for_retries(session, entry, rows, deadline)
             entry.lost.check(rows, store=entry.name)
-        if session.local is not None:
-            return await self._let_read(session, session.local, entry, asked)
-        order = session.order(request)
-        order.send_selection.store.CopyFrom(entry.ref(session.worker.known_specs))
-        order.send_selection.selection.CopyFrom(asked.selection)
-        order.send_selection.keys.extend(asked.keys)
-        order.send_selection.inline_bytes = session.inline_limit(request)
-        order.send_selection.sends_values = session.hello.takes_values
-        if asked.message_nbytes:
-            order.send_selection.expected_nbytes.extend(asked.message_nbytes)
-            self._traffic.sent(session.transport, (await session.worker.order(order)).nbytes_moved)
-            return None
         fingerprint = entry.spec.fingerprint
         accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
         if asked.fingerprint != fingerprint:
             accepted.spec.CopyFrom(message_of(entry.spec))
-        return await self._traffic.read(session, request, order, accepted, announces=False)
+        return await session.mover.get_selection(request, entry, asked, accepted)
 
     async def _wait_for_retries(
         self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
@@ -97,27 +79,3 @@ class Reads:
                     Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s)),
                     lambda: f"another write to rows of {entry.name!r}",
                 )
-
-    async def _let_read(
-        self,
-        session: ClientSession,
-        local: LocalClient,
-        entry: OpenedStore,
-        asked: control_pb2.ReadRequest,
-    ) -> control_pb2.Done:
-        """Tells a local client which store to read."""
-        fingerprint, uid = entry.spec.fingerprint, entry.record.uid
-        accepted = control_pb2.Accepted(
-            fingerprint=fingerprint, version=entry.content_version, uid=uid, structure=entry.record.structure
-        )
-        if asked.fingerprint != fingerprint:
-            accepted.spec.CopyFrom(message_of(entry.spec))
-        if local.lacks_values and entry.spec.values:
-            keys = [tuple(key.parts) for key in asked.keys]
-            selection = from_message(asked.selection)
-            elements = None if selection.is_everything else selection.elements(entry.spec.batch_size)
-            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
-            paths = [path for path, _ in chosen.values]
-            accepted.values = await read_values(session.worker, entry, paths, elements)
-        self._traffic.sent(session.transport, 0)
-        return control_pb2.Done(accepted=accepted)

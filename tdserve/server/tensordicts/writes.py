@@ -17,7 +17,6 @@ from functools import partial
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
-    PeerLostError,
     RemoteProtocolError,
     SpecMismatchError,
     StoreExistsError,
@@ -33,6 +32,8 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.row_write_hold import RowWriteHold, holding, is_free, numbers_of, wait_for_others
+from tdserve.server.sessions.local_client import LocalClient
+from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, values_path
@@ -76,10 +77,8 @@ class Writes:
         entry.is_filling = True
         try:
             return await self._fill_and_show(session, request, entry, asked)
-        except BaseException as error:
-            # A local client may be writing still, unless it has been answered: else the store goes with its session.
-            is_answered = isinstance(error, TDServeError) and not isinstance(error, PeerLostError)
-            if session.local is None or is_answered:
+        except BaseException:
+            if not session.mover.may_still_write(request):  # else the store goes with its session
                 await self._stores.delete(entry)
             raise
         finally:
@@ -88,32 +87,23 @@ class Writes:
     async def _fill_and_show(
         self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
-        is_needed = bool(asked.content.values_nbytes) and session.local is None
-        with self._staging.taken(entry, is_needed=is_needed) as staging:
-            await self._fill(session, request, entry, asked, spool=values_path(staging))
-        self._traffic.received(session.transport, asked.content)
+        content = asked.content
+        with self._staging.taken(entry, is_needed=bool(content.values_nbytes)) as staging:
+            spool = values_path(staging)
+            await session.mover.fill(request, StoreToFill(entry.name, entry.record.uid, entry.ref, spool), content)
+            if content.values or spool or content.spool_nbytes:
+                storing = self._storing(entry, asked)
+                session.mover.locate_values(content, storing.put_values, spool)
+                storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
+                await self._worker.order(storing)
+            if spool:  # no other request will use it soon, and it may be as large as the store
+                await asyncio.to_thread(remove_spool, spool)
         await asyncio.to_thread(entry.generation_values().fill, 2)  # whose pages are touched for the first time
         done = control_pb2.Done(version=entry.content_version)
         entry.check_present()
         with self._answers.transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.publish_loaded(entry, txn)
         return done
-
-    async def _fill(
-        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str
-    ) -> None:
-        if session.local is not None:
-            await session.local.written(request, control_pb2.Accepted(uid=entry.record.uid))
-        else:
-            await session.worker.order(self._receiving(session, request, entry, asked, spool=spool))
-        if asked.content.values or spool or asked.content.spool_nbytes:
-            storing = self._storing(entry, asked, spool=spool)
-            if session.local is not None:
-                session.local.spooled(asked.content, storing.put_values)
-            storing.put_values.store.CopyFrom(entry.ref(self._worker.known_specs))
-            await self._worker.order(storing)
-        if spool:  # no other request will use it soon, and it may be as large as the store
-            await asyncio.to_thread(remove_spool, spool)
 
     async def write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Replaces a selection, whole or not at all.
@@ -132,13 +122,16 @@ class Writes:
             entry.check_values_writable([tuple(key.parts) for key in asked.keys])
         if entry.table is not None:
             await _look_at_rows(entry, asked)
-        if session.local is not None:
-            return await self._write_in_place(session, request, entry, asked)
+        return await session.mover.overwrite(request, entry, asked)
+
+    async def write_staged(
+        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
+    ) -> control_pb2.Done:
+        """Has the session's worker receive the content, and applies it when all has come."""
         await _check_content(entry, asked)
         with self._staging.taken(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
-                receiving = self._receiving(session, request, entry, asked, staging=staging, spool=values_path(staging))
-                await session.worker.order(receiving)
+                await session.worker.order(_make_receive_order(session, request, entry, asked, staging))
             self._traffic.received(session.transport, asked.content)
             async with self._alone(session, entry, asked):
                 if (answered := self._answers.earlier(session.client_id, request)) is not None:
@@ -158,11 +151,17 @@ class Writes:
                     self._staging.keep(staging)
         return done
 
-    async def _write_in_place(
-        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
+    async def write_in_place(
+        self,
+        session: ClientSession,
+        client: LocalClient,
+        request: int,
+        entry: OpenedStore,
+        asked: control_pb2.WriteRequest,
     ) -> control_pb2.Done:
+        """Has the session's client copy the content over what is there."""
         storing = self._storing(entry, asked)
-        session.local_client().spooled(asked.content, storing.put_values)
+        session.mover.locate_values(asked.content, storing.put_values, "")
 
         async def store_values() -> None:
             await self._worker.insist(entry, storing)
@@ -178,7 +177,7 @@ class Writes:
             if entry.table is not None:
                 _check_rows(entry, asked, held.numbers)
 
-        return await self._in_place.write(session, request, entry, asked, rows, check, store_values)
+        return await self._in_place.write(session, client, request, entry, asked, rows, check, store_values)
 
     @asynccontextmanager
     async def _alone(
@@ -274,26 +273,6 @@ class Writes:
             txn.delete("pending", JOURNAL + entry.record.uid.encode())
             txn.update("pending", changes)
 
-    def _receiving(
-        self,
-        session: ClientSession,
-        request: int,
-        entry: OpenedStore,
-        asked: control_pb2.WriteRequest,
-        *,
-        staging: str = "",
-        spool: str = "",
-    ) -> worker_pb2.Order:
-        order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
-        body = order.receive_selection
-        body.store.CopyFrom(entry.ref(session.worker.known_specs))
-        body.selection.CopyFrom(asked.selection)
-        body.keys.extend(asked.keys)
-        body.content.CopyFrom(asked.content)
-        body.content.ClearField("values")
-        body.staging, body.spool = staging, spool
-        return order
-
     def _storing(self, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = "") -> worker_pb2.Order:
         """An order for the values of a write. The store's ref is set when it is sent: a spec goes along only once."""
         order = worker_pb2.Order()
@@ -310,6 +289,20 @@ class Writes:
         if not body.everything and spec.values:
             body.elements = encode_rows(selection.elements(batch_size))
         return order
+
+
+def _make_receive_order(
+    session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest, staging: str
+) -> worker_pb2.Order:
+    order = session.order(request, is_accepted=bool(asked.content.message_nbytes))
+    body = order.receive_selection
+    body.store.CopyFrom(entry.ref(session.worker.known_specs))
+    body.selection.CopyFrom(asked.selection)
+    body.keys.extend(asked.keys)
+    body.content.CopyFrom(asked.content)
+    body.content.ClearField("values")
+    body.staging, body.spool = staging, values_path(staging)
+    return order
 
 
 def _check_fingerprint(entry: OpenedStore, content: control_pb2.Content) -> None:

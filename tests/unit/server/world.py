@@ -121,16 +121,16 @@ class World:
         self.stores.restore()
         self.answers = CommittedAnswers(self.db)
         self.traffic = Traffic()
+        self.writes = Writes(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
         versions = VersionSender(self.stores, traffic=self.traffic)
         self.relays = versions.relays
         self.surroundings = Surroundings(
-            self.stores, values_worker=self.worker, versions=versions, traffic=self.traffic
+            self.stores, values_worker=self.worker, writes=self.writes, versions=versions, traffic=self.traffic
         )
         self.creation = Creation(self.stores, sessions=OPEN_SESSIONS)
-        self.reads = Reads(self.traffic)
-        self.writes = Writes(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        self.reads = Reads()
         self.adoption = Adoption(self.stores, self.answers, values_worker=self.worker)
-        self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker, traffic=self.traffic)
+        self.alterations = Alterations(self.stores, self.answers, values_worker=self.worker)
         rule_keys = RuleKeys()
         self.samples = Samples(self.stores, rule_keys=rule_keys)
         self.changes = Changes(self.stores, self.answers)

@@ -19,7 +19,7 @@ from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionLink
 from tdserve.server.movers.local import LocalMover
 from tdserve.server.movers.remote import RemoteMover
-from tdserve.server.sessions.local_client import Invitation
+from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.sessions.session import ClientSession
@@ -144,9 +144,9 @@ def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Wi
             welcome = (await visitor.told()).welcome
             assert (welcome.session, welcome.transport) == (session.number, "shm")
             assert session.transport == "shm"
-            assert session.local is not None
-            assert session.local.lock_name == invited(session).lock_name
-            assert (session.local.is_read_only, session.local.lacks_values) == (False, True)
+            assert isinstance(session.link, LocalClient)
+            assert session.mover.lock_name == invited(session).lock_name
+            assert (session.link.is_read_only, session.link.lacks_values) == (False, True)
         lock.release()
 
     within(scenario)
@@ -158,9 +158,9 @@ def test_attach_when_it_only_reads_then_without_a_lock_and_it_may_not_write(with
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
             assert (await visitor.told()).HasField("welcome")
-            assert session.local is not None
-            assert session.local.is_read_only
-            assert session.local.lock_name == ""
+            assert isinstance(session.link, LocalClient)
+            assert session.link.is_read_only
+            assert session.mover.lock_name == ""
 
     within(scenario)
 
@@ -178,7 +178,7 @@ def test_attach_when_the_key_or_the_session_is_wrong_then_let_go_and_the_session
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, **fields)
             assert await visitor.is_let_go()
-        assert session.local is None
+        assert session.transport == "gloo"
         assert not session.ended.is_set()
         lock.release()
 
@@ -193,7 +193,7 @@ def test_attach_when_nobody_holds_the_lock_of_one_that_writes_then_let_go(within
                 await visitor.attach(session)
                 assert await visitor.is_let_go()
             (house.root.sessions_folder / invited(session).lock_name).touch()  # and nobody locks it
-        assert session.local is None
+        assert session.transport == "gloo"
 
     within(scenario)
 
@@ -208,7 +208,7 @@ def test_attach_when_the_session_has_ended_or_wanted_none_then_let_go(within: Wi
         async with visiting(house.root.path) as visitor:
             visitor.say(attach={"session": network.number, "is_read_only": True})
             assert await visitor.is_let_go()
-        assert network.local is None
+        assert network.transport == "gloo"
 
     within(scenario)
 
@@ -219,10 +219,10 @@ def test_attach_when_somebody_has_then_the_second_is_let_go(within: Within) -> N
         async with visiting(house.root.path) as first, visiting(house.root.path) as second:
             await first.attach(session, is_read_only=True)
             await first.told()
-            local = session.local
+            local = session.link
             await second.attach(session, is_read_only=True)
             assert await second.is_let_go()
-            assert session.local is local
+            assert session.link is local
             assert not session.ended.is_set()
 
     within(scenario)
@@ -235,7 +235,7 @@ def test_message_when_it_comes_before_attach_then_let_go_and_not_served(within: 
             visitor.say(request=1, read={"store": "x"})
             assert await visitor.is_let_go()
         assert house.taken == []
-        assert session.local is None
+        assert session.transport == "gloo"
 
     within(scenario)
 
@@ -246,8 +246,8 @@ def test_message_when_inside_then_a_request_is_taken_and_what_was_written_reache
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
             await visitor.told()
-            assert session.local is not None
-            writing = session.local.written(4, control_pb2.Accepted(uid="u"))
+            assert isinstance(session.link, LocalClient)
+            writing = session.link.written(4, control_pb2.Accepted(uid="u"))
             assert (await visitor.told()).accepted.uid == "u"
             visitor.say(request=4, written={"columns": [b"c"]})
             assert list((await writing).columns) == [b"c"]
