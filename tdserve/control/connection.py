@@ -181,16 +181,17 @@ class ControlConnection:
         self._why_unknown = reason
         self._warn(reason)
 
-    def explain_silence(self) -> str:
-        """Why nobody answers, as far as this end can find out, and what to look at. Takes up to 0.2 s."""
+    def explain_silence(self, waited_s: float) -> str:
+        """Why nobody has answered for so long, as far as this end can see, and what to look at. Takes up to 0.2 s."""
+        waited = f"for {round(waited_s, 2):g} s"
         if self._why_unknown:
-            return self._why_unknown
+            return f"{self._why_unknown}, {waited}"
         try:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:  # grpc says no other thing of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
-        why = explain_unreachable(self.address) or "it listens there and does not answer yet"
-        return f"{why}; {NOBODY_THERE}"
+        why = explain_unreachable(self.address) or "it listens there and does not answer"
+        return f"{why} {waited}; {NOBODY_THERE}"
 
     def _warn(self, why: str) -> None:
         """Logs once, until somebody answers, what a caller waits for."""
@@ -249,10 +250,10 @@ class ControlConnection:
                 ours = self._ours(error, what="the health check", timeout_s=timeout_s)
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
                     return  # whatever else it says: somebody answers, and the session will tell what is wrong
-                why = self.explain_silence()
-                if remaining_s <= check_s:
-                    waited = f"nobody answered within {round(timeout_s, 2):g} s"
-                    raise ConnectError(address=self.address, reason=f"{waited}; {why}") from error
+                is_over = remaining_s <= check_s
+                why = self.explain_silence(timeout_s if is_over else check_s)
+                if is_over:
+                    raise ConnectError(address=self.address, reason=why) from error
                 self._warn(why)
 
     def open_session(

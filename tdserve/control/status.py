@@ -87,9 +87,27 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
     return RemoteProtocolError(expected=f"an answer to {what} from {address}", received=f"{code.name}: {details}")
 
 
+_CAUSES = (
+    ("connection refused", f"connection refused; {NOBODY_THERE}"),
+    ("connection attempt timed out", f"it listens there and does not answer; {NOBODY_THERE}"),
+    ("ping timeout", "it does not answer any more"),
+    ("too many open files", "this process may not open a socket: too many open files (ulimit -n)"),
+    ("socket closed", "the connection was closed"),
+    ("connection reset", "the connection was closed"),
+    ("broken pipe", "the connection was closed"),
+    ("end of tcp stream", "the connection was closed"),
+    ("goaway", "the connection was closed"),
+)
+"""What grpc says somewhere in its reason, and what it means."""
+
+
 def _plain(details: str) -> str:
-    """Why there is no connection, without what grpc says around the one reason that people can do something about."""
-    return f"connection refused; {NOBODY_THERE}" if details.endswith("Connection refused") else details
+    """Why there is no connection, in words that people can do something about."""
+    found = details.lower()
+    for text, cause in _CAUSES:
+        if text in found:
+            return cause
+    return details.removeprefix("failed to connect to all addresses; last error: ")
 
 
 _Make = Callable[[str, str, float, str], TDServeError]

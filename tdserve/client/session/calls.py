@@ -279,7 +279,7 @@ class SessionClient(CatalogClient):
                     timeout_s=wait_s,
                     explain_silence=self._connection.explain_silence,
                 )
-        return opening.wait(wait_s)
+        return opening.wait(wait_s, waited_s=deadline.timeout_s or wait_s)
 
     def _make_session(self, deadline: Deadline) -> Session:
         """In a thread of its own, one at a time: opens the session of this client."""

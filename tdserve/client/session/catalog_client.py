@@ -13,9 +13,10 @@ from threading import Lock, Timer
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from tdserve.base.deadline import Deadline
+from tdserve.base.deadline import GRACE_S, Deadline
 from tdserve.base.errors import (
     ClosedError,
+    DeadlineExceededError,
     ForkedClientError,
     InvalidRequestError,
     StoreNotCreatedError,
@@ -142,14 +143,14 @@ class CatalogClient:
         try:
             if not remaining_s:  # the first look took all the time
                 raise StoreNotCreatedError(what=f"the creation of store {name!r}", timeout_s=wait_s, name=name)
-            with self.missing_names.watch(name):
+            with self.missing_names.watch(name, remaining_s):
                 return self._describe_once(name, remaining_s, wait_s=remaining_s)
         except StoreNotCreatedError as error:
             raise self.missing_names.explain(error, wait_s) from None
 
-    def _names_around(self, name: str, num_names: int) -> Sequence[str]:
+    def _names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
         request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
-        names: Sequence[str] = self._call("ListStores", request, timeout_s=min(self.timeout_s, LOOK_AFTER_S)).names
+        names: Sequence[str] = self._call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names
 
     def described(self, name: str, deadline: Deadline) -> StoreDescription:
@@ -240,6 +241,11 @@ def checked_wait_s(timeout_s: float) -> float:
 LOOK_AFTER_S = 1.0
 """Into a wait: processes may start in any order, and most stores are there by then."""
 
+LOOK_S = 1.4
+"""How long a look for names that are near may take."""
+
+MIN_LOOK_S = 0.05
+
 WARN_AGAIN_S = 60.0
 """Between two warnings of one name."""
 
@@ -258,32 +264,42 @@ class MissingNames:
     """Of one client. Threads: safe.
 
     Args:
-        ask: Gives, of the server's names, so many around one, itself included.
+        ask: Gives, of the server's names, so many around one, itself included, within some seconds.
     """
 
-    def __init__(self, ask: Callable[[str, int], Sequence[str]]) -> None:
+    def __init__(self, ask: Callable[[str, int, float], Sequence[str]]) -> None:
         self._ask = ask
         self._lock = Lock()
         self._warned_s: dict[str, float] = {}
 
-    def find_near(self, name: str) -> list[str] | None:
+    def find_near(self, name: str, *, within_s: float = LOOK_S) -> list[str] | None:
         """Names that are like one which does not exist; None where it does.
 
         Raises:
             TDServeError: The server cannot say.
         """
-        names = self._ask(name, NUM_AROUND)
+        names = self._ask(name, NUM_AROUND, max(within_s - GRACE_S, MIN_LOOK_S))
         return None if name in names else get_close_matches(name, names, n=MAX_NEAR)
 
-    def warn(self, name: str) -> None:
-        """Logs that a store does not exist, if that is so, for somebody who waits for it; raises nothing."""
+    def warn(self, name: str, left_s: float) -> None:
+        """Logs that a store does not exist, if that is so, for somebody who waits for it; raises nothing.
+
+        Args:
+            left_s: How long the wait may still last: the look takes no longer, also where the server does not answer.
+        """
+        if left_s < GRACE_S + MIN_LOOK_S:
+            return  # the call's own error tells it in a moment
         with suppress(TDServeError):
-            near = self.find_near(name)
+            near = self.find_near(name, within_s=min(left_s, LOOK_S))
             if near is not None and self._may_warn(name):
                 _log.warning("a call waits for the creation of store %r: there is none yet%s", name, _list_near(near))
 
     def explain(self, error: TDServeError, timeout_s: float | None) -> TDServeError:
-        """The error itself; one of a store that is missing with the names that are near, and the whole call's time."""
+        """The error itself; one of a wait with the whole call's time, one of a missing store also with near names."""
+        if type(error) is DeadlineExceededError and timeout_s is not None:
+            whole = DeadlineExceededError(what=error.what, timeout_s=timeout_s)
+            whole.__suppress_context__ = True
+            return whole
         if not isinstance(error, StoreNotCreatedError):
             return error
         near: list[str] | None = None
@@ -294,9 +310,9 @@ class MissingNames:
         return told
 
     @contextmanager
-    def watch(self, name: str) -> Iterator[None]:
-        """Warns from a thread of its own, if the block lasts long."""
-        timer = Timer(LOOK_AFTER_S, self.warn, (name,))
+    def watch(self, name: str, timeout_s: float) -> Iterator[None]:
+        """Warns from a thread of its own, if the block, which ends after ``timeout_s``, lasts long."""
+        timer = Timer(LOOK_AFTER_S, self.warn, (name, timeout_s - LOOK_AFTER_S + GRACE_S))
         timer.name, timer.daemon = f"tdserve-missing-{name}", True
         timer.start()
         try:

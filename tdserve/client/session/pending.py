@@ -105,14 +105,14 @@ class Pending:
         timeout_s: float | None,
         what: str,
         *,
-        on_slow: Callable[[], None] | None = None,
+        on_slow: Callable[[float], None] | None = None,
         is_owed: bool = True,
     ) -> control_pb2.ServerMessage:
         """Returns the next answer.
 
         Args:
             is_owed: Whether there must be one: silence is told then.
-            on_slow: Called once, in this thread, when there is none after ``SLOW_S``.
+            on_slow: Called once, in this thread, when there is none after ``SLOW_S``, with the seconds that are left.
 
         Raises:
             DeadlineExceededError: There was none in time.
@@ -131,7 +131,7 @@ class Pending:
             except Empty:
                 if on_slow is not None and until_slow_s <= min(remaining_s, poll_s):
                     slow_s = math.inf
-                    on_slow()
+                    on_slow(end_s - time.monotonic())
                 elif remaining_s <= poll_s:
                     if is_owed:
                         self.is_given_up = True

@@ -8,7 +8,6 @@ from threading import Condition, Thread, current_thread
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, DeadlineExceededError
 from tdserve.client.session.session import Session
-from tdserve.control.status import NOBODY_THERE
 
 JOIN_TIMEOUT_S = 1.0
 """For the thread, when its client is closed: its connection is gone by then, which ends whatever it waits for."""
@@ -24,7 +23,7 @@ class Opening:
         open_session: Opens it until a deadline; blocks. What it has opened is the client's, whoever waits here.
         address: Of the server, for errors.
         timeout_s: Until it is given up; at least ``MIN_OPENING_S``.
-        explain_silence: Returns why nobody answers.
+        explain_silence: Returns why nobody has answered for so many seconds.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Opening:
         *,
         address: str,
         timeout_s: float,
-        explain_silence: Callable[[], str] = lambda: NOBODY_THERE,
+        explain_silence: Callable[[float], str],
     ) -> None:
         self._open_session = open_session
         self._explain_silence = explain_silence
@@ -53,8 +52,11 @@ class Opening:
         """Whether there is a session, or there will be none."""
         return self._session is not None or self._error is not None
 
-    def wait(self, timeout_s: float) -> Session:
+    def wait(self, timeout_s: float, *, waited_s: float | None = None) -> Session:
         """The session.
+
+        Args:
+            waited_s: How long the whole call waits, for its error; None: ``timeout_s``.
 
         Raises:
             ConnectError: It was not there in time; it is opened all the same.
@@ -64,9 +66,9 @@ class Opening:
             self._changed.wait_for(lambda: self.is_over, timeout_s)
             if self._session is not None:
                 return self._session
-            if self._error is not None:
+            if self._error is not None and not self._is_silence(self._error):
                 raise self._error
-        raise self._silence(timeout_s)
+        raise self._silence(timeout_s if waited_s is None else waited_s, self._error)
 
     def join(self) -> None:
         """Waits for the thread to end, once nothing holds it any more."""
@@ -76,16 +78,17 @@ class Opening:
     def _run(self) -> None:
         try:
             session = self._open_session(self._deadline)
-        except DeadlineExceededError as error:  # its own time is over; whoever waits may have more, and tries again
-            self._end(None, self._silence(error.timeout_s, error))
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever waits gets it)
             self._end(None, error)
         else:
             self._end(session, None)
 
-    def _silence(self, timeout_s: float | None, cause: BaseException | None = None) -> ConnectError:
-        waited = "in time" if timeout_s is None else f"within {round(timeout_s, 2):g} s"
-        error = ConnectError(address=self._address, reason=f"nobody answered {waited}; {self._explain_silence()}")
+    def _is_silence(self, error: BaseException) -> bool:
+        """Whether its own time was over; whoever waits may have more, and tries again."""
+        return isinstance(error, DeadlineExceededError) or (type(error) is ConnectError and self._deadline.expired)
+
+    def _silence(self, waited_s: float, cause: BaseException | None) -> ConnectError:
+        error = ConnectError(address=self._address, reason=self._explain_silence(waited_s))
         error.__cause__ = cause
         return error
 

@@ -16,6 +16,8 @@ STEP_S = 5.0
 """A request waits so long at most, and is followed by another: so soon at the latest a closing is noticed when there is
 no server that could be asked to give the request up."""
 
+MIN_STEP_S = 0.001
+
 
 class Subscription:
     """An iterator over versions, each above the one before; see ``Client.subscribe``. A context manager.
@@ -104,7 +106,7 @@ def _step_of(deadline: Deadline) -> Deadline:
     remaining_s = deadline.remaining_s
     if deadline.timeout_s == 0:
         return deadline
-    return Deadline.after(STEP_S if remaining_s is None else min(STEP_S, remaining_s))
+    return Deadline.after(STEP_S if remaining_s is None else min(STEP_S, max(remaining_s, MIN_STEP_S)))  # 0 asks once
 
 
 def _of_whole_wait(error: TDServeError, deadline: Deadline) -> TDServeError:

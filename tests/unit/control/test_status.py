@@ -105,6 +105,23 @@ def test_rpc_error_when_nobody_listens_then_asks_whether_a_server_runs() -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        ("Stream removed (ping timeout)", "it does not answer any more"),
+        ("recvmsg:Connection reset by peer", "the connection was closed"),
+        (
+            "last error: UNKNOWN: ipv4:1.2.3.4:1: connection attempt timed out before receiving SETTINGS frame",
+            "it listens there and does not answer; is a server running there? (tdserve serve ROOT)",
+        ),
+        ("something new", "something new"),
+    ],
+)
+def test_rpc_error_when_there_is_no_connection_then_the_cause_in_plain_words(details: str, reason: str) -> None:
+    error = from_rpc_error(Failed(grpc.StatusCode.UNAVAILABLE, details=details), address="h:1", what="x", timeout_s=2.0)
+    assert str(error) == f"no connection to h:1: {reason}"
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED])
 def test_rpc_error_when_nobody_of_ours_would_say_it_then_remote_protocol_error(code: grpc.StatusCode) -> None:
     error = from_rpc_error(Failed(code), address="host:1", what="ListStores", timeout_s=2.0)

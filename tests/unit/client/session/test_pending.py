@@ -91,18 +91,18 @@ def test_put_when_the_wait_has_just_ended_then_whoever_gives_up_finds_it_or_who_
 def test_wait_when_it_is_slow_then_that_is_told_once_and_the_answer_still_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pending_module, "SLOW_S", 0.0)
+    monkeypatch.setattr(pending_module, "SLOW_S", 0.01)
     pending = Pending(on_silence=lambda: None)
     told: list[str] = []
 
-    def on_slow() -> None:
+    def on_slow(left_s: float) -> None:
         told.append("slow")
         pending.put(control_pb2.ServerMessage(request=4))
 
     assert pending.wait(None, "", on_slow=on_slow).request == 4
     with pytest.raises(DeadlineExceededError):
-        pending.wait(0.01, "", on_slow=lambda: told.append("again"))
-    assert told == ["slow", "again"]
+        pending.wait(0.02, "", on_slow=lambda left_s: told.append(f"again, {left_s <= 0.01}"))
+    assert told == ["slow", "again, True"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,11 @@ TIMEOUT_S = 20.0
 ADDRESS = "127.0.0.1:1"
 
 
+def explain(waited_s: float) -> str:
+    """Why nobody answers."""
+    return f"silent for {waited_s} s"
+
+
 class Slow:
     """Opens a session when it is told to."""
 
@@ -34,8 +39,8 @@ class Slow:
 
 def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_meanwhile() -> None:
     slow = Slow()
-    opening = Opening(slow, address=ADDRESS, timeout_s=0.0)
-    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1.*within 0\.01 s"):
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=explain)
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1: silent for 0\.01 s"):
         opening.wait(0.01)
     assert not opening.is_over
     with ThreadPoolExecutor(2) as threads:
@@ -49,7 +54,7 @@ def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_mean
 
 def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
     slow = Slow()
-    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda: "its name does not resolve")
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda _: "its name does not resolve")
     with pytest.raises(ConnectError, match="its name does not resolve"):
         opening.wait(0.01)
     slow.may_open.set()
@@ -59,7 +64,7 @@ def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
 def test_wait_when_it_cannot_be_opened_then_all_are_told_why() -> None:
     slow = Slow()
     slow.error = ClosedError(what="the client")
-    opening = Opening(slow, address=ADDRESS, timeout_s=2 * MIN_OPENING_S)
+    opening = Opening(slow, address=ADDRESS, timeout_s=2 * MIN_OPENING_S, explain_silence=explain)
     slow.may_open.set()
     for _ in range(2):
         with pytest.raises(ClosedError):
@@ -71,9 +76,9 @@ def test_wait_when_it_cannot_be_opened_then_all_are_told_why() -> None:
 def test_wait_when_what_had_less_time_was_not_opened_in_it_then_an_error_that_a_retry_helps() -> None:
     slow = Slow()
     slow.error = DeadlineExceededError(what="an answer to Hello", timeout_s=0.4)
-    opening = Opening(slow, address=ADDRESS, timeout_s=0.0)
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=explain)
     slow.may_open.set()
-    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1") as caught:
-        opening.wait(TIMEOUT_S)
+    with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1: silent for 1\.0 s") as caught:  # not 0.4, nor 20
+        opening.wait(TIMEOUT_S, waited_s=1.0)
     assert caught.value.retryable
     assert isinstance(caught.value.__cause__, DeadlineExceededError)
