@@ -61,6 +61,7 @@ _HOMES = {
         "StoreNotFoundError",
         "StructureChangedError",
         "TDServeError",
+        "TooLargeError",
         "TransferAbortedError",
         "TransportError",
         "UnauthenticatedError",

@@ -32,6 +32,7 @@ from tdserve.base.errors import (
     StoreNotFoundError as StoreNotFoundError,
     StructureChangedError as StructureChangedError,
     TDServeError as TDServeError,
+    TooLargeError as TooLargeError,
     TransferAbortedError as TransferAbortedError,
     TransportError as TransportError,
     UnauthenticatedError as UnauthenticatedError,

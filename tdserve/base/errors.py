@@ -19,6 +19,7 @@
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
+    │   └── TooLargeError                                  (the same)                   not retryable
     ├── ServerBusyError               RESOURCE_EXHAUSTED   what, asked, free, limit     retryable
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
     │   └── StoreNotCreatedError                           what, timeout_s, name, near
@@ -226,6 +227,13 @@ class CapacityError(TDServeError):
     retryable = True
     template = "no room for {what}: asked {asked}, free {free}"
     defaults = {"what": "", "asked": 0, "free": 0}
+
+
+class TooLargeError(CapacityError):
+    """It is larger than all the room that there ever is, so a retry cannot help. Nothing was changed."""
+
+    retryable = False
+    template = "no room for {what}: asked {asked}, there are never more than {free}"
 
 
 class ServerBusyError(TDServeError):

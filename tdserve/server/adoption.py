@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    CapacityError,
     CorruptDataError,
     InvalidRequestError,
     NotSupportedError,
     StoreExistsError,
+    TooLargeError,
 )
 from tdserve.base.ids import check_store_name
 from tdserve.messages.value_columns import Buffer, common_column, row_column, sizes_of
@@ -184,7 +184,7 @@ def value_block(found: FoundFolder) -> bytes:
     """The non-tensor values of a folder as the message that the data worker stores; b"" without any.
 
     Raises:
-        CapacityError: They are too many for one message.
+        TooLargeError: They are too many for one message.
         NotSupportedError: One is nested too deep; names its key.
     """
     parts: list[Buffer] = []
@@ -193,7 +193,7 @@ def value_block(found: FoundFolder) -> bytes:
         parts += row_column(sizes_of(blobs), [b"".join(blobs)]) if leaf.per_row else common_column(blobs[0])
     nbytes = sum(map(len, parts))
     if nbytes > MAX_META_BYTES:
-        raise CapacityError(what=f"the values of {found.path} in one message", asked=nbytes, free=MAX_META_BYTES)
+        raise TooLargeError(what=f"the values of {found.path} in one message", asked=nbytes, free=MAX_META_BYTES)
     return b"".join(parts)
 
 

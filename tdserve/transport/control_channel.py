@@ -14,7 +14,7 @@ from threading import Thread, current_thread
 import torch
 
 from tdserve.base.config import MAIL_BYTES
-from tdserve.base.errors import CapacityError, LocalProtocolError, TDServeError
+from tdserve.base.errors import LocalProtocolError, TDServeError, TooLargeError
 from tdserve.transport.channel import Channel, Work
 
 MAIL_TAG = 1
@@ -74,11 +74,11 @@ class Mail:
         """Sends a message; does not wait for the other end. ``reap`` is to be called now and then.
 
         Raises:
-            CapacityError: It is longer than ``MAIL_BYTES``. Nothing was sent.
+            TooLargeError: It is longer than ``MAIL_BYTES``. Nothing was sent.
             PeerLostError: The channel is closed.
         """
         if len(content) > MAIL_BYTES:
-            raise CapacityError(what="bytes of one mail", asked=len(content), free=MAIL_BYTES)
+            raise TooLargeError(what="bytes of one mail", asked=len(content), free=MAIL_BYTES)
         slot = bytearray(_SLOT_BYTES)
         slot[:_LENGTH_BYTES] = len(content).to_bytes(_LENGTH_BYTES, "little")
         slot[_LENGTH_BYTES : _LENGTH_BYTES + len(content)] = content

@@ -315,9 +315,10 @@ def test_replay_when_numbers_cannot_be_then_typed_errors(replay: Any) -> None:
             replay.sample(num_rows)
         with pytest.raises(tdserve.InvalidRequestError, match="num_rows"):
             replay.batches(num_rows)
-    with pytest.raises(tdserve.CapacityError, match="asked 9") as raised:
+    with pytest.raises(tdserve.TooLargeError, match="asked 9, there are never more than 8") as raised:
         replay.extend(example(9))
-    assert raised.value.free == 8
+    assert isinstance(raised.value, tdserve.CapacityError)
+    assert (raised.value.free, raised.value.retryable) == (8, False)
 
 
 UNSUPPORTED: dict[str, Callable[[], Any]] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tdserve.base.errors import CapacityError, RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError, TooLargeError
 from tdserve.data.values import ReadBlock
 from tdserve.messages.content import has_bundles
 from tdserve.messages.value_bundles import SplitColumn, bundle
@@ -54,7 +54,7 @@ def encode_parts(
             ``may_bundle`` says of the spec.
 
     Raises:
-        CapacityError: They are too many for one message. Nothing was sent.
+        TooLargeError: They are too many for one message. Nothing was sent.
         NotSupportedError: One of them cannot travel; names its key.
     """
     columns = []
@@ -65,7 +65,7 @@ def encode_parts(
         column = found[0] if len(found) == 1 else SplitColumn.joined(found)
         nbytes += int(column.sizes.sum())
         if nbytes > MAX_VALUES_BYTES:
-            raise CapacityError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
+            raise TooLargeError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
         columns.append(column)
     if is_bundled:
         return row_column(*bundle(columns))

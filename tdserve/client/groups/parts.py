@@ -55,7 +55,7 @@ class Given:
 
     Raises:
         NotSupportedError, InvalidSpecError: It cannot travel; names the key.
-        CapacityError: Its values are too many for one block.
+        TooLargeError: Its values are too many for one block.
     """
 
     def __init__(self, td: Any, *, name: str, allow_pickle: bool) -> None:

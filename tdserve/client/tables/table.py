@@ -11,10 +11,10 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    CapacityError,
     InvalidRequestError,
     SpecMismatchError,
     StoreNotFoundError,
+    TooLargeError,
     TransferAbortedError,
 )
 from tdserve.base.ids import check_text
@@ -139,7 +139,7 @@ class TableHandle(TableRows, ByAddress):
             SpecMismatchError: The batch does not fit the rows. Nothing was written.
             InvalidRequestError: A priority is negative or not finite, or a version above the newest. Nothing was
                 written.
-            CapacityError: The batch has more rows than the table. Nothing was written.
+            TooLargeError: The batch has more rows than the table. Nothing was written.
             WrongStateError: The table was closed. Nothing was written.
             DeadlineExceededError: There was no room in time, and it says what it waited for; or the answer did not
                 come, and whether the rows were stored is unknown.
@@ -412,7 +412,7 @@ class TableHandle(TableRows, ByAddress):
         given = captured.spec.select(keys, store=self.name) if keys else captured.spec
         check_matches(expected_spec, given, store=self.name)
         if batch_size[0] > self.capacity:
-            raise CapacityError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
+            raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
         self._fitting = captured.spec, keys  # of which a writer's next batch most likely is, too
         return captured, keys
 

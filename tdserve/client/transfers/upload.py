@@ -71,7 +71,7 @@ class Outgoing:
         spooled: Where a local session has put the values.
 
     Raises:
-        CapacityError: The non-tensor values are larger than a message may be. Nothing was sent.
+        TooLargeError: The non-tensor values are larger than a message may be. Nothing was sent.
         NotSupportedError: One of them cannot travel; names its key. Nothing was sent.
     """
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError, WrongStateError
 from tdserve.rules.replay.live_rows import Rows, compact
 from tdserve.rules.replay.reservation import Reservation
 
@@ -191,7 +191,7 @@ class Ring:
         if num_rows < 1:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
-            raise CapacityError(what="rows of one write", asked=num_rows, free=self.capacity)
+            raise TooLargeError(what="rows of one write", asked=num_rows, free=self.capacity)
         return num_rows <= self.capacity - self._num_reserved - self._num_held
 
     def reserve(self, num_rows: int) -> Reservation | None:
@@ -203,7 +203,7 @@ class Ring:
 
         Raises:
             InvalidRequestError: ``num_rows`` is below 1.
-            CapacityError: ``num_rows`` is above the capacity: waiting would not help.
+            TooLargeError: ``num_rows`` is above the capacity: waiting would not help.
         """
         if not self.has_room(num_rows):
             return None

@@ -33,7 +33,7 @@ class Table(Holdings):
 
         Raises:
             InvalidRequestError: ``num_rows`` is below 1, or more than the limiter could ever let in at once.
-            CapacityError: ``num_rows`` is above the capacity.
+            TooLargeError: ``num_rows`` is above the capacity.
             WrongStateError: The table was closed.
         """
         return self.reserve_part(num_rows) if self._may_extend(num_rows) else None

@@ -18,7 +18,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     """Waits for so many rows, and makes them the writer's.
 
     Raises:
-        InvalidRequestError, CapacityError: There can never be so many.
+        InvalidRequestError, TooLargeError: There can never be so many.
         WrongStateError, StoreNotFoundError: The table was closed or deleted.
         DeadlineExceededError: They were not free in time. In any case nothing is reserved.
     """

@@ -108,6 +108,7 @@ def test_protocol_book_when_it_lists_errors_then_classes_codes_and_fields_are_th
     bases = {base for cls in CLASSES for base in cls.__mro__[1:]}
     raised = {cls.__name__: (cls.code, list(cls.defaults)) for cls in CLASSES if cls not in bases}
     for cls in (
+        errors.CapacityError,
         errors.ClosedError,
         errors.ConnectError,
         errors.DeadlineExceededError,

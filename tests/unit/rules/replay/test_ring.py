@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError, WrongStateError
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 
@@ -221,9 +221,9 @@ def test_reserve_when_others_hold_too_many_rows_then_none_and_nothing_changes() 
     assert ring.reserve(2) is not None
 
 
-def test_reserve_when_more_than_the_capacity_then_capacity_error() -> None:
+def test_reserve_when_more_than_the_capacity_then_too_large() -> None:
     ring, _ = _ring()
-    with pytest.raises(CapacityError) as caught:
+    with pytest.raises(TooLargeError) as caught:
         ring.reserve(5)
     assert (caught.value.asked, caught.value.free) == (5, 4)
 
