@@ -14,12 +14,13 @@ _CAUSES: dict[int, str] = {
 """Signal -> the likely cause. What ends a worker in these ways was measured."""
 
 
-def explain_death(exit_code: int | None, *, num_oom_kills: int = 0) -> str:
+def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:
     """How a worker ended and the likely cause, for the log.
 
     Args:
         exit_code: As of ``subprocess.Popen.returncode``; None: it ended with the process that had forked it.
         num_oom_kills: Processes that the kernel ended for want of memory while the worker lived.
+        was_killed: Whether this process has killed it.
     """
     if exit_code is None:
         return "with the process that forks data workers"
@@ -28,7 +29,9 @@ def explain_death(exit_code: int | None, *, num_oom_kills: int = 0) -> str:
     if exit_code >= 0:
         return f"exit code {exit_code}"
     number = -exit_code
-    if number == signal.SIGKILL:
+    if number == signal.SIGKILL and was_killed:
+        cause = "this server killed it, since it was silent or did not leave in time"
+    elif number == signal.SIGKILL:
         cause = "the kernel ran out of memory" if num_oom_kills else "somebody killed it; the kernel had memory left"
     else:
         cause = _CAUSES.get(number, "")

@@ -48,9 +48,11 @@ class WorkerProcess:
 
     Attributes:
         pid: Its id; 0 until it was forked.
+        was_killed: Whether ``kill`` was called.
     """
 
     pid = 0
+    was_killed = False
 
     def __init__(self, fork_server: ForkServerProcess, connection: socket.socket, life_fd: int) -> None:
         self.connection = connection
@@ -73,6 +75,7 @@ class WorkerProcess:
 
     async def kill(self) -> None:
         """Sends SIGKILL, unless it was reaped. Where its parent cannot, it ends with its parent."""
+        self.was_killed = True
         with suppress(PeerLostError):
             await self._fork_server.ask({"kill": True, "pid": self.pid})
 
@@ -184,10 +187,11 @@ class ForkServerProcess:
 
     async def bury(self) -> None:
         """Notes that it has died, which nobody wanted."""
-        was_lost = self._is_lost
+        was_lost, is_alive = self._is_lost, self._process.poll() is None
         await self.end()
         if not was_lost:
-            why = explain_death(self._process.returncode, num_oom_kills=count_oom_kills() - self._num_oom_kills)
+            num_oom_kills = count_oom_kills() - self._num_oom_kills
+            why = explain_death(self._process.returncode, num_oom_kills=num_oom_kills, was_killed=is_alive)
             _log.warning("the process that forks data workers (%d) died (%s), and they with it", self.pid, why)
 
     async def end(self) -> None:

@@ -192,7 +192,9 @@ class DataWorker:
             lived_s = time.monotonic() - started
             backoff_s = rest_after(backoff_s, lived_s)
             self.num_restarts += 1
-            why = explain_death(exit_code, num_oom_kills=count_oom_kills() - num_oom_kills)
+            was_killed = self._process is not None and self._process.was_killed
+            num_oom_kills = count_oom_kills() - num_oom_kills
+            why = explain_death(exit_code, num_oom_kills=num_oom_kills, was_killed=was_killed)
             _log.warning("data worker %d died after %.1f s (%s), starting it again", self.number, lived_s, why)
             await asyncio.sleep(backoff_s)
 
