@@ -124,7 +124,7 @@ class Syncing:
         return not failures
 
     async def _run(self) -> None:
-        rest_s = 0.0
+        rest_s, has_failed = 0.0, False
         while True:
             is_due = await self._wait(max(self._interval_s, rest_s) if self._interval_s else None)
             if self._is_closed:
@@ -137,11 +137,14 @@ class Syncing:
                 reason = "; ".join(failures[uid] for uid in wanted if uid in failures)
             except Exception as error:  # noqa: BLE001 (the outermost frame: whoever waits goes on to do so)
                 reason = repr(error)
-            if reason:  # such as of a file that took another name meanwhile, as a key of the store did
-                _log.warning("stores could not be synced, and will be later: %s", reason)
+            if reason:
+                if has_failed:  # else a file may have taken another name meanwhile, as a key of the store did
+                    _log.warning("stores could not be synced, and will be later: %s", reason)
+                has_failed = True
                 self._waiting, self._wanted = waiting + self._waiting, wanted | self._wanted
                 await asyncio.sleep(RETRY_S)
             else:
+                has_failed = False
                 _tell(waiting)
             rest_s = MIN_REST * (time.monotonic() - started_s)
 

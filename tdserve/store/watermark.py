@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import CorruptDataError
+from tdserve.store import restructuring
 from tdserve.store.faults import os_faults
 from tdserve.store.files import sync_file
 from tdserve.store.format import Folder, plan
@@ -120,7 +121,9 @@ class SyncedStore:
         for path in (*(path for path, _ in self._leaf_files()), *others, Path(self.folder, GENERATION_FILE)):
             sync_file(path)
         if with_folders:
-            for folder, _, names in os.walk(self.folder):
+            for folder, folders, names in os.walk(self.folder):
+                # Those of keys that are being added go any moment; their files are synced when they have their place.
+                folders[:] = [each for each in folders if not each.startswith(restructuring.PREFIX)]
                 sync_file(Path(folder))
                 for name in names:
                     if name.endswith(".json"):

@@ -53,6 +53,14 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
+def test_sync_when_keys_are_being_added_then_their_folder_which_may_go_is_left_alone(store: Store) -> None:
+    made = store.folder / "altering-1" / "rows"
+    made.mkdir(parents=True)
+    (made / "meta.json").symlink_to("gone")
+    store.write(0, 1)
+    assert sync_store(store.synced) == 1
+
+
 def test_rows_when_synced_and_left_alone_then_whole_whatever_their_generations_say(store: Store) -> None:
     for row in range(4):
         store.write(row, row + 1)
