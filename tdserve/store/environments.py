@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -39,6 +40,12 @@ LOCK_FILE = "lock.mdb"
 
 LockFile = tuple[str, int]
 """Path and inode: what a process has mapped is told by these, and where files lie in layers only by the first."""
+
+
+_MAGIC = 0xBEEFC0DE
+
+_META = struct.Struct("<16xI20xI92xQQ")
+"""Of a meta page of LMDB 0.9: magic, bytes of a page, the last page that is used, number of the transaction."""
 
 
 @dataclass
@@ -115,6 +122,24 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         )
         _environments[_inode(folder)] = opened
         return opened
+
+
+def find_damage(path: Path) -> str:
+    """Returns why a data file of LMDB cannot be used, as far as its length and its first pages show, or "".
+
+    A file that was cut is not noticed by LMDB: to read what is missing ends the process with SIGBUS.
+    """
+    nbytes = path.stat().st_size
+    with open(path, "rb") as file:
+        metas = [_META.unpack(file.read(_META.size).ljust(_META.size, b"\0"))]
+        if metas[0][0] != _MAGIC:
+            return f"{nbytes} bytes that are none of LMDB's"
+        page_bytes = int(metas[0][1])
+        file.seek(page_bytes)
+        metas.append(_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
+    _, _, last_page, _ = max(metas, key=lambda meta: int(meta[3]))
+    needed = max(last_page + 1, 2) * page_bytes
+    return f"{nbytes} of its {needed} bytes: it was cut" if nbytes < needed else ""
 
 
 def _reserve_lock_file(path: Path) -> None:

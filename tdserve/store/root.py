@@ -16,7 +16,7 @@ from pathlib import Path
 from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.base.ids import check_store_name, new_uid
 from tdserve.base.machine import boot_id
-from tdserve.store.environments import DATA_FILE as CATALOG_FILE
+from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import free_bytes, os_faults
 from tdserve.store.files import sync_file
 
@@ -165,12 +165,16 @@ class Root:
         """Returns ``catalog_folder``, where the catalog of the stores that lie here is.
 
         Raises:
-            CorruptDataError: There are stores, and no catalog: see ``check_empty``. Nothing was changed.
+            CorruptDataError: There are stores and no catalog, see ``check_empty``, or one that was cut. Nothing was
+                changed.
         """
         path = self.catalog_folder / CATALOG_FILE
         nbytes = path.stat().st_size if path.exists() else None
         if not nbytes:
             self.check_empty("no such file" if nbytes is None else "an empty file")
+        elif damage := find_damage(path):
+            self.check_empty(damage)
+            raise CorruptDataError(path=str(path), expected="a catalog", actual=f"{damage}; move it away")
         return self.catalog_folder
 
     def check_empty(self, actual: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 
 HOLD = """
@@ -174,4 +175,23 @@ def test_find_catalog_when_it_was_lost_beside_stores_then_refused_with_what_to_d
     assert ("empty file" in caught.value.actual) is is_there
     root.store_folder("frames").rename(root.path / "stores" / ".deleted-0")
     root.find_catalog()
+    root.release()
+
+
+@pytest.mark.parametrize("nbytes", [100, 4096, 8192])
+def test_find_catalog_when_its_file_was_cut_then_refused_with_what_to_do(tmp_path: Path, nbytes: int) -> None:
+    root = Root.acquire(tmp_path / "root")
+    with CatalogDB(root.find_catalog()) as db, db.transaction() as txn:
+        txn.put("stores", b"x", b"record")
+    file = root.find_catalog() / "data.mdb"
+    content = file.read_bytes()
+    (root.path / "stores" / "x").mkdir()
+    os.truncate(file, nbytes)
+    with pytest.raises(CorruptDataError, match=r"the catalog of the stores x, found .*; put back a copy of it"):
+        root.find_catalog()
+    (root.path / "stores" / "x").rmdir()
+    with pytest.raises(CorruptDataError, match="move it away"):
+        root.find_catalog()
+    file.write_bytes(content)
+    assert root.find_catalog() == file.parent
     root.release()
